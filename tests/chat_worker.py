@@ -39,11 +39,13 @@ class Answer(Struct, frozen=True, kw_only=True):
     @property
     def usage(self) -> Json:
         """One piece is one token."""
-        made = len([piece for piece in self.text if isinstance(piece, str)]) + len(self.reasoning)
+        token_count = len([piece for piece in self.text if isinstance(piece, str)]) + len(
+            self.reasoning
+        )
         usage: Json = {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": self.prompt_tokens + made,
+            "completion_tokens": token_count,
+            "total_tokens": self.prompt_tokens + token_count,
         }
         if self.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}

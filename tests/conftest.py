@@ -56,9 +56,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if getattr(nextitem, "path", None) != item.path:
         gc.collect()
-        found = item.config.pluginmanager.get_plugin("unraisableexception")
-        assert found is not None
-        found.pytest_runtest_teardown(item)
+        plugin = item.config.pluginmanager.get_plugin("unraisableexception")
+        assert plugin is not None
+        plugin.pytest_runtest_teardown(item)
 
 
 class FailureReporter:

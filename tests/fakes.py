@@ -111,16 +111,16 @@ class ScriptedWorker:
         """Stop listening and cut every connection."""
         await self._open.aclose()
 
-    async def until_left(self, times: int = 1, *, within: float = 2.0) -> float:
+    async def wait_for_disconnect(self, times: int = 1, *, within: float = 2.0) -> float:
         """Seconds until the other side had left ``times`` hanging replies. Raises TimeoutError."""
         return await self._until("left", times, within)
 
-    async def until_asked(self, times: int = 1, *, within: float = 5.0) -> float:
+    async def wait_for_request(self, times: int = 1, *, within: float = 5.0) -> float:
         """Seconds until ``times`` requests had come. Raises TimeoutError."""
-        return await self._until("asked", times, within)
+        return await self._until("request_count", times, within)
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         """How many requests have come."""
         return len(self.requests)
 

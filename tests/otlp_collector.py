@@ -107,5 +107,5 @@ def decode_attributes(attributes: Any) -> dict[str, Any]:
 def _decode_value(value: AnyValue) -> Any:
     which = value.WhichOneof("value")
     assert which is not None
-    found = getattr(value, which)
-    return [*map(_decode_value, found.values)] if which == "array_value" else found
+    field_value = getattr(value, which)
+    return [*map(_decode_value, field_value.values)] if which == "array_value" else field_value

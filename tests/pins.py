@@ -62,7 +62,11 @@ def main(paths: list[str]) -> None:
     for path, text in texts.items():
         own = [(pin[1], pin[2]) for line in text.splitlines() if (pin := _PIN.match(line))]
         hashes = {pin: select_hashes(listings[pin[0]], pin[1]) for pin in own}
-        missing = [f"{name} {version}" for (name, version), found in hashes.items() if not found]
+        missing = [
+            f"{name} {version}"
+            for (name, version), file_hashes in hashes.items()
+            if not file_hashes
+        ]
         if missing:
             sys.exit(f"{path}: the index has no wheel of {', '.join(missing)}")
         path.write_text(write_hashes(text, hashes), "utf-8")

@@ -24,8 +24,8 @@ _QUICK: Final = ("fsync=off", "full_page_writes=off")
 
 def find_postgres_programs() -> Path:
     """Where its programs are; skips the test where there are none."""
-    found = shutil.which("initdb")
-    homes = [*_HOMES] if found is None else [Path(found).resolve().parent, *_HOMES]
+    path = shutil.which("initdb")
+    homes = [*_HOMES] if path is None else [Path(path).resolve().parent, *_HOMES]
     if not homes:
         pytest.skip("there is no PostgreSQL on this machine")
     return homes[-1]
@@ -114,5 +114,5 @@ class PostgresServer:
                 os.kill(int(one.parent.name), number)
 
     def _ready(self) -> bool:
-        asked = [str(self._home / "pg_isready"), "-q", "-h", str(self._folder), "-U", "gateway"]
-        return subprocess.run(asked, check=False, timeout=_PATIENCE).returncode == 0
+        command = [str(self._home / "pg_isready"), "-q", "-h", str(self._folder), "-U", "gateway"]
+        return subprocess.run(command, check=False, timeout=_PATIENCE).returncode == 0

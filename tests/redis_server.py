@@ -59,7 +59,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it; it answers from then on."""
-        told: list[str | Path] = [
+        command: list[str | Path] = [
             "--port",
             "0",
             "--unixsocket",
@@ -71,7 +71,7 @@ class RedisServer:
         ]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [find_tool("redis-server"), *told, *self._more],
+                [find_tool("redis-server"), *command, *self._more],
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES)},

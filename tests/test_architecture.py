@@ -137,8 +137,8 @@ def test_files_and_functions_stay_small() -> None:
 
 
 def read_contracts() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
-    return found
+    contracts: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
+    return contracts
 
 
 def get_layer_names(contract: dict[str, Any]) -> set[str]:
@@ -197,8 +197,8 @@ def test_gateway_package_imports_nothing() -> None:
 
 
 def load_registry(package: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(importlib.import_module(package), name)
-    return found
+    registry: dict[str, Any] = getattr(importlib.import_module(package), name)
+    return registry
 
 
 def get_module_name(value: object) -> str:
@@ -434,14 +434,14 @@ def test_readme_changelog_and_license_exist() -> None:
     fail_on_violations([page for page in pages if not (ROOT / page).is_file()], "Write it:")
     version = PROJECT["project"]["version"]
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    said = f"## [{version}]" in text or "## [Unreleased]" in text
-    assert said, f"CHANGELOG.md: add a heading '## [Unreleased]' or '## [{version}]'"
+    has_heading = f"## [{version}]" in text or "## [Unreleased]" in text
+    assert has_heading, f"CHANGELOG.md: add a heading '## [Unreleased]' or '## [{version}]'"
 
 
 def test_version_is_the_same_in_all_files() -> None:
     version = PROJECT["project"]["version"]
     text = (ROOT / "gateway" / "__init__.py").read_text("utf-8")
-    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    assert found is None or found[1] == version, (
-        f"gateway/__init__.py says {found[1]}, pyproject.toml {version}: make them the same"
+    match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert match is None or match[1] == version, (
+        f"gateway/__init__.py says {match[1]}, pyproject.toml {version}: make them the same"
     )

@@ -75,15 +75,15 @@ def run(
             scaling=_is_on(scaling, default=not short),
             against=older[0].name if older else "",
         )
-        found = runner.run(plan, click.echo)
+        results = runner.run(plan, click.echo)
     if not names:
         steps = micro.measure_steps(0.01 if quick else 0.1)
-        found = msgspec.structs.replace(found, steps=steps)
+        results = msgspec.structs.replace(results, steps=steps)
     if out is not None:
         out.parent.mkdir(exist_ok=True)
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    click.echo(report.render_report(found))
-    sys.exit(report.count_errors(found))
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+    click.echo(report.render_report(results))
+    sys.exit(report.count_errors(results))
 
 
 def _is_on(choice: bool | None, *, default: bool) -> bool:
@@ -96,8 +96,8 @@ def _choose_loads(loads: Sequence[Load], names: Sequence[str]) -> Sequence[Load]
         return loads
     chosen = [load for load in FULL if any(name.lower() in load.name.lower() for name in names)]
     if not chosen:
-        known = "\n  ".join(load.name for load in FULL)
-        raise click.UsageError(f"--only: no load has this in its name; there are:\n  {known}")
+        load_names = "\n  ".join(load.name for load in FULL)
+        raise click.UsageError(f"--only: no load has this in its name; there are:\n  {load_names}")
     return chosen
 
 
@@ -116,13 +116,13 @@ def compare(old: Path, new: Path) -> None:
 @click.option("--into", type=click.Path(exists=True, path_type=Path), help="A page to write to.")
 def table(out: Path, into: Path | None) -> None:
     """Show results; with --into, replace those of a page and the plots beside it."""
-    found = _read(out)
-    text = report.render_report(found)
+    results = _read(out)
+    text = report.render_report(results)
     if into is None:
         click.echo(text)
         return
     into.write_text(report.replace_results(into.read_text("utf-8"), text), "utf-8")
-    for name, svg in plots.render_plots(found).items():
+    for name, svg in plots.render_plots(results).items():
         folder = into.parent / plots.FOLDER
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(svg, "utf-8")

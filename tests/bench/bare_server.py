@@ -28,9 +28,9 @@ class BareServer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self._data += data
-        head, found, body = self._data.partition(b"\r\n\r\n")
+        head, separator, body = self._data.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-        if found and len(body) >= length and self._transport is not None:
+        if separator and len(body) >= length and self._transport is not None:
             self._data = b""
             answer = _BODY % ("brown fox" * 100, time.monotonic_ns() // 1000)
             self._transport.write((_HEAD % len(answer) + answer).encode())

@@ -39,7 +39,7 @@ class Goal(Struct, frozen=True, kw_only=True):
 
     name: str
     before: str
-    floor: float | None = None
+    minimum: float | None = None
     goal: float | None = None
     measure: Measure = "ratio"
     keys: Sequence[Key] = ()
@@ -57,57 +57,57 @@ GOALS: Final = (
     Goal(
         name="non-streaming, passed through, 32 clients",
         before="5.8",
-        floor=4.0,
+        minimum=4.0,
         goal=3.0,
         keys=_keys(UNARY),
     ),
     Goal(
         name="non-streaming, translated (Triton client, Triton worker)",
         before="8.8, 7.7",
-        floor=6.0,
+        minimum=6.0,
         goal=4.5,
         keys=_translated(UNARY),
     ),
     Goal(
         name="tools and tool turns, passed through",
         before="12.9",
-        floor=5.0,
+        minimum=5.0,
         goal=3.5,
         keys=_keys(TOOLS),
     ),
     Goal(
         name="all features on, passed through",
         before="7.2",
-        floor=5.0,
+        minimum=5.0,
         goal=4.0,
         keys=_keys(UNARY, gateway=ALL_FEATURES.name),
     ),
     Goal(
         name="burst of 100 tokens, passed through, each worker style",
         before="2.3 to 11.8",
-        floor=3.0,
+        minimum=3.0,
         goal=2.0,
         keys=_keys(*STYLE_BURSTS),
     ),
     Goal(
         name="token at 20/s, 256 streams, passed through",
         before="1.51",
-        floor=1.45,
+        minimum=1.45,
         goal=1.3,
         keys=_keys(PACED),
     ),
     Goal(
         name="token at 20/s, 256 streams, translated",
         before="1.77",
-        floor=1.6,
+        minimum=1.6,
         goal=1.4,
         keys=_translated(PACED),
     ),
-    Goal(name="10 MB body with images", before="4.1", floor=3.0, goal=2.0, keys=_keys(LARGEST)),
+    Goal(name="10 MB body with images", before="4.1", minimum=3.0, goal=2.0, keys=_keys(LARGEST)),
     Goal(
         name="p99 added at 200 requests/s, ms (nginx {nginx})",
         before="0.9",
-        floor=0.8,
+        minimum=0.8,
         goal=0.6,
         measure="p99",
         keys=_keys(RATE),
@@ -115,7 +115,7 @@ GOALS: Final = (
     Goal(
         name="p99 added for a token, ms (nginx {nginx})",
         before="0.30",
-        floor=0.25,
+        minimum=0.25,
         goal=0.2,
         measure="token p99",
         keys=_keys(STREAM_RATE),
@@ -146,7 +146,7 @@ GOALS: Final = (
     Goal(
         name="two processes, requests per second of one = 1",
         before="1.93",
-        floor=1.93,
+        minimum=1.93,
         measure="processes",
     ),
 )
@@ -154,7 +154,9 @@ GOALS: Final = (
 
 def measure_goal(results: Results, goal: Goal) -> list[float]:
     """The medians of a goal's measurements; empty if there are none."""
-    return _measure(results, goal, [key for key in goal.keys if key in results.measured()])
+    return _measure(
+        results, goal, [key for key in goal.keys if key in results.list_measured_keys()]
+    )
 
 
 def measure_baseline(results: Results, goal: Goal) -> float | None:
@@ -174,8 +176,8 @@ def _measure(results: Results, goal: Goal, keys: Sequence[Key]) -> list[float]:
             ratios = [results.ratio(key) for key in keys]
             return [spread.median for spread in ratios if spread is not None]
         case "stream memory":
-            found = results.open_streams
-            return [one.per_stream for one in found if one.gateway == INTERLINGUA.name]
+            value = results.open_streams
+            return [one.per_stream for one in value if one.gateway == INTERLINGUA.name]
         case "processes":
             factor = results.compute_scaling()
             return [] if factor is None else [factor]
@@ -201,24 +203,24 @@ def _read_p99(spread: Spread | None) -> float | None:
 
 def render_goal(results: Results, goal: Goal) -> list[str]:
     """A row: name, before, floor, goal, measured, and whether it is met."""
-    found = measure_goal(results, goal)
+    value = measure_goal(results, goal)
     nginx = measure_baseline(results, goal)
     name = goal.name.replace("{nginx}", "-" if nginx is None else format_number(nginx))
-    text = ", ".join(map(format_number, found)) or "-"
-    if len(found) > 2:
-        text = f"{format_number(min(found))} to {format_number(max(found))}"
-    limits = ["" if limit is None else format_number(limit) for limit in (goal.floor, goal.goal)]
-    return [name, goal.before, *limits, text, _judge(goal, found)]
+    text = ", ".join(map(format_number, value)) or "-"
+    if len(value) > 2:
+        text = f"{format_number(min(value))} to {format_number(max(value))}"
+    limits = ["" if limit is None else format_number(limit) for limit in (goal.minimum, goal.goal)]
+    return [name, goal.before, *limits, text, _judge(goal, value)]
 
 
-def _judge(goal: Goal, found: Sequence[float]) -> str:
-    if not found or (goal.floor is None and goal.goal is None):
+def _judge(goal: Goal, values: Sequence[float]) -> str:
+    if not values or (goal.minimum is None and goal.goal is None):
         return ""
     if goal.measure == "processes":
-        return "goal" if min(found) >= (goal.floor or 0) else "missed"
-    worst = max(found)
+        return "goal" if min(values) >= (goal.minimum or 0) else "missed"
+    worst = max(values)
     if goal.goal is not None and worst <= goal.goal:
         return "goal"
-    if goal.floor is not None and worst <= goal.floor:
+    if goal.minimum is not None and worst <= goal.minimum:
         return "floor"
     return "missed"

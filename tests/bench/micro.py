@@ -33,7 +33,7 @@ from tests.bench.results import Step
 
 _REPETITIONS: Final = 5
 _UNKNOWN: Final = "0" * 64
-_KNOWN: Final = hashlib.sha256(KEY.encode()).hexdigest()
+_KEY_DIGEST: Final = hashlib.sha256(KEY.encode()).hexdigest()
 _EVENT: Final = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'
     b'"created":1763690000,"model":"mock","choices":[{"index":0,"delta":{"content":" brown"},'
@@ -96,7 +96,7 @@ def _request_steps() -> Iterator[tuple[str, Call]]:
         rename = partial(openai.prepare_passthrough, openai, call, context)
         yield f"prepare a body for pass-through, {label}", rename
         yield f"decode a body, {label}", partial(openai.decode_request, call)
-    authenticator = Authenticator([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
+    authenticator = Authenticator([Principal("bench", _UNKNOWN), Principal("other", _KEY_DIGEST)])
     headers = {"authorization": f"Bearer {KEY}"}
     yield "authenticate a key", lambda: authenticator.authenticate(headers)
     own_headers = (("x-request-id", "r1"), ("Content-Type", "application/json"))

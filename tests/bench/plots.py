@@ -155,8 +155,8 @@ class _Axis:
     def ticks(self) -> list[float]:
         """1, 2 and 5 times the powers of ten; only these powers on a long axis."""
         factors = (1,) if self._most - self._least > 2.5 else (1, 2, 5)
-        powers = range(floor(self._least), ceil(self._most) + 1)
-        values = [factor * 10.0**power for power in powers for factor in factors]
+        exponents = range(floor(self._least), ceil(self._most) + 1)
+        values = [factor * 10.0**power for power in exponents for factor in factors]
         return [value for value in values if self._least <= log10(value) <= self._most]
 
 

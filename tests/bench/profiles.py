@@ -52,10 +52,10 @@ def record_profile(load: Load, pair: ProtocolPair) -> Stacks:
         plan = runner.Plan(
             gateways=[one], loads=[load], rounds=1, seconds=60, group_size=1, attempts=1
         )
-        found = runner.run(plan, lambda _: None)
+        results = runner.run(plan, lambda _: None)
         wrong = [
-            *found.missing.values(),
-            *(s.outcome.last_error for s in found.samples if s.outcome.errors),
+            *results.missing.values(),
+            *(s.outcome.last_error for s in results.samples if s.outcome.errors),
         ]
         if wrong or not out.exists():
             raise RuntimeError(f"no profile: {wrong[0] if wrong else 'it did not end by itself'}")

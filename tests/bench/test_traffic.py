@@ -57,11 +57,11 @@ def test_varied_requests_are_distinct(pair: ProtocolPair, form: Form) -> None:
     "make", [traffic.chat_requests, traffic.generate_requests, traffic.mindie_requests]
 )
 def test_same_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]]) -> None:
-    found = [*make(Traffic(), "stream")]
+    requests = [*make(Traffic(), "stream")]
     make.cache_clear()  # type: ignore[attr-defined]
-    assert found == [*make(Traffic(), "stream")]
+    assert requests == [*make(Traffic(), "stream")]
     other = make(Traffic(), "stream", seed=21)
-    assert not {request.body for request in found} & {request.body for request in other}
+    assert not {request.body for request in requests} & {request.body for request in other}
 
 
 @EVERY
@@ -84,8 +84,8 @@ def test_keys_and_models_alternate(pair: ProtocolPair) -> None:
 def get_model_name(pair: ProtocolPair, request: Request) -> str:
     if pair in {FROM_TRITON, FROM_MINDIE}:
         return request.path.split("/")[-2]
-    found: str = json.loads(request.body)["model"]
-    return found
+    name: str = json.loads(request.body)["model"]
+    return name
 
 
 @EVERY
@@ -129,10 +129,10 @@ def test_some_chat_requests_have_tools_tool_results_and_logprobs() -> None:
 
 
 def test_headers_match_the_sdks() -> None:
-    found = [parse_headers(request) for request in make_varied_requests(OPENAI)]
-    languages = Counter(one["x-stainless-lang"] for one in found)
+    headers = [parse_headers(request) for request in make_varied_requests(OPENAI)]
+    languages = Counter(one["x-stainless-lang"] for one in headers)
     assert languages["python"] > languages["js"] > 0
-    for one in found:
+    for one in headers:
         agent = "openai/python" if one["x-stainless-lang"] == "python" else "openai/js"
         assert one["user-agent"] == f"{agent} {one['x-stainless-package-version']}"
 

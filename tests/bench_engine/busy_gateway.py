@@ -36,10 +36,10 @@ def run_busy_load(port: int) -> Iterator[None]:
 
 
 async def _ask(port: int, answered: asyncio.Event) -> None:
-    asked = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+    request = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while True:
-        writer.write(asked)
+        writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
         await reader.readexactly(int(length))

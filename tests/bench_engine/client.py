@@ -42,10 +42,10 @@ async def complete_prompts(port: int, bodies: Sequence[Mapping[str, Any]]) -> in
 
 def count_tokens(answer: bytes) -> int:
     """The tokens of one answer, by the last usage in it."""
-    found = _TOKENS.findall(answer)
-    if not found:
+    matches = _TOKENS.findall(answer)
+    if not matches:
         raise RuntimeError(f"no usage in {answer[-300:].decode(errors='replace')}")
-    return int(found[-1])
+    return int(matches[-1])
 
 
 async def is_listening(port: int) -> bool:

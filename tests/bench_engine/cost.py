@@ -27,10 +27,10 @@ def list_process_tree(root: int, proc: Path = PROC) -> list[int]:
     for stat in proc.glob("[0-9]*/stat"):
         if fields := _fields(stat):
             children.setdefault(int(fields[_PARENT]), []).append(int(stat.parent.name))
-    found = [root]
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found
+    processes = [root]
+    for pid in processes:
+        processes.extend(children.get(pid, ()))
+    return processes
 
 
 def measure_tree_memory(root: int, proc: Path = PROC) -> int:

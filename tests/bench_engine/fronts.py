@@ -17,15 +17,15 @@ Batch = Callable[[list[str], int], int]
 
 def transformers(path: str) -> Batch:
     """The continuous batching of transformers, called as a library."""
-    found = importlib.import_module("transformers")
+    module = importlib.import_module("transformers")
     importlib.import_module("torch").set_num_threads(1)
-    tokenizer = found.AutoTokenizer.from_pretrained(path)
-    model = found.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+    tokenizer = module.AutoTokenizer.from_pretrained(path)
+    model = module.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
     model.eval()
     # What ``generate_batch`` does, but for setting up the engine anew in each call.
     manager = model.init_continuous_batching(
-        generation_config=found.GenerationConfig(do_sample=False, eos_token_id=-1),
-        continuous_batching_config=found.ContinuousBatchingConfig(
+        generation_config=module.GenerationConfig(do_sample=False, eos_token_id=-1),
+        continuous_batching_config=module.ContinuousBatchingConfig(
             num_blocks=256, max_batch_tokens=512
         ),
     )
@@ -37,10 +37,10 @@ def transformers(path: str) -> Batch:
         )
         tokens = 0
         while left:
-            told = manager.get_result(timeout=1)
-            if told is not None and told.is_finished():
-                left.discard(told.request_id)
-                tokens += len(told.generated_tokens)
+            result = manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                left.discard(result.request_id)
+                tokens += len(result.generated_tokens)
         return tokens
 
     return batch
@@ -48,23 +48,23 @@ def transformers(path: str) -> Batch:
 
 def openvino(path: str) -> Batch:
     """OpenVINO GenAI's continuous batching on a GGUF file."""
-    found = importlib.import_module("openvino_genai")
-    scheduler = found.SchedulerConfig()
+    module = importlib.import_module("openvino_genai")
+    scheduler = module.SchedulerConfig()
     scheduler.cache_size = 1
     scheduler.max_num_seqs = 64
     scheduler.enable_prefix_caching = False
-    pipe = found.LLMPipeline(
+    pipe = module.LLMPipeline(
         path, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=1, NUM_STREAMS=1
     )
 
     def batch(prompts: list[str], most: int) -> int:
-        config = found.GenerationConfig()
+        config = module.GenerationConfig()
         config.max_new_tokens = most
         config.ignore_eos = True
         config.do_sample = False
         config.apply_chat_template = False
-        told = pipe.generate(prompts, config)
-        return int(told.perf_metrics.get_num_generated_tokens())
+        result = pipe.generate(prompts, config)
+        return int(result.perf_metrics.get_num_generated_tokens())
 
     return batch
 
@@ -78,8 +78,8 @@ def sentences(path: str) -> Batch:
 
 def llama(path: str, port: int) -> None:
     """llama.cpp's own server, out of a wheel; it has HTTP of its own."""
-    found = importlib.import_module("xllamacpp")
-    params = found.CommonParams()
+    module = importlib.import_module("xllamacpp")
+    params = module.CommonParams()
     params.model.path = path
     params.port = port
     params.n_parallel = 16
@@ -88,7 +88,7 @@ def llama(path: str, port: int) -> None:
     params.cache_prompt = False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.cpuparams.poll = params.cpuparams_batch.poll = 0
-    server = found.Server(params)
+    server = module.Server(params)
     while server.listening_address:
         time.sleep(3600)
 
@@ -96,8 +96,10 @@ def llama(path: str, port: int) -> None:
 def _front(batch: Batch) -> type[BaseHTTPRequestHandler]:
     class Front(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            body = json.dumps({"tokens": batch(asked["prompts"], asked["max_tokens"])}).encode()
+            request: dict[str, Any] = json.loads(
+                self.rfile.read(int(self.headers["Content-Length"]))
+            )
+            body = json.dumps({"tokens": batch(request["prompts"], request["max_tokens"])}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -52,17 +52,17 @@ def python(env: str) -> Path:
     return PLACE / env / "bin" / "python" if env else Path(sys.executable)
 
 
-def _ours(dtype: str) -> Command:
+def _build_own_command(dtype: str) -> Command:
     def command(weights: Weights, port: int) -> Sequence[str | Path]:
-        said = ("--name", "smollm2", "--dtype", dtype)
-        return _worker(weights.folder, port, *said)
+        options = ("--name", "smollm2", "--dtype", dtype)
+        return _worker(weights.folder, port, *options)
 
     return command
 
 
-def _worker(model: Path, port: int, *said: str) -> Sequence[str | Path]:
+def _worker(model: Path, port: int, *marker: str) -> Sequence[str | Path]:
     start = (python(""), "-m", "gateway", "worker", "--model", model, "--port", str(port))
-    return (*start, "--threads", "1", "--log-level", "warning", *said)
+    return (*start, "--threads", "1", "--log-level", "warning", *marker)
 
 
 def _front(env: str, kind: str, form: str) -> Command:
@@ -87,8 +87,10 @@ def _vllm(weights: Weights, port: int) -> Sequence[str | Path]:
 
 
 PEERS: Mapping[str, Peer] = {
-    "ours": Peer("`interlingua worker`", "float32", _ours("float32")),
-    "ours-int8": Peer("`interlingua worker --dtype int8`", "int8 per row", _ours("int8")),
+    "ours": Peer("`interlingua worker`", "float32", _build_own_command("float32")),
+    "ours-int8": Peer(
+        "`interlingua worker --dtype int8`", "int8 per row", _build_own_command("int8")
+    ),
     "generate-batch": Peer(
         "transformers' `generate_batch`",
         "float32",
@@ -147,10 +149,10 @@ def install(env: str) -> str | None:
     for step in steps:
         done = subprocess.run(step, check=False, capture_output=True, text=True, env=_clean())
         if done.returncode:
-            said = done.stderr.strip().splitlines()
-            return f"it can't be installed: {said[-1] if said else done.returncode}"
+            lines = done.stderr.strip().splitlines()
+            return f"it can't be installed: {lines[-1] if lines else done.returncode}"
     if wanted.read_text().startswith("# beside"):
-        _beside(folder)
+        _link_packages(folder)
     stamp.write_text(wanted.read_text())
     return None
 
@@ -159,8 +161,8 @@ def _clean() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("PIP_CONS")}
 
 
-def _beside(folder: Path) -> None:
+def _link_packages(folder: Path) -> None:
     """It sees our packages beside its own: torch and transformers are the same for both."""
-    ours = next(path for path in sys.path if path.endswith("site-packages"))
+    site_packages = next(path for path in sys.path if path.endswith("site-packages"))
     (theirs,) = folder.glob("lib/python*/site-packages")
-    (theirs / "project.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    (theirs / "project.pth").write_text(f"import site; site.addsitedir({site_packages!r})\n")

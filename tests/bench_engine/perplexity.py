@@ -18,9 +18,9 @@ _CHUNK = 256
 
 def perplexity(path: str, dtype: str) -> float:
     """Of the text under the model as the engine computes it."""
-    found = find_model(path, lambda _: None)
-    forward = load_model_runner(found, "cpu", dtype, None)
-    tokenizer = AutoTokenizer.from_pretrained(found.source)
+    model = find_model(path, lambda _: None)
+    forward = load_model_runner(model, "cpu", dtype, None)
+    tokenizer = AutoTokenizer.from_pretrained(model.source)
     tokens: list[int] = tokenizer(PROSE.read_text())["input_ids"]
     kv, lines = SequenceCache(BlockPool(-(-len(tokens) // 32)), len(tokens)), []
     for start in range(0, len(tokens), _CHUNK):

@@ -33,13 +33,13 @@ QUESTIONS = (
 WORDS = "the a of gateway model worker request answer token batch row memory time cost on in to by"
 TEXTS = 64
 """Texts in one request for vectors."""
-BESIDE = 16
+BUSY_CLIENTS = 16
 """Answers at a time, while the gateway is kept busy."""
 STARTING = 240.0
 """Seconds a peer has to start."""
 
 
-class Measured(Struct, frozen=True):
+class Measurement(Struct, frozen=True):
     """Milliseconds of processor time for each token (or text), by round, and what went with it."""
 
     peer: str
@@ -61,7 +61,7 @@ class Report(Struct, frozen=True):
     """Of the machine, before and after (the average of a minute)."""
     tokens: int
     rounds: int
-    measured: list[Measured]
+    measurements: list[Measurement]
     missing: Mapping[str, str]
     """Peers that could not be had, and why."""
     memory: Mapping[str, int]
@@ -86,11 +86,11 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
                 servers.pop(name, None)
                 missing[name] = f"{error}"[:400]
                 click.echo(f"{name}: {missing[name]}", err=True)
-        found = _rounds(servers, sizes, rounds, tokens)
+        measurements = _rounds(servers, sizes, rounds, tokens)
         memory = {name: measure_tree_memory(pid) for name, (pid, _) in servers.items()}
         slowed = [_slowed(servers["ours"], i, tokens) for i in range(rounds) if "ours" in servers]
     load = (before, os.getloadavg()[0])
-    return Report(_machine(), load, tokens, rounds, found, missing, memory, slowed)
+    return Report(_machine(), load, tokens, rounds, measurements, missing, memory, slowed)
 
 
 def _warm(name: str, pid: int, port: int, tokens: int) -> None:
@@ -109,7 +109,7 @@ def _warm(name: str, pid: int, port: int, tokens: int) -> None:
 
 def _rounds(
     servers: Mapping[str, tuple[int, int]], sizes: Sequence[int], rounds: int, tokens: int
-) -> list[Measured]:
+) -> list[Measurement]:
     taken: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for number in range(rounds):
         # Each round begins with another peer: none is always the one behind a certain other.
@@ -120,7 +120,7 @@ def _rounds(
                 taken.setdefault((name, size), []).append((cost, wall))
                 click.echo(f"round {number + 1}: {name} at {size}: {cost:.2f} ms", err=True)
     return [
-        Measured(name, size, [cost for cost, _ in both], [wall for _, wall in both])
+        Measurement(name, size, [cost for cost, _ in both], [wall for _, wall in both])
         for (name, size), both in taken.items()
     ]
 
@@ -129,21 +129,21 @@ def _measure(name: str, pid: int, port: int, how: tuple[int, int, int]) -> tuple
     """Milliseconds of processor and of the clock for each token, or text."""
     size, number, tokens = how
     before, began = measure_cpu_seconds(pid), time.monotonic()
-    made = asyncio.run(_ask(PEERS[name], port, size, number, tokens))
+    responses = asyncio.run(_ask(PEERS[name], port, size, number, tokens))
     cost, wall = measure_cpu_seconds(pid) - before, time.monotonic() - began
     wanted = TEXTS if PEERS[name].vectors else size * tokens
-    if made != wanted:
-        raise RuntimeError(f"{made} tokens came where {wanted} were wanted")
-    return cost * 1000 / made, wall * 1000 / made
+    if responses != wanted:
+        raise RuntimeError(f"{responses} tokens came where {wanted} were wanted")
+    return cost * 1000 / responses, wall * 1000 / responses
 
 
 def _slowed(server: tuple[int, int], number: int, tokens: int) -> float:
     """How fast ours decodes many answers with its gateway kept busy, by its speed without."""
     pid, port = server
     # These prompts' beginnings are like no round's before.
-    _, idle = _measure("ours", pid, port, (BESIDE, 100 + 2 * number, tokens))
+    _, idle = _measure("ours", pid, port, (BUSY_CLIENTS, 100 + 2 * number, tokens))
     with run_busy_load(port):
-        _, wall = _measure("ours", pid, port, (BESIDE, 101 + 2 * number, tokens))
+        _, wall = _measure("ours", pid, port, (BUSY_CLIENTS, 101 + 2 * number, tokens))
     click.echo(f"round {number + 1}: busy: {idle / wall:.2f}", err=True)
     return idle / wall
 
@@ -155,7 +155,7 @@ async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> in
     prompts = [f"{number}.{i} {QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(size)]
     if peer.batch:
         return count_tokens(await post(port, "/", {"prompts": prompts, "max_tokens": tokens}))
-    said = {
+    body = {
         "model": peer.model or str(PLACE / "weights" / "smollm2"),
         "max_tokens": tokens,
         "temperature": 0,
@@ -163,7 +163,7 @@ async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> in
         "stream_options": {"include_usage": True},
         **({"ignore_eos": True} if peer.endless else {}),
     }
-    return await complete_prompts(port, [{**said, "prompt": prompt} for prompt in prompts])
+    return await complete_prompts(port, [{**body, "prompt": prompt} for prompt in prompts])
 
 
 async def _embed(peer: Peer, port: int, number: int) -> int:
@@ -174,8 +174,8 @@ async def _embed(peer: Peer, port: int, number: int) -> int:
     ]
     if peer.batch:
         return count_tokens(await post(port, "/", {"prompts": texts, "max_tokens": 0}))
-    asked = {"model": peer.model, "input": texts, "encoding_format": "base64"}
-    return (await post(port, "/v1/embeddings", asked)).count(b'"embedding":"')
+    body = {"model": peer.model, "input": texts, "encoding_format": "base64"}
+    return (await post(port, "/v1/embeddings", body)).count(b'"embedding":"')
 
 
 # --- processes ----------------------------------------------------------------------------------
@@ -226,5 +226,5 @@ def _free_port() -> int:
 
 
 def _machine() -> str:
-    said = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
-    return f"{said}, {os.cpu_count()} cores"
+    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
+    return f"{cpu}, {os.cpu_count()} cores"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.bench_engine.peers import PEERS
-from tests.bench_engine.running import BESIDE, Report
+from tests.bench_engine.running import BUSY_CLIENTS, Report
 
 BEGIN, END = "<!-- the tables: make bench-engine -->", "<!-- end of the tables -->"
 
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- the tables: make bench-engine -->", "<!-- end of the tables -
 class SpeedGoal(NamedTuple):
     """Limit (``must``) and goal (``aim``) of our cost / a peer's, at ``at`` concurrent requests."""
 
-    ours: str
+    own: str
     peer: str
     at: int
     must: float
@@ -36,10 +36,12 @@ BUSY = (0.6, 0.9)
 
 def format_tables(report: Report) -> str:
     """Both tables, after a line about the machine."""
-    return "\n".join([*_told(report), "", *_costs(report), "", *_bars(report), "", *_gone(report)])
+    return "\n".join(
+        [*_format_report(report), "", *_costs(report), "", *_bars(report), "", *_gone(report)]
+    )
 
 
-def _told(report: Report) -> Iterator[str]:
+def _format_report(report: Report) -> Iterator[str]:
     before, after = report.load
     yield f"{report.machine}; load average {before:.1f} before and {after:.1f} after the run, which"
     yield f"itself adds about 1. {report.rounds} rounds, {report.tokens} tokens per response."
@@ -47,13 +49,13 @@ def _told(report: Report) -> Iterator[str]:
 
 def _costs(report: Report) -> Iterator[str]:
     """One row per peer: CPU milliseconds per token, with the range over the rounds."""
-    sizes = sorted({one.at for one in report.measured if not PEERS[one.peer].vectors})
+    sizes = sorted({one.at for one in report.measurements if not PEERS[one.peer].vectors})
     heads = "".join(f" {size} concurrent |" for size in sizes)
     yield f"| CPU ms per token (or embedded text) | weights |{heads} memory |"
     yield "| --- | --- |" + " ---: |" * (len(sizes) + 1)
-    for name in dict.fromkeys(one.peer for one in report.measured):
-        found = {one.at: one.costs for one in report.measured if one.peer == name}
-        cells = "".join(f" {_spread(found[size])} |" if size in found else " |" for size in sizes)
+    for name in dict.fromkeys(one.peer for one in report.measurements):
+        costs = {one.at: one.costs for one in report.measurements if one.peer == name}
+        cells = "".join(f" {_spread(costs[size])} |" if size in costs else " |" for size in sizes)
         memory = f"{report.memory[name] / 1e6:,.0f} MB"
         yield f"| {PEERS[name].what} | {PEERS[name].form} |{cells} {memory} |"
 
@@ -66,22 +68,22 @@ def _bars(report: Report) -> Iterator[str]:
     """One row per bar: the median of our cost divided by the peer's cost in the same round."""
     yield "| CPU of Interlingua / CPU of peer | concurrent | limit | goal | result | |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
-    costs = {(one.peer, one.at): one.costs for one in report.measured}
+    costs = {(one.peer, one.at): one.costs for one in report.measurements}
     for bar in BARS:
-        said = f"| {PEERS[bar.ours].form} / {PEERS[bar.peer].what}, {PEERS[bar.peer].form} "
+        row = f"| {PEERS[bar.own].form} / {PEERS[bar.peer].what}, {PEERS[bar.peer].form} "
         goal = f"| {bar.at} | {bar.must} | {bar.aim} "
-        ours, theirs = costs.get((bar.ours, bar.at)), costs.get((bar.peer, bar.at))
-        if ours is None or theirs is None:
-            yield f"{said}{goal}| | not measured |"
+        own, theirs = costs.get((bar.own, bar.at)), costs.get((bar.peer, bar.at))
+        if own is None or theirs is None:
+            yield f"{row}{goal}| | not measured |"
             continue
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        ratio = statistics.median(a / b for a, b in zip(own, theirs, strict=True))
         met = "goal met" if ratio <= bar.aim else "met" if ratio <= bar.must else "**missed**"
-        yield f"{said}{goal}| {ratio:.2f} | {met} |"
+        yield f"{row}{goal}| {ratio:.2f} | {met} |"
     if report.busy:
         ratio, (must, aim) = statistics.median(report.busy), BUSY
         met = "goal met" if ratio >= aim else "met" if ratio >= must else "**missed**"
-        said = "speed with a busy gateway / speed with an idle one (higher is better)"
-        yield f"| {said} | {BESIDE} | {must} | {aim} | {ratio:.2f} | {met} |"
+        row = "speed with a busy gateway / speed with an idle one (higher is better)"
+        yield f"| {row} | {BUSY_CLIENTS} | {must} | {aim} | {ratio:.2f} | {met} |"
 
 
 def _gone(report: Report) -> Iterator[str]:

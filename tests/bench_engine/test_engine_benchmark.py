@@ -20,7 +20,7 @@ from tests.bench_engine.cost import (
     measure_tree_memory,
 )
 from tests.bench_engine.peers import HERE, PEERS
-from tests.bench_engine.running import Measured, Report
+from tests.bench_engine.running import Measurement, Report
 from tests.bench_engine.table import BARS, BEGIN, END, format_tables, replace_tables
 from tests.bench_engine.weights import Weights
 
@@ -77,33 +77,35 @@ def test_response_without_usage_is_an_error() -> None:
 
 
 def make_report(**fields: Any) -> Report:
-    measured = [
-        Measured("ours", 16, [4.0, 6.0, 5.0], [1.0] * 3),
-        Measured("generate-batch", 16, [8.0, 8.0, 8.0], [1.0] * 3),
-        Measured("vllm", 16, [2.0, 3.0, 4.0], [1.0] * 3),
+    measurements = [
+        Measurement("ours", 16, [4.0, 6.0, 5.0], [1.0] * 3),
+        Measurement("generate-batch", 16, [8.0, 8.0, 8.0], [1.0] * 3),
+        Measurement("vllm", 16, [2.0, 3.0, 4.0], [1.0] * 3),
     ]
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "machine": "a machine",
         "load": (1.0, 2.0),
         "tokens": 32,
         "rounds": 3,
-        "measured": measured,
+        "measurements": measurements,
         "missing": {"openvino": "no\nwheel"},
         "memory": {"ours": 10**9, "generate-batch": 0, "vllm": 0},
     }
-    return Report(**(given | fields))
+    return Report(**(values | fields))
 
 
 def test_speed_goals_use_the_median_ratio_of_the_rounds() -> None:
-    said = format_tables(make_report())
-    lines = {line.split(" | ")[0]: line for line in said.splitlines()}
-    assert "| 5.0 (4.0 to 6.0) | 1,000 MB |" in said
+    text = format_tables(make_report())
+    lines = {line.split(" | ")[0]: line for line in text.splitlines()}
+    assert "| 5.0 (4.0 to 6.0) | 1,000 MB |" in text
     assert "| 0.62 | met |" in lines["| float32 / transformers' `generate_batch`, float32"]
     assert "| 2.00 | **missed** |" in lines["| float32 / vLLM on CPU, eager, float32"]
     assert "not measured" in lines["| int8 per row / OpenVINO GenAI, Q8_0"]
-    assert "- not measured: OpenVINO GenAI: no wheel" in said
+    assert "- not measured: OpenVINO GenAI: no wheel" in text
     met = format_tables(
-        make_report(measured=[*make_report().measured[1:], Measured("ours", 16, [4.0] * 3, [1.0])])
+        make_report(
+            measured=[*make_report().measurements[1:], Measurement("ours", 16, [4.0] * 3, [1.0])]
+        )
     )
     assert "| 0.50 | goal met |" in met
 
@@ -123,13 +125,13 @@ def test_speed_ratio_with_a_busy_gateway_is_reported(ratios: list[float], end: s
 
 
 def test_busy_load_sends_requests_until_the_end() -> None:
-    asked = queue.SimpleQueue[str]()
+    requests = queue.SimpleQueue[str]()
 
     class Listed(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked.put(self.path)
+            requests.put(self.path)
             self.send_response(200)
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -143,7 +145,7 @@ def test_busy_load_sends_requests_until_the_end() -> None:
         thread.start()
         try:
             with run_busy_load(server.server_port):
-                assert [asked.get(timeout=30) for _ in range(50)] == ["/v1/models"] * 50
+                assert [requests.get(timeout=30) for _ in range(50)] == ["/v1/models"] * 50
         finally:
             server.shutdown()
             thread.join()
@@ -161,7 +163,7 @@ def test_tables_of_a_page_are_replaced() -> None:
 
 def test_every_speed_goal_and_environment_has_a_peer() -> None:
     for bar in BARS:
-        assert {bar.ours, bar.peer} <= PEERS.keys()
+        assert {bar.own, bar.peer} <= PEERS.keys()
     envs = {peer.env for peer in PEERS.values()} - {""}
     assert {file.stem for file in (HERE / "peers").glob("*.txt")} == envs
 

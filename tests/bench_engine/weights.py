@@ -67,8 +67,8 @@ def _endless(source: Path, folder: Path) -> None:
     for file in source.iterdir():
         shutil.copyfile(file, folder / file.name)
     for name in ("generation_config.json", "config.json"):
-        told = msgspec.json.decode((folder / name).read_bytes())
-        (folder / name).write_bytes(msgspec.json.encode({**told, "eos_token_id": _ENDLESS}))
+        config = msgspec.json.decode((folder / name).read_bytes())
+        (folder / name).write_bytes(msgspec.json.encode({**config, "eos_token_id": _ENDLESS}))
 
 
 def _rewrite(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> None:

@@ -63,13 +63,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         steps = SCRIPTS[request["model"]]
-        made = sum(message["role"] == "tool" for message in request["messages"])
-        if made < len(steps):
-            name, arguments = steps[made]
+        tool_results = sum(message["role"] == "tool" for message in request["messages"])
+        if tool_results < len(steps):
+            name, arguments = steps[tool_results]
             offered = [tool["function"]["name"] for tool in request.get("tools", ())]
             assert name in offered, f"{name} is not one of {offered}"
             function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-            call = {"id": f"call_worker{made}", "type": "function", "function": function}
+            call = {"id": f"call_worker{tool_results}", "type": "function", "function": function}
             message: dict[str, Any] = {"content": None, "reasoning_content": "I call a tool."}
             message["tool_calls"] = [call]
         else:
@@ -101,8 +101,8 @@ def _stream(model: str, message: Mapping[str, Any], reason: str) -> Iterator[byt
                 "choices": [choice]}  # fmt: skip
 
     chunks = []
-    if thought := message.get("reasoning_content"):
-        chunks.append(chunk({"role": "assistant", "reasoning_content": thought}))
+    if reasoning := message.get("reasoning_content"):
+        chunks.append(chunk({"role": "assistant", "reasoning_content": reasoning}))
     for call in message.get("tool_calls", ()):
         function = call["function"]
         begun = call | {"index": 0, "function": {"name": function["name"], "arguments": ""}}

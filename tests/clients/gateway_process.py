@@ -41,8 +41,8 @@ def run_built_in_models() -> Iterator[str]:
 def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     until = time.monotonic() + _PATIENCE
     while process.poll() is None and time.monotonic() < until:
-        if found := _SERVES.search(_read_output(log)):
-            return found[1].decode()
+        if match := _SERVES.search(_read_output(log)):
+            return match[1].decode()
         time.sleep(0.05)
     raise AssertionError(f"the gateway does not serve: {_read_output(log).decode()}")
 

@@ -56,8 +56,8 @@ def _run_node_clients(environment: Path, scripted: str) -> int:
     """Clients that Node.js runs. Those that are not installed are skipped."""
     options = "addopts=-ra --strict-markers --import-mode=importlib"  # which do not ignore them
     command = [sys.executable, "-m", "pytest", "--quiet", "-o", options, str(NODE)]
-    told = {"SCRIPTED_URL": scripted, "NODE_CLIENTS": str(environment.resolve())}
-    return subprocess.run(command, env=os.environ | told, check=False).returncode
+    variables = {"SCRIPTED_URL": scripted, "NODE_CLIENTS": str(environment.resolve())}
+    return subprocess.run(command, env=os.environ | variables, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ _OUTCOME = re.compile(rf"^(PASSED|FAILED|ERROR) {_FOLDER}(\S+)", re.MULTILINE)
 
 def run(sources: Path, url: str) -> int:
     """Run the suite of these sources; 0 when exactly the expected tests fail."""
-    passed, said = _run_tests(sources, url)
+    passed, outcomes = _run_tests(sources, url)
     faults = find_deviations(passed, parse_expected_failures(LIST.read_text("utf-8")))
     if not passed:
-        faults = [f"no test ran:\n{said}"]
+        faults = [f"no test ran:\n{outcomes}"]
     sys.stdout.write("".join(f"FAILED  {fault}\n" for fault in faults))
     sys.stdout.write(
         f"openai {VERSION}'s own suite: of {len(passed)} tests {sum(passed.values())} pass and"
@@ -70,5 +70,5 @@ def _run_tests(sources: Path, url: str) -> tuple[dict[str, bool], str]:
     ended = subprocess.run(
         [*command, *shown], cwd=sources, env=env, capture_output=True, text=True, check=False
     )
-    found = _OUTCOME.findall(ended.stdout)
-    return {name: how == "PASSED" for how, name in found}, ended.stdout + ended.stderr
+    outcomes = _OUTCOME.findall(ended.stdout)
+    return {name: how == "PASSED" for how, name in outcomes}, ended.stdout + ended.stderr

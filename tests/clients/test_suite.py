@@ -14,7 +14,7 @@ AS_LISTED = {
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({}, []),
         ({"b.py::test_x[loose]": False}, ["b.py::test_x[loose]"]),
@@ -26,9 +26,9 @@ AS_LISTED = {
     ids=["as listed", "a new failure", "a failure that is gone"],
 )
 def test_suite_reports_deviations_from_the_expected_failures(
-    change: dict[str, bool], told: list[str]
+    change: dict[str, bool], expected: list[str]
 ) -> None:
-    assert find_deviations(AS_LISTED | change, NAMES) == told
+    assert find_deviations(AS_LISTED | change, NAMES) == expected
 
 
 def test_expected_failure_without_a_test_is_reported() -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.cli.probe import check_url, parse_options
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
-from tests.conformance.cases import KEY, Case, Mismatch, ProtocolSetup, cases_of, play
+from tests.conformance.cases import KEY, Case, Mismatch, ProtocolSetup, cases_of, run_case
 
 Outcome = Literal["passed", "failed", "not applicable"]
 
@@ -140,7 +140,7 @@ async def _run_cases(
                 outcome, reason = "not applicable", f"needs {missing}"
             else:
                 try:
-                    await play(http, case, key=key)
+                    await run_case(http, case, key=key)
                 except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                     click.echo(f"can't reach {url}: {error}", err=True)
                     sys.exit(2)

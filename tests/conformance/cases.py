@@ -11,7 +11,7 @@ a string that it matches from end to end, and a function for what it calls true.
 keys in its order and no others, or with ``body_has`` those among others; a list wants its items.
 
 The gateway that is played against serves the models of the cases over a scripted model, and knows
-the key that ``play`` is given.
+the key that ``run_case`` is given.
 """
 
 import importlib
@@ -154,7 +154,7 @@ class ProtocolSetup(Struct, frozen=True, kw_only=True):
             yield "a listener without other protocols"
 
 
-async def play(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) -> list[Response]:
+async def run_case(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) -> list[Response]:
     """Send a case's request to the base URL of ``http`` and hold each answer against the case.
 
     Raises Mismatch, or httpx.TransportError when there is no answer at all.
@@ -267,7 +267,7 @@ async def _send_case(http: httpx.AsyncClient, case: Case, key: str | None) -> Re
             async for piece in response.aiter_bytes():
                 pieces.append(piece)
                 if case.meanwhile is not None and len(pieces) == 1:
-                    await play(http, case.meanwhile, key=key)
+                    await run_case(http, case.meanwhile, key=key)
         except httpx.RemoteProtocolError:
             cut = True
     got = {name.lower(): value for name, value in response.headers.items()}

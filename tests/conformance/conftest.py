@@ -17,7 +17,7 @@ from tests.conformance import cases
 from tests.conformance.cases import Case, ProtocolSetup, Response
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
 
-Play = Callable[[str, Case], Awaitable[list[Response]]]
+RunCase = Callable[[str, Case], Awaitable[list[Response]]]
 FindGateway = Callable[[str, Case], Awaitable[tuple[RunningGateway, str]]]
 
 
@@ -45,7 +45,7 @@ def configuration(protocol: str, case: Case) -> tuple[str, str]:
 
 def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, ProtocolSetup]]:
     """Name, prefix and setup of each protocol of a listener."""
-    found = []
+    setups = []
     for one in listener["protocols"]:
         options = dict(one) if isinstance(one, dict) else {"name": one}
         name, prefix = options.pop("name"), options.pop("prefix", "")
@@ -55,8 +55,8 @@ def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, Pro
             options=options,
             alone=len(listener["protocols"]) == 1,
         )
-        found.append((name, prefix, setup))
-    return found
+        setups.append((name, prefix, setup))
+    return setups
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -77,13 +77,13 @@ async def find_gateway(serve_module: Serve) -> FindGateway:
 
 
 @pytest.fixture
-def play(find_gateway: FindGateway) -> Play:
+def run_case(find_gateway: FindGateway) -> RunCase:
     """Plays one case of a protocol. Raises Mismatch."""
 
     async def run(protocol: str, case: Case) -> list[Response]:
         random.seed(102)  # splits draw from here
         _, url = await find_gateway(protocol, case)
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            return await cases.play(http, case)
+            return await cases.run_case(http, case)
 
     return run

@@ -31,9 +31,9 @@ def invoke(id: str, body: dict[str, Any], *, at: str = "mock", **rest: Any) -> C
     return Case(id, "POST", f"/serving-endpoints/{at}/invocations", body=body, **rest)
 
 
-def chat(id: str, *, at: str = "mock", given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+def chat(id: str, *, at: str = "mock", fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """D, with what is given beside its messages or in their place."""
-    return invoke(id, {"messages": [HI]} | given, at=at, **rest)
+    return invoke(id, {"messages": [HI]} | fields, at=at, **rest)
 
 
 def client_error(status: int, code: str, message: Any = str) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def check_80_to_20(answers: Sequence[Response]) -> None:
     share = arms["m-a"] / len(answers)
     expect(0.7 <= share <= 0.9, f"the share of m-a: wanted 80 % to within 10, got {share:.0%}")
     for answer in answers:
-        arm = answer.headers["served-model-name"]
-        expect(answer.json["model"] == arm, f"{arm} answered as {answer.json['model']}")
+        version = answer.headers["served-model-name"]
+        expect(answer.json["model"] == version, f"{version} answered as {answer.json['model']}")
 
 
 ENTITY = {"name": str, "entity_name": str, "entity_version": str, "creation_timestamp": int}
@@ -170,12 +170,16 @@ ROUTES = [
 
 def check_endpoint_list(answer: Response) -> None:
     """The list holds every endpoint; each has a task and a state."""
-    found = {one["name"]: one for one in answer.json["endpoints"]}
-    expect({"mock", "org/m1", "ep-ab", "ep-emb", "ep-ppt"} <= set(found), f"only {list(found)}")
-    expect(found["ep-emb"]["task"] == "llm/v1/embeddings", "ep-emb has another task")
-    expect("foundation_model" in str(found["ep-ppt"]), "ep-ppt is no foundation model")
-    expect(len(found["ep-ab"]["config"]["served_entities"]) == len(ENTITIES), "not two entities")
-    expect(list(found["ep-ab"]) == list(ENDPOINT), f"keys: {list(found['ep-ab'])}")
+    endpoints = {one["name"]: one for one in answer.json["endpoints"]}
+    expect(
+        {"mock", "org/m1", "ep-ab", "ep-emb", "ep-ppt"} <= set(endpoints), f"only {list(endpoints)}"
+    )
+    expect(endpoints["ep-emb"]["task"] == "llm/v1/embeddings", "ep-emb has another task")
+    expect("foundation_model" in str(endpoints["ep-ppt"]), "ep-ppt is no foundation model")
+    expect(
+        len(endpoints["ep-ab"]["config"]["served_entities"]) == len(ENTITIES), "not two entities"
+    )
+    expect(list(endpoints["ep-ab"]) == list(ENDPOINT), f"keys: {list(endpoints['ep-ab'])}")
 
 
 UNKNOWN: dict[str, Any] = {"inputs": {}}
@@ -189,14 +193,14 @@ PROMPT20 = {"prompt": WORDS}
 CASES = (
     chat(
         "W84",
-        given={},
+        fields={},
         body_is=chat_response(),
         answer_headers={"served-model-name": "1"},
     ),
-    chat("W84 stream false", given={"stream": False}, body_is=chat_response()),
+    chat("W84 stream false", fields={"stream": False}, body_is=chat_response()),
     chat(
         "W85",
-        given={"stream": True},
+        fields={"stream": True},
         events=[
             chunk({"role": "assistant", "content": ""}),
             chunk({"content": "Hello"}),
@@ -210,13 +214,13 @@ CASES = (
     ),
     chat(
         "W86",
-        given={"temperature": 3},
+        fields={"temperature": 3},
         **invalid_parameter("temperature must be in [0, 2], got 3"),
     ),
-    chat("W87", given={"top_p": 0}, **invalid_parameter("top_p must be in (0, 1], got 0")),
+    chat("W87", fields={"top_p": 0}, **invalid_parameter("top_p must be in (0, 1], got 0")),
     chat(
         "W88",
-        given=UNKNOWN,
+        fields=UNKNOWN,
         **client_error(400, "BAD_REQUEST", 'Bad request: json: unknown field "inputs"'),
     ),
     invoke(
@@ -224,48 +228,50 @@ CASES = (
         UNKNOWN,
         **client_error(400, "BAD_REQUEST", 'Bad request: json: unknown field "inputs"'),
     ),
-    chat("W89 33 tools", given=tools(33), **invalid_parameter()),
-    chat("W89 32 tools", given=tools(32), body_is=chat_response()),
+    chat("W89 33 tools", fields=tools(33), **invalid_parameter()),
+    chat("W89 32 tools", fields=tools(32), body_is=chat_response()),
     chat(
-        "W90 16 properties", given=tools(1, 16), **invalid_parameter(re.compile(".*'f0'.*16.*15.*"))
+        "W90 16 properties",
+        fields=tools(1, 16),
+        **invalid_parameter(re.compile(".*'f0'.*16.*15.*")),
     ),
-    chat("W90 15 properties", given=tools(1, 15), body_is=chat_response()),
+    chat("W90 15 properties", fields=tools(1, 15), body_is=chat_response()),
     chat(
         "W91 system twice",
-        given={"messages": [SYSTEM, SYSTEM, HI]},
+        fields={"messages": [SYSTEM, SYSTEM, HI]},
         needs=STRICT,
         **invalid_parameter(re.compile(".*system.*once.*")),
     ),
     chat(
         "W91 system second",
-        given={"messages": [HI, SYSTEM, HI]},
+        fields={"messages": [HI, SYSTEM, HI]},
         needs=STRICT,
         **invalid_parameter(re.compile(".*system.*first.*")),
     ),
     chat(
         "W91 two users",
-        given={"messages": [HI, HI]},
+        fields={"messages": [HI, HI]},
         needs=STRICT,
         **invalid_parameter("messages[1].role must be assistant, got user"),
     ),
     chat(
         "W91 assistant last",
-        given={"messages": [HI, BOT]},
+        fields={"messages": [HI, BOT]},
         needs=STRICT,
         **invalid_parameter("messages must end with a message of the role user"),
     ),
-    chat("W91 in order", given={"messages": [SYSTEM, HI, BOT, HI]}, needs=STRICT),
-    chat("W91 lenient", given={"messages": [HI, SYSTEM, HI]}),
-    chat("W92", given={"extra_params": {"top_k": "5"}}, body_is=chat_response()),
-    chat("W92 out of range", given={"extra_params": {"top_k": "0"}}, **invalid_parameter()),
+    chat("W91 in order", fields={"messages": [SYSTEM, HI, BOT, HI]}, needs=STRICT),
+    chat("W91 lenient", fields={"messages": [HI, SYSTEM, HI]}),
+    chat("W92", fields={"extra_params": {"top_k": "5"}}, body_is=chat_response()),
+    chat("W92 out of range", fields={"extra_params": {"top_k": "0"}}, **invalid_parameter()),
     chat(
         "W92 takes effect",
-        given={"extra_params": {"max_tokens": "1"}},
+        fields={"extra_params": {"max_tokens": "1"}},
         body_is=chat_response("Hello", "length", completion_tokens=1, total_tokens=3),
     ),
     chat(
         "W92 its own field wins",
-        given={"max_tokens": 3, "extra_params": {"max_tokens": "1"}},
+        fields={"max_tokens": 3, "extra_params": {"max_tokens": "1"}},
         body_is=chat_response(),
     ),
     invoke(
@@ -342,10 +348,10 @@ CASES = (
     chat(
         "W95 n 2",
         at="ep-ppt",
-        given={"n": 2},
+        fields={"n": 2},
         **invalid_parameter(re.compile("n must be 1 .*, got 2")),
     ),
-    chat("W95 n 1", at="ep-ppt", given={"n": 1}, body_has={"object": "chat.completion"}),
+    chat("W95 n 1", at="ep-ppt", fields={"n": 1}, body_has={"object": "chat.completion"}),
     invoke(
         "W96",
         {"input": ["a b", "c"], "instruction": "q: "},
@@ -381,7 +387,7 @@ CASES = (
         body={"model": "mock", "messages": [HI], "inputs": {}},
         body_is=chat_response(),
     ),
-    chat("W98", at="nope", given={}, **UNKNOWN_ENDPOINT),
+    chat("W98", at="nope", fields={}, **UNKNOWN_ENDPOINT),
     Case("W98 by its name", "GET", f"{LIST}/nope", **UNKNOWN_ENDPOINT),
     Case(
         "W98 in the body",
@@ -412,5 +418,5 @@ CASES = (
         headers={"authorization": None},
         **client_error(401, "UNAUTHENTICATED"),
     ),
-    chat("W102", at="ep-ab", given={}, times=200, across=check_80_to_20),
+    chat("W102", at="ep-ab", fields={}, times=200, across=check_80_to_20),
 )

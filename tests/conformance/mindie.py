@@ -51,33 +51,33 @@ def generate_stream(number: str, body: Any, *, model: str = "mock", **row: Any) 
 
 def chat(number: str, body: Mapping[str, Any], **row: Any) -> Case:
     """A case of chat/completions: ``body`` beside or instead of a model and a word from a user."""
-    usual = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
-    return Case(number, "POST", CHAT, body={**usual, **body}, **row)
+    default = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
+    return Case(number, "POST", CHAT, body={**default, **body}, **row)
 
 
-def error(said: Any, status: int = 422) -> dict[str, Any]:
+def error(message: Any, status: int = 422) -> dict[str, Any]:
     """The row's part that expects an error."""
-    return {"status": status, "body_is": {"error": said, "error_type": _TYPES[status]}}
+    return {"status": status, "body_is": {"error": message, "error_type": _TYPES[status]}}
 
 
-def response(said: str = "".join(PIECES), *, name: Any = "a123", **details: Any) -> dict[str, Any]:
+def response(text: str = "".join(PIECES), *, name: Any = "a123", **details: Any) -> dict[str, Any]:
     """An answer of generate, with details where there are any."""
-    head = {"id": name, "model_name": "mock", "model_version": None, "text_output": said}
+    head = {"id": name, "model_name": "mock", "model_version": None, "text_output": text}
     return {**head, "details": _details(**details)} if details else head
 
 
-def event(said: str, tokens: int, reason: str | None = None) -> dict[str, Any]:
+def event(text: str, tokens: int, reason: str | None = None) -> dict[str, Any]:
     """An event of generate_stream with details, less its times."""
     details: dict[str, Any] = {} if reason is None else {"finish_reason": reason}
     details |= {"generated_tokens": tokens, "batch_size": int, "queue_wait_time": int}
-    return response(said, **details)
+    return response(text, **details)
 
 
-def timed_event(said: str, tokens: int, reason: str | None = None) -> dict[str, Any]:
+def timed_event(text: str, tokens: int, reason: str | None = None) -> dict[str, Any]:
     """The same with its times, of which the first event has the one and later ones the other."""
     first = tokens == 1
     times = {"prefill_time": int if first else None, "decode_time": None if first else int}
-    return {**event(said, tokens, reason), **times}
+    return {**event(text, tokens, reason), **times}
 
 
 def _details(**values: Any) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def check_stopped_with_details(answer: Response) -> None:
 
 def check_stopped(answer: Response) -> None:
     """A stopped stream without details."""
-    said = [one["text_output"] for one in answer.chunks]
-    expect(len(said) == len(answer.events), f"not all are events: {answer.events}")
-    expect("a" in said and "j" not in said, f"nothing was stopped: {said}")
+    texts = [one["text_output"] for one in answer.chunks]
+    expect(len(texts) == len(answer.events), f"not all are events: {answer.events}")
+    expect("a" in texts and "j" not in texts, f"nothing was stopped: {texts}")
 
 
 def check_chat_stopped(answer: Response) -> None:
@@ -408,8 +408,8 @@ _ACCEPTED: Mapping[str, dict[str, Any]] = {
 
 
 def _rejected_values() -> Iterator[Case]:
-    for number, (name, value, said) in _REJECTED.items():
-        yield generate(number, generate_body(**{name: value}), **error(said))
+    for number, (name, value, message) in _REJECTED.items():
+        yield generate(number, generate_body(**{name: value}), **error(message))
 
 
 def _accepted_values() -> Iterator[Case]:

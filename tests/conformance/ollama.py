@@ -21,14 +21,14 @@ DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_du
 
 def chat(number: str, body: Mapping[str, Any], **row: Any) -> Case:
     """A case of chat: ``body`` beside or instead of a model and a word from a user."""
-    usual = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}]}
-    return Case(number, "POST", "/api/chat", body={**usual, **body}, **row)
+    default = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}]}
+    return Case(number, "POST", "/api/chat", body={**default, **body}, **row)
 
 
 def generate(number: str, body: Mapping[str, Any], **row: Any) -> Case:
     """A case of generate."""
-    usual = {"model": "mock", "prompt": "a b"}
-    return Case(number, "POST", "/api/generate", body={**usual, **body}, **row)
+    default = {"model": "mock", "prompt": "a b"}
+    return Case(number, "POST", "/api/generate", body={**default, **body}, **row)
 
 
 def post(number: str, path: str, body: Any, **row: Any) -> Case:

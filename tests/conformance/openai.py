@@ -34,30 +34,30 @@ CALL_ID = re.compile(r"call_.+")
 # --- requests -------------------------------------------------------------------------------------
 
 
-def chat(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - a Case's field
+def chat(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - a Case's field
     """C, with what is given beside its fields or in their place."""
-    return Case(id, "POST", CHAT, body={"model": "mock", "messages": [HI]} | (given or {}), **rest)
+    return Case(id, "POST", CHAT, body={"model": "mock", "messages": [HI]} | (fields or {}), **rest)
 
 
 def chat_messages(id: str, *messages: Mapping[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """C with other messages."""
-    return chat(id, given={"messages": messages}, **rest)
+    return chat(id, fields={"messages": messages}, **rest)
 
 
-def chat_stream(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
+def chat_stream(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
     """C, streamed."""
     rest = {"content_type": EVENTS, "check": check_one_response} | rest
-    return chat(id, given={"stream": True} | (given or {}), **rest)
+    return chat(id, fields={"stream": True} | (fields or {}), **rest)
 
 
-def completion(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
+def completion(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
     """P, with what is given beside its fields or in their place."""
-    return Case(id, "POST", TEXT, body={"model": "mock", "prompt": "a b"} | (given or {}), **rest)
+    return Case(id, "POST", TEXT, body={"model": "mock", "prompt": "a b"} | (fields or {}), **rest)
 
 
-def embeddings(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
+def embeddings(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
     """E, with what is given beside its fields or in their place."""
-    return Case(id, "POST", EMBED, body={"model": "mock", "input": "a b"} | (given or {}), **rest)
+    return Case(id, "POST", EMBED, body={"model": "mock", "input": "a b"} | (fields or {}), **rest)
 
 
 def functions(*names: str) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def usage(prompt: Any = 2, completion: Any = 3) -> dict[str, Any]:
 
 
 def chat_response(
-    *messages: Mapping[str, Any], reason: str = "stop", logprobs: Any = None, **counted: Any
+    *messages: Mapping[str, Any], reason: str = "stop", logprobs: Any = None, **counts: Any
 ) -> dict[str, Any]:
     """The answer to C: a choice for each message."""
     return {
@@ -127,7 +127,7 @@ def chat_response(
             {"index": i, "message": one, "logprobs": logprobs, "finish_reason": reason}
             for i, one in enumerate(messages)
         ],
-        "usage": usage(**counted),
+        "usage": usage(**counts),
     }
 
 
@@ -185,7 +185,7 @@ def text_chunks(*pieces: str, index: int = 0, **more: Any) -> list[dict[str, Any
 
 
 def completion_response(
-    *choices: tuple[str, str], logprobs: Any = None, **counted: Any
+    *choices: tuple[str, str], logprobs: Any = None, **counts: Any
 ) -> dict[str, Any]:
     """The answer to P: text and reason of each choice."""
     return {
@@ -197,7 +197,7 @@ def completion_response(
             {"text": one, "index": i, "logprobs": logprobs, "finish_reason": reason}
             for i, (one, reason) in enumerate(choices or [(HELLO, "stop")])
         ],
-        "usage": usage(**counted),
+        "usage": usage(**counts),
     }
 
 
@@ -221,8 +221,8 @@ def check_one_response(got: Response) -> None:
     """All chunks are of one answer: they have one id, one time, one model and one object."""
     chunks = [one for one in got.chunks if "error" not in one]
     for key in ("id", "created", "model", "object"):
-        found = {one[key] for one in chunks}
-        expect(len(found) == 1, f"the chunks have more than one {key}: {found}")
+        values = {one[key] for one in chunks}
+        expect(len(values) == 1, f"the chunks have more than one {key}: {values}")
 
 
 def choices_by_index(got: Response) -> Mapping[int, Sequence[Any]]:
@@ -270,17 +270,17 @@ SCALARS = (
     chat("W1", body_is=text_response(), answer_headers=HEADERS, check=check_model_name),
     chat(
         "W2",
-        given={"max_tokens": 2},
+        fields={"max_tokens": 2},
         body_is=text_response("Hello world", reason="length", completion=2),
     ),
     chat(
         "W3",
-        given={"max_completion_tokens": 1, "max_tokens": 3},
+        fields={"max_completion_tokens": 1, "max_tokens": 3},
         body_is=text_response("Hello", reason="length", completion=1),
     ),
     chat(
         "W4",
-        given={"max_tokens": 0},
+        fields={"max_tokens": 0},
         **invalid_parameter(
             "integer_below_min_value",
             "max_tokens",
@@ -290,13 +290,13 @@ SCALARS = (
     ),
     chat(
         "W4 max_completion_tokens",
-        given={"max_completion_tokens": 0},
+        fields={"max_completion_tokens": 0},
         **invalid_parameter("integer_below_min_value", "max_completion_tokens"),
     ),
-    chat("W5", given=NULLS, body_is=text_response()),
+    chat("W5", fields=NULLS, body_is=text_response()),
     chat(
         "W6",
-        given={"temperature": 2.1},
+        fields={"temperature": 2.1},
         **invalid_parameter(
             "decimal_above_max_value",
             "temperature",
@@ -306,12 +306,12 @@ SCALARS = (
     ),
     chat(
         "W7",
-        given={"temperature": -0.1},
+        fields={"temperature": -0.1},
         **invalid_parameter("decimal_below_min_value", "temperature"),
     ),
     chat(
         "W8",
-        given={"temperature": "1"},
+        fields={"temperature": "1"},
         **invalid_parameter(
             "invalid_type",
             "temperature",
@@ -320,38 +320,38 @@ SCALARS = (
     ),
     chat(
         "W8 boolean",
-        given={"temperature": True},
+        fields={"temperature": True},
         **invalid_parameter("invalid_type", "temperature"),
     ),
     chat(
         "W8 integer",
-        given={"max_tokens": 2.5},
+        fields={"max_tokens": 2.5},
         **invalid_parameter("invalid_type", "max_tokens"),
     ),
     chat(
         "W8 integral",
-        given={"max_tokens": 1.0},
+        fields={"max_tokens": 1.0},
         body_is=text_response("Hello", reason="length", completion=1),
     ),
-    chat("W9", given={"temperature": 0}, body_is=text_response()),
+    chat("W9", fields={"temperature": 0}, body_is=text_response()),
     chat(
         "W10",
-        given={"top_p": 1.5},
+        fields={"top_p": 1.5},
         **invalid_parameter("decimal_above_max_value", "top_p"),
     ),
-    chat("W10 zero", given={"top_p": 0}, body_is=text_response()),
-    chat("W11", given={"n": 2}, body_is=text_response(HELLO, HELLO, completion=6)),
-    chat("W12", given={"n": 0}, **invalid_parameter("integer_below_min_value", "n")),
-    chat("W13", given={"n": 129}, **invalid_parameter("integer_above_max_value", "n")),
-    chat("W14", given={"stop": " world"}, body_is=text_response("Hello", completion=int)),
+    chat("W10 zero", fields={"top_p": 0}, body_is=text_response()),
+    chat("W11", fields={"n": 2}, body_is=text_response(HELLO, HELLO, completion=6)),
+    chat("W12", fields={"n": 0}, **invalid_parameter("integer_below_min_value", "n")),
+    chat("W13", fields={"n": 129}, **invalid_parameter("integer_above_max_value", "n")),
+    chat("W14", fields={"stop": " world"}, body_is=text_response("Hello", completion=int)),
     chat(
         "W15",
-        given={"stop": ["x", "!"]},
+        fields={"stop": ["x", "!"]},
         body_is=text_response("Hello world", completion=int),
     ),
     chat(
         "W16",
-        given={"stop": ["1", "2", "3", "4", "5"]},
+        fields={"stop": ["1", "2", "3", "4", "5"]},
         **invalid_parameter(
             "array_above_max_length",
             "stop",
@@ -361,43 +361,43 @@ SCALARS = (
     ),
     chat(
         "W16 empty string",
-        given={"stop": [""]},
+        fields={"stop": [""]},
         **invalid_parameter("empty_string", "stop"),
     ),
-    chat("W17", given={"stop": "lo wor"}, body_is=text_response("Hel", completion=int)),
+    chat("W17", fields={"stop": "lo wor"}, body_is=text_response("Hel", completion=int)),
     chat(
         "W18",
-        given={"logprobs": True, "top_logprobs": 2},
+        fields={"logprobs": True, "top_logprobs": 2},
         body_is=text_response(logprobs=logprobs(*PIECES, top=2)),
     ),
     chat(
         "W18 no alternatives",
-        given={"logprobs": True},
+        fields={"logprobs": True},
         body_is=text_response(logprobs=logprobs(*PIECES)),
     ),
-    chat("W19", given={"top_logprobs": 2}, **invalid_parameter(None, "top_logprobs")),
+    chat("W19", fields={"top_logprobs": 2}, **invalid_parameter(None, "top_logprobs")),
     chat(
         "W20",
-        given={"top_logprobs": 21, "logprobs": True},
+        fields={"top_logprobs": 21, "logprobs": True},
         **invalid_parameter("integer_above_max_value", "top_logprobs"),
     ),
     chat(
         "W21",
-        given={"presence_penalty": -2.5},
+        fields={"presence_penalty": -2.5},
         **invalid_parameter("decimal_below_min_value", "presence_penalty"),
     ),
     chat(
         "W22",
-        given={"seed": 2**63},
+        fields={"seed": 2**63},
         **invalid_parameter("integer_above_max_value", "seed"),
     ),
-    chat("W22 negative", given={"seed": -(2**63)}, body_is=text_response()),
+    chat("W22 negative", fields={"seed": -(2**63)}, body_is=text_response()),
 )
 
 MESSAGES = (
     chat(
         "W23",
-        given={"messages": None},
+        fields={"messages": None},
         **invalid_parameter("missing_required_parameter", "messages"),
     ),
     chat_messages("W24", **invalid_parameter("empty_array", "messages")),
@@ -468,21 +468,21 @@ MESSAGES = (
 )
 
 TOOLS = (
-    chat("W33", given={"tools": []}, **invalid_parameter("empty_array", "tools")),
+    chat("W33", fields={"tools": []}, **invalid_parameter("empty_array", "tools")),
     chat(
         "W34",
-        given={"tools": tools("f", "g"), "tool_choice": "required"},
+        fields={"tools": tools("f", "g"), "tool_choice": "required"},
         body_is=chat_response(CALLS, reason="tool_calls", completion=int),
     ),
     chat(
         "W34 named",
-        given={"tools": tools("g", "f"), "tool_choice": named_choice("function", "f")},
+        fields={"tools": tools("g", "f"), "tool_choice": named_choice("function", "f")},
         body_is=chat_response(CALLS, reason="tool_calls", completion=int),
     ),
-    chat("W35", given={"tools": tools("f"), "tool_choice": "auto"}, body_is=text_response()),
+    chat("W35", fields={"tools": tools("f"), "tool_choice": "auto"}, body_is=text_response()),
     chat(
         "W35 asked for",
-        given={
+        fields={
             "tools": tools("f"),
             "messages": [{"role": "user", "content": "use the tool"}],
         },
@@ -490,28 +490,28 @@ TOOLS = (
     ),
     chat(
         "W36",
-        given={"tools": tools("f"), "tool_choice": named_choice("function", "nope")},
+        fields={"tools": tools("f"), "tool_choice": named_choice("function", "nope")},
         **invalid_parameter("invalid_value", "tool_choice", re.compile(".*'nope'.*")),
     ),
     chat(
         "W37",
-        given={"tool_choice": "auto"},
+        fields={"tool_choice": "auto"},
         **invalid_parameter("invalid_value", "tool_choice"),
     ),
-    chat("W37 none", given={"tool_choice": "none"}, body_is=text_response()),
+    chat("W37 none", fields={"tool_choice": "none"}, body_is=text_response()),
     chat(
         "W38",
-        given={"functions": functions("f"), "function_call": {"name": "f"}},
+        fields={"functions": functions("f"), "function_call": {"name": "f"}},
         body_is=chat_response(LEGACY, reason="function_call", completion=int),
     ),
     chat(
         "W39",
-        given={"response_format": {"type": "json_schema"}},
+        fields={"response_format": {"type": "json_schema"}},
         **invalid_parameter("missing_required_parameter", "response_format.json_schema"),
     ),
     chat(
         "W40",
-        given={"response_format": {"type": "xml"}},
+        fields={"response_format": {"type": "xml"}},
         **invalid_parameter("invalid_value", "response_format.type"),
     ),
 )
@@ -528,8 +528,10 @@ URL = re.compile(r"Invalid URL \(POST .*/v1/nope\)")
 
 def chat_with_key(id: str, **headers: str | None) -> Case:  # noqa: A002 - a Case's field
     """C with a key that is told otherwise."""
-    told = {name.replace("_", "-"): completion for name, completion in headers.items()}
-    return Case(id, "POST", CHAT, {"authorization": None} | told, BODY, body_is=text_response())
+    sent_headers = {name.replace("_", "-"): completion for name, completion in headers.items()}
+    return Case(
+        id, "POST", CHAT, {"authorization": None} | sent_headers, BODY, body_is=text_response()
+    )
 
 
 def malformed_body(id: str, body: bytes) -> Case:  # noqa: A002 - as above
@@ -546,19 +548,19 @@ def malformed_body(id: str, body: bytes) -> Case:  # noqa: A002 - as above
 BODIES = (
     chat(
         "W41",
-        given={"foo": 1},
+        fields={"foo": 1},
         body_is=text_response(),
         answer_headers={"x-interlingua-loss": None},
     ),
     chat(
         "W41 ignored",
-        given={"foo": 1},
+        fields={"foo": 1},
         needs={"unknown": "ignore"},
         body_is=text_response(),
     ),
     chat(
         "W41 rejected",
-        given={"foo": 1},
+        fields={"foo": 1},
         needs={"unknown": "reject"},
         **invalid_parameter(
             "unknown_parameter", "foo", "Unrecognized request argument supplied: foo"
@@ -598,20 +600,20 @@ BODIES = (
     ),
     chat(
         "W45",
-        given={"model": "none"},
+        fields={"model": "none"},
         **client_error(404, "model_not_found", "model", re.compile("The model `none` does not .*")),
     ),
     chat(
         "W45 missing",
-        given={"model": None},
+        fields={"model": None},
         **invalid_parameter("missing_required_parameter", "model"),
     ),
     chat(
         "W45 empty",
-        given={"model": ""},
+        fields={"model": ""},
         **invalid_parameter("missing_required_parameter", "model"),
     ),
-    chat("W45 a number", given={"model": 5}, **invalid_parameter("invalid_type", "model")),
+    chat("W45 a number", fields={"model": 5}, **invalid_parameter("invalid_type", "model")),
 )
 
 KEYS = (
@@ -648,22 +650,22 @@ PATHS = (
 WORKERS = (
     chat(
         "W51",
-        given={"model": "mock-down"},
+        fields={"model": "mock-down"},
         answer_headers={"retry-after": SECONDS},
         **server_error(503, "service_unavailable"),
     ),
-    chat("W52", given={"model": "mock-500"}, **server_error(502, "bad_gateway")),
-    chat("W52 later", given={"model": "mock-midfail"}, **server_error(502, "bad_gateway")),
-    chat("W52 cut", given={"model": "mock-cut"}, **server_error(502, "bad_gateway")),
+    chat("W52", fields={"model": "mock-500"}, **server_error(502, "bad_gateway")),
+    chat("W52 later", fields={"model": "mock-midfail"}, **server_error(502, "bad_gateway")),
+    chat("W52 cut", fields={"model": "mock-cut"}, **server_error(502, "bad_gateway")),
     chat(
         "W53",
-        given={"model": "mock-429"},
+        fields={"model": "mock-429"},
         answer_headers={"retry-after": "2"},
         **server_error(429, "rate_limit_exceeded", "requests"),
     ),
     chat(
         "W54",
-        given={
+        fields={
             "model": "mock-ctx",
             "messages": [{"role": "user", "content": "word " * 20}],
         },
@@ -736,7 +738,7 @@ def check_stop_string_withheld(got: Response) -> None:
 
 
 STREAMS = (
-    chat_stream("W17 stream", given={"stop": "lo wor"}, check=check_stop_string_withheld),
+    chat_stream("W17 stream", fields={"stop": "lo wor"}, check=check_stop_string_withheld),
     chat_stream("W55", events=[*text_chunks(*PIECES), END, DONE], answer_headers=STREAM_HEADERS),
     chat_stream(
         "W55 accepts JSON",
@@ -745,12 +747,12 @@ STREAMS = (
     ),
     chat_stream(
         "W55 length",
-        given={"max_tokens": 1},
+        fields={"max_tokens": 1},
         events=[*text_chunks("Hello"), chunk({}, "length"), DONE],
     ),
     chat_stream(
         "W56",
-        given=INCLUDE_USAGE,
+        fields=INCLUDE_USAGE,
         events=[
             *text_chunks(*PIECES, usage=None),
             chunk({}, "stop", usage=None),
@@ -760,14 +762,14 @@ STREAMS = (
     ),
     chat_stream(
         "W56 not wanted",
-        given={"stream_options": {"include_usage": False}},
+        fields={"stream_options": {"include_usage": False}},
         events=[*text_chunks(*PIECES), END, DONE],
     ),
-    chat("W57", given=INCLUDE_USAGE, **invalid_parameter(None, "stream_options")),
-    chat_stream("W58", given={"n": 2}, check=check_two_choices),
+    chat("W57", fields=INCLUDE_USAGE, **invalid_parameter(None, "stream_options")),
+    chat_stream("W58", fields={"n": 2}, check=check_two_choices),
     chat_stream(
         "W59",
-        given={"tools": tools("f"), "tool_choice": "required"},
+        fields={"tools": tools("f"), "tool_choice": "required"},
         events=[
             CALL_OPENING,
             *(
@@ -780,7 +782,7 @@ STREAMS = (
     ),
     chat_stream(
         "W59 functions",
-        given={"functions": functions("f"), "function_call": {"name": "f"}},
+        fields={"functions": functions("f"), "function_call": {"name": "f"}},
         events=[
             CALL_OPENING,
             chunk({"function_call": {"name": "f", "arguments": ""}}),
@@ -792,33 +794,33 @@ STREAMS = (
     ),
     chat(
         "W60",
-        given={"stream": True, "temperature": 9},
+        fields={"stream": True, "temperature": 9},
         **invalid_parameter("decimal_above_max_value", "temperature"),
     ),
     chat_stream(
         "W61",
-        given={"model": "mock-midfail"},
+        fields={"model": "mock-midfail"},
         events=[*text_chunks(*PIECES[:2]), STREAM_ERROR],
     ),
     chat_stream(
         "W61 cut",
-        given={"model": "mock-cut"},
+        fields={"model": "mock-cut"},
         events=[*text_chunks(*PIECES[:2]), STREAM_ERROR],
     ),
     chat(
         "W62",
-        given={"stream": True, "model": "mock-down"},
+        fields={"stream": True, "model": "mock-down"},
         answer_headers={"retry-after": re.compile(r"[1-9]\d*")},
         **server_error(503, "service_unavailable"),
     ),
     chat(
         "W62 500",
-        given={"stream": True, "model": "mock-500"},
+        fields={"stream": True, "model": "mock-500"},
         **server_error(502, "bad_gateway"),
     ),
     chat_stream(
         "W63",
-        given={"logprobs": True},
+        fields={"logprobs": True},
         events=[
             *text_chunks(),
             *(chunk({"content": one}, logprobs=logprobs(one)) for one in PIECES),
@@ -828,7 +830,7 @@ STREAMS = (
     ),
     chat_stream(
         "W63 alternatives",
-        given={"logprobs": True, "top_logprobs": 2, "messages": [HI]},
+        fields={"logprobs": True, "top_logprobs": 2, "messages": [HI]},
         events=[
             *text_chunks(),
             *(chunk({"content": one}, logprobs=logprobs(one, top=2)) for one in PIECES),
@@ -884,48 +886,48 @@ COMPLETIONS = (
     completion("W64", body_is=completion_response()),
     completion(
         "W65",
-        given={"prompt": ["a", "b c"], "n": 2},
+        fields={"prompt": ["a", "b c"], "n": 2},
         body_is=completion_response(
             HELLO_CHOICE, HELLO_CHOICE, HELLO_CHOICE, HELLO_CHOICE, prompt=3, completion=12
         ),
     ),
     completion(
         "W66",
-        given={"model": "mock-20"},
+        fields={"model": "mock-20"},
         body_is=completion_response(("abcdefghijklmnop", "length"), completion=16),
     ),
     completion(
         "W66 said",
-        given={"model": "mock-20", "max_tokens": 20},
+        fields={"model": "mock-20", "max_tokens": 20},
         body_is=completion_response(("abcdefghijklmnopqrst", "stop"), completion=20),
     ),
     completion(
         "W67",
-        given={"echo": True},
+        fields={"echo": True},
         body_is=completion_response(("a bHello world!", "stop")),
     ),
-    completion("W68", given={"logprobs": 2}, body_is=completion_response(logprobs=LOGPROBS)),
+    completion("W68", fields={"logprobs": 2}, body_is=completion_response(logprobs=LOGPROBS)),
     completion(
         "W69",
-        given={"logprobs": 6},
+        fields={"logprobs": 6},
         **invalid_parameter("integer_above_max_value", "logprobs"),
     ),
-    completion("W70", given={"prompt": [1, 2, 3]}, body_is=completion_response(prompt=3)),
+    completion("W70", fields={"prompt": [1, 2, 3]}, body_is=completion_response(prompt=3)),
     completion(
         "W70 two",
-        given={"prompt": [[1, 2], [3]]},
+        fields={"prompt": [[1, 2], [3]]},
         body_is=completion_response(HELLO_CHOICE, HELLO_CHOICE, prompt=3, completion=6),
     ),
-    completion("W71", given={"prompt": []}, **invalid_parameter("empty_array", "prompt")),
-    completion("W71 empty string", given={"prompt": ""}, body_is=completion_response(prompt=0)),
+    completion("W71", fields={"prompt": []}, **invalid_parameter("empty_array", "prompt")),
+    completion("W71 empty string", fields={"prompt": ""}, body_is=completion_response(prompt=0)),
     completion(
         "W71 missing",
-        given={"prompt": None},
+        fields={"prompt": None},
         **invalid_parameter("missing_required_parameter", "prompt"),
     ),
     completion(
         "W72",
-        given={"stream": True, "stream_options": {"include_usage": True}},
+        fields={"stream": True, "stream_options": {"include_usage": True}},
         content_type=EVENTS,
         events=[
             *map(text_chunk, PIECES),
@@ -935,52 +937,52 @@ COMPLETIONS = (
         ],
         check=check_one_response,
     ),
-    completion("W73", given={"best_of": 2, "n": 3}, **invalid_parameter(None, "best_of")),
+    completion("W73", fields={"best_of": 2, "n": 3}, **invalid_parameter(None, "best_of")),
     completion(
         "W74",
-        given={"prompt": ["hi"], "logprobs": None, "seed": None},
+        fields={"prompt": ["hi"], "logprobs": None, "seed": None},
         body_is=completion_response(prompt=1),
     ),
 )
 
 EMBEDDINGS = (
     embeddings("W75", body_is=embeddings_response(VECTOR)),
-    embeddings("W76", given={"encoding_format": "base64"}, body_is=embeddings_response(PACKED)),
-    embeddings("W77", given={"encoding_format": None}, body_is=embeddings_response(VECTOR)),
+    embeddings("W76", fields={"encoding_format": "base64"}, body_is=embeddings_response(PACKED)),
+    embeddings("W77", fields={"encoding_format": None}, body_is=embeddings_response(VECTOR)),
     embeddings(
         "W78",
-        given={"input": ["a", "b"]},
+        fields={"input": ["a", "b"]},
         body_is=embeddings_response([1, 1, 0.5, -0.25], [1, 1, 0.5, -0.25]),
     ),
     embeddings(
         "W78 lengths",
-        given={"input": ["abc", "b c d"]},
+        fields={"input": ["abc", "b c d"]},
         body_is=embeddings_response([3, 1, 0.5, -0.25], [5, 3, 0.5, -0.25], tokens=4),
     ),
-    embeddings("W79", given={"input": ""}, **invalid_parameter("empty_string", "input")),
+    embeddings("W79", fields={"input": ""}, **invalid_parameter("empty_string", "input")),
     embeddings(
         "W79 empty array",
-        given={"input": []},
+        fields={"input": []},
         **invalid_parameter("empty_array", "input"),
     ),
     embeddings(
         "W79 one of two",
-        given={"input": ["a", ""]},
+        fields={"input": ["a", ""]},
         **invalid_parameter("empty_string", "input[1]"),
     ),
     embeddings(
         "W80",
-        given={"encoding_format": "int8"},
+        fields={"encoding_format": "int8"},
         **invalid_parameter("invalid_value", "encoding_format"),
     ),
     embeddings(
         "W81",
-        given={"input": ["a"] * 2049},
+        fields={"input": ["a"] * 2049},
         **invalid_parameter("array_above_max_length", "input"),
     ),
     embeddings(
         "W81 as many as there may be",
-        given={"input": ["a"] * 2048},
+        fields={"input": ["a"] * 2048},
         body_has={"usage": {"prompt_tokens": 2048}},
     ),
 )

@@ -29,13 +29,13 @@ CUSTOM_TOOL = {"type": "custom", "name": "p"}
 SUMMARY = {"reasoning": {"summary": "auto"}}
 
 
-def create(id: str, *, given: Mapping[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - a Case's field
+def create(id: str, *, fields: Mapping[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - a Case's field
     """R, with what is given beside its fields or in their place."""
-    body = {"model": "mock", "input": "say hi"} | dict(given or {})
+    body = {"model": "mock", "input": "say hi"} | dict(fields or {})
     return Case(id, "POST", PATH, body=body, **rest)
 
 
-def stream(id: str, check: Any, *, given: Mapping[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
+def stream(id: str, check: Any, *, fields: Mapping[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
     """RST: ``check`` sees its events."""
 
     def check_events(answer: Response) -> None:
@@ -44,7 +44,7 @@ def stream(id: str, check: Any, *, given: Mapping[str, Any] | None = None, **res
         check(events)
 
     more = {"content_type": EVENTS, "check": check_events} | rest
-    return create(id, given={"stream": True} | dict(given or {}), **more)
+    return create(id, fields={"stream": True} | dict(fields or {}), **more)
 
 
 def refused(
@@ -52,12 +52,12 @@ def refused(
     code: str | None,
     param: str | None,
     status: int = 400,
-    given: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Case:
     """R that is answered with an error."""
     error = {"message": str, "type": "invalid_request_error", "param": param, "code": code}
-    return create(id, given=given, status=status, body_is={"error": error}, **rest)
+    return create(id, fields=fields, status=status, body_is={"error": error}, **rest)
 
 
 def read_events(answer: Response) -> list[dict[str, Any]]:
@@ -148,8 +148,8 @@ def check_summary(events: Sequence[Mapping[str, Any]]) -> None:
     wanted = [
         f"reasoning_summary_{one}" for one in ("part.added", "text.delta", "text.done", "part.done")
     ]
-    found = [name for name in names(events) if name.startswith("reasoning")]
-    expect(found == wanted, f"the events are {found}")
+    reasoning_events = [name for name in names(events) if name.startswith("reasoning")]
+    expect(reasoning_events == wanted, f"the events are {reasoning_events}")
     indexes = {e["summary_index"] for e in events if "summary_index" in e}
     expect(indexes == {0}, f"the indexes are {indexes}")
 
@@ -303,29 +303,29 @@ RESPONSES_CASES: tuple[Case, ...] = (
         "text": {"format": {"type": "text"}}, "truncation": "disabled", "metadata": {},
         "instructions": None, "store": True,
     }),
-    create("RS-05", given={"input": [{"role": "user", "content": "say hi"}]}, body_has=DONE),
-    create("RS-06", given={"input": [{"type": "message", "role": "user", "content": [
+    create("RS-05", fields={"input": [{"role": "user", "content": "say hi"}]}, body_has=DONE),
+    create("RS-06", fields={"input": [{"type": "message", "role": "user", "content": [
         {"type": "input_text", "text": "say"}, {"type": "input_text", "text": " hi"},
     ]}]}, body_has=DONE | {"usage": USAGE}),
-    create("RS-07", given={"instructions": "be brief"}, body_has={
+    create("RS-07", fields={"instructions": "be brief"}, body_has={
         "instructions": "be brief", "usage": USAGE | {"input_tokens": 4, "total_tokens": 7},
     }),
-    create("RS-08", given=ALL_NULL, body_has=DONE),
-    create("RS-09", given={"max_output_tokens": 2}, body_has={
+    create("RS-08", fields=ALL_NULL, body_has=DONE),
+    create("RS-09", fields={"max_output_tokens": 2}, body_has={
         "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"},
         "completed_at": None, "max_output_tokens": 2,
         "output": [{"status": "incomplete", "content": [{"text": "Hello world"}]}],
         "usage": {"output_tokens": 2},
     }),
-    create("RS-10", given={"model": "mock-filter"}, body_has={
+    create("RS-10", fields={"model": "mock-filter"}, body_has={
         "status": "incomplete", "incomplete_details": {"reason": "content_filter"},
         "output": [{"content": [{"text": "Hello"}]}],
     }),
-    create("RS-11", given={"model": "mock-refuse"}, body_has={
+    create("RS-11", fields={"model": "mock-refuse"}, body_has={
         "status": "completed",
         "output": [MESSAGE | {"content": [{"type": "refusal", "refusal": "I cannot help."}]}],
     }),
-    create("RS-12", given=THINKS, body_has={
+    create("RS-12", fields=THINKS, body_has={
         "output": [
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hmm"}],
              "summary": []},
@@ -333,134 +333,134 @@ RESPONSES_CASES: tuple[Case, ...] = (
         ],
         "usage": {"output_tokens": 4, "output_tokens_details": {"reasoning_tokens": 1}},
     }),
-    create("RS-13", given=THINKS | SUMMARY, body_has={"output": [
+    create("RS-13", fields=THINKS | SUMMARY, body_has={"output": [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hmm"}]}, MESSAGE,
     ]}),
-    create("RS-14", given=THINKS | SEALED, body_has={"store": False}, check=check_sealed),
-    create("RS-15", given=LOGPROBS | {"top_logprobs": 2}, check=check_logprobs),
-    create("RS-15 without include", given={"top_logprobs": 2}, body_has=DONE),
+    create("RS-14", fields=THINKS | SEALED, body_has={"store": False}, check=check_sealed),
+    create("RS-15", fields=LOGPROBS | {"top_logprobs": 2}, check=check_logprobs),
+    create("RS-15 without include", fields={"top_logprobs": 2}, body_has=DONE),
     create(
         "RS-16",
-        given={"metadata": {"a": "b"}, "user": "u1", "prompt_cache_key": "k",
+        fields={"metadata": {"a": "b"}, "user": "u1", "prompt_cache_key": "k",
                "safety_identifier": "s"},
         body_has={"metadata": {"a": "b"}, "user": "u1", "prompt_cache_key": "k",
                   "safety_identifier": "s"},
     ),
-    create("RS-17", given={
+    create("RS-17", fields={
         "client_metadata": {"x": "y"},
         "input": [{"role": "user", "content": "say hi", "id": "msg_nope"}],
     }, body_has=DONE, answer_headers={"x-interlingua-loss": None}),
-    create("RS-18", given=FORCED, body_has=CALLED, check=calls(CALL)),
-    create("RS-19", given=USES, body_has=CALLED),
-    create("RS-20", given=USES | {"tool_choice": "none"}, body_has=DONE),
+    create("RS-18", fields=FORCED, body_has=CALLED, check=calls(CALL)),
+    create("RS-19", fields=USES, body_has=CALLED),
+    create("RS-20", fields=USES | {"tool_choice": "none"}, body_has=DONE),
     refused("RS-21", "invalid_value", "tool_choice",
-            given={"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}),
-    create("RS-22", given={"tools": [TOOL], "input": [
+            fields={"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}),
+    create("RS-22", fields={"tools": [TOOL], "input": [
         *HISTORY, {"type": "function_call_output", "call_id": "c1", "output": "42"},
     ]}, body_has=DONE),
-    create("RS-23", given={"input": [
+    create("RS-23", fields={"input": [
         *HISTORY,
         {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
         {"type": "function_call_output", "call_id": "c2", "output": "2"},
     ]}, body_has=DONE),
-    refused("RS-24", None, "input", given={"input": [
+    refused("RS-24", None, "input", fields={"input": [
         {"type": "function_call_output", "call_id": "c7", "output": "42"},
     ]}),
-    create("RS-25", given={"input": [*HISTORY, {
+    create("RS-25", fields={"input": [*HISTORY, {
         "type": "function_call_output", "call_id": "c1",
         "output": [{"type": "input_text", "text": "42"}],
     }]}, body_has=DONE),
-    create("RS-26", given=CUSTOM, check=calls(CUSTOM_CALL)),
-    create("RS-27", given=CUSTOM | {"tools": [CUSTOM_TOOL | {"format": GRAMMAR}]},
+    create("RS-26", fields=CUSTOM, check=calls(CUSTOM_CALL)),
+    create("RS-27", fields=CUSTOM | {"tools": [CUSTOM_TOOL | {"format": GRAMMAR}]},
            check=calls(CUSTOM_CALL)),
-    create("RS-28", given={"tools": [CUSTOM_TOOL], "input": [
+    create("RS-28", fields={"tools": [CUSTOM_TOOL], "input": [
         {"type": "custom_tool_call", "call_id": "c9", "name": "p", "input": "a"},
         {"type": "custom_tool_call_output", "call_id": "c9", "output": "ok"},
         {"role": "user", "content": "say hi"},
     ]}, body_has=DONE),
-    create("RS-29", given={"tool_choice": "required", "tools": [
+    create("RS-29", fields={"tool_choice": "required", "tools": [
         {"type": "namespace", "name": "n", "description": "d", "tools": [TOOL]},
     ]}, check=calls({"type": "function_call", "name": "f", "namespace": "n"})),
-    create("RS-30", given={"input": [
+    create("RS-30", fields={"input": [
         {"type": "additional_tools", "role": "developer", "tools": [TOOL]},
         {"role": "user", "content": "use the tool"},
     ]}, body_has=CALLED),
-    create("RS-31", given=USES | {"tools": [TOOL, {"type": "web_search"}]}, body_has=CALLED,
+    create("RS-31", fields=USES | {"tools": [TOOL, {"type": "web_search"}]}, body_has=CALLED,
            answer_headers={"x-interlingua-loss": re.compile(".*web_search=dropped.*")},
            check=check_echoed_tools),
     refused("RS-32", "unsupported_value", "tools[0].type",
-            given={"tools": [{"type": "file_search", "vector_store_ids": ["v"]}]}),
-    create("RS-33 one", given=TWO | {"parallel_tool_calls": False},
+            fields={"tools": [{"type": "file_search", "vector_store_ids": ["v"]}]}),
+    create("RS-33 one", fields=TWO | {"parallel_tool_calls": False},
            check=calls({"name": "f"})),
-    create("RS-33 two", given=TWO | {"parallel_tool_calls": True},
+    create("RS-33 two", fields=TWO | {"parallel_tool_calls": True},
            check=calls({"name": "f"}, {"name": "g"})),
-    create("RS-34", given={"tools": [TOOL, OTHER_TOOL], "tool_choice": ALLOWED},
+    create("RS-34", fields={"tools": [TOOL, OTHER_TOOL], "tool_choice": ALLOWED},
            check=calls({"name": "g"})),
-    create("RS-35", given={"text": {"format": SCHEMA_FORMAT}},
+    create("RS-35", fields={"text": {"format": SCHEMA_FORMAT}},
            body_has={"text": {"format": SCHEMA_FORMAT}}),
     refused("RS-36 name", "missing_required_parameter", "text.format.name",
-            given={"text": {"format": {"type": "json_schema", "schema": {}}}}),
+            fields={"text": {"format": {"type": "json_schema", "schema": {}}}}),
     refused("RS-36 schema", "missing_required_parameter", "text.format.schema",
-            given={"text": {"format": {"type": "json_schema", "name": "n"}}}),
-    create("RS-37", given={"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
+            fields={"text": {"format": {"type": "json_schema", "name": "n"}}}),
+    create("RS-37", fields={"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
            body_has={"text": {"format": {"type": "json_object"}, "verbosity": "low"}}),
     refused("RS-38", "invalid_value", "text.format.type",
-            given={"text": {"format": {"type": "xml"}}}),
+            fields={"text": {"format": {"type": "xml"}}}),
     stream("RS-39", check_text_events),
     stream("RS-40", check_text),
-    stream("RS-42", check_reasoning, given=THINKS),
-    stream("RS-43", check_summary, given=THINKS | SUMMARY),
-    stream("RS-44", check_call, given=FORCED),
-    stream("RS-45", check_custom_call, given=CUSTOM),
-    stream("RS-46", check_refusal, given={"model": "mock-refuse"}),
-    stream("RS-47", check_cut, given={"max_output_tokens": 2}),
-    stream("RS-48", check_failure, given={"model": "mock-midfail"}),
-    create("RS-49 down", given={"model": "mock-down", "stream": True}, status=503,
+    stream("RS-42", check_reasoning, fields=THINKS),
+    stream("RS-43", check_summary, fields=THINKS | SUMMARY),
+    stream("RS-44", check_call, fields=FORCED),
+    stream("RS-45", check_custom_call, fields=CUSTOM),
+    stream("RS-46", check_refusal, fields={"model": "mock-refuse"}),
+    stream("RS-47", check_cut, fields={"max_output_tokens": 2}),
+    stream("RS-48", check_failure, fields={"model": "mock-midfail"}),
+    create("RS-49 down", fields={"model": "mock-down", "stream": True}, status=503,
            body_has={"error": {"code": "service_unavailable"}},
            answer_headers={"retry-after": str}),
-    create("RS-49 limit", given={"model": "mock-429", "stream": True}, status=429,
+    create("RS-49 limit", fields={"model": "mock-429", "stream": True}, status=429,
            body_has={"error": {"code": "rate_limit_exceeded"}},
            answer_headers={"retry-after": "2"}),
-    create("RS-49 codex", given={"model": "mock-down", "stream": True}, status=503,
+    create("RS-49 codex", fields={"model": "mock-down", "stream": True}, status=503,
            headers={"user-agent": "codex_exec/0.169.0"},
            body_has={"error": {"code": "server_is_overloaded"}}),
     refused("RS-50", "decimal_above_max_value", "temperature",
-            given={"stream": True, "temperature": 9}),
-    stream("RS-51", check_two_calls, given=TWO),
+            fields={"stream": True, "temperature": 9}),
+    stream("RS-51", check_two_calls, fields=TWO),
     refused("RS-54 unknown", "previous_response_not_found", "previous_response_id",
-            given={"previous_response_id": "resp_x"}),
+            fields={"previous_response_id": "resp_x"}),
     Case("RS-54 get", "GET", f"{PATH}/resp_x", status=404,
          body_has={"error": {"code": None, "param": None}}),
     Case("RS-54 delete", "DELETE", f"{PATH}/resp_x", status=404),
     refused("RS-55 unknown", None, "input", 404,
-            given={"input": [{"type": "item_reference", "id": "rs_x"}]}),
-    refused("RS-57 background", "unsupported_parameter", "background", given={"background": True}),
+            fields={"input": [{"type": "item_reference", "id": "rs_x"}]}),
+    refused("RS-57 background", "unsupported_parameter", "background", fields={"background": True}),
     refused("RS-57 conversation", "unsupported_parameter", "conversation",
-            given={"conversation": "conv_1"}),
+            fields={"conversation": "conv_1"}),
     Case("RS-58 no JSON", "POST", PATH, body=b"{", status=400, body_has={"error": {"param": None}}),
     Case("RS-58 no object", "POST", PATH, body=b"[]", status=400,
          body_has={"error": {"param": None}}),
     Case("RS-58 no input", "POST", PATH, body={"model": "mock"}, status=400,
          body_has={"error": {"param": "input", "code": "missing_required_parameter"}}),
-    refused("RS-58 number", "invalid_type", "input", given={"input": 5}),
-    refused("RS-58 empty", "empty_array", "input", given={"input": []}),
-    refused("RS-58 no item", "invalid_type", "input[0]", given={"input": [5]}),
-    refused("RS-58 type", "invalid_value", "input[0].type", given={"input": [{"type": "nope"}]}),
-    refused("RS-58 no type", "invalid_value", "input[0]", given={"input": [{}]}),
+    refused("RS-58 number", "invalid_type", "input", fields={"input": 5}),
+    refused("RS-58 empty", "empty_array", "input", fields={"input": []}),
+    refused("RS-58 no item", "invalid_type", "input[0]", fields={"input": [5]}),
+    refused("RS-58 type", "invalid_value", "input[0].type", fields={"input": [{"type": "nope"}]}),
+    refused("RS-58 no type", "invalid_value", "input[0]", fields={"input": [{}]}),
     refused("RS-59 context", "context_length_exceeded", "input",
-            given={"model": "mock-ctx", "input": "w " * 20}),
-    refused("RS-59 model", "model_not_found", "model", 404, given={"model": "nope"}),
-    refused("RS-60 temperature", "invalid_type", "temperature", given={"temperature": "1"}),
-    refused("RS-60 top_p", "decimal_above_max_value", "top_p", given={"top_p": 1.5}),
+            fields={"model": "mock-ctx", "input": "w " * 20}),
+    refused("RS-59 model", "model_not_found", "model", 404, fields={"model": "nope"}),
+    refused("RS-60 temperature", "invalid_type", "temperature", fields={"temperature": "1"}),
+    refused("RS-60 top_p", "decimal_above_max_value", "top_p", fields={"top_p": 1.5}),
     refused("RS-60 max_output_tokens", "integer_below_min_value", "max_output_tokens",
-            given={"max_output_tokens": 0}),
+            fields={"max_output_tokens": 0}),
     refused("RS-60 top_logprobs", "integer_above_max_value", "top_logprobs",
-            given={"top_logprobs": 21}),
-    refused("RS-60 include", "invalid_value", "include[0]", given={"include": ["x"]}),
-    refused("RS-60 tool_choice", "invalid_value", "tool_choice", given={"tool_choice": "maybe"}),
+            fields={"top_logprobs": 21}),
+    refused("RS-60 include", "invalid_value", "include[0]", fields={"include": ["x"]}),
+    refused("RS-60 tool_choice", "invalid_value", "tool_choice", fields={"tool_choice": "maybe"}),
     refused("RS-60 effort", "invalid_value", "reasoning.effort",
-            given={"reasoning": {"effort": "huge"}}),
+            fields={"reasoning": {"effort": "huge"}}),
     refused("RS-60 metadata", "invalid_value", "metadata",
-            given={"metadata": {f"k{i}": "v" for i in range(17)}}),
+            fields={"metadata": {f"k{i}": "v" for i in range(17)}}),
 )  # fmt: skip

@@ -27,27 +27,27 @@ USAGE = usage_of(2, 3)
 STREAMED = {"stream": True}
 
 
-def chat(id: str, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - a Case's field
+def chat(id: str, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - a Case's field
     """A conversation, with what is given beside its messages or in their place."""
-    body = {"model": "mock", "messages": [HI]} | given
+    body = {"model": "mock", "messages": [HI]} | fields
     return Case(id, "POST", "/v3/chat/completions", body=body, **rest)
 
 
-def completion(id: str, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+def completion(id: str, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """A completion, with what is given beside its prompt or in its place."""
     return Case(
-        id, "POST", "/v3/completions", body={"model": "mock", "prompt": "a b"} | given, **rest
+        id, "POST", "/v3/completions", body={"model": "mock", "prompt": "a b"} | fields, **rest
     )
 
 
-def embeddings(id: str, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+def embeddings(id: str, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """A request for embeddings."""
-    return Case(id, "POST", "/v3/embeddings", body={"model": "ep-emb"} | given, **rest)
+    return Case(id, "POST", "/v3/embeddings", body={"model": "ep-emb"} | fields, **rest)
 
 
-def error(status: int, said: str) -> dict[str, Any]:
+def error(status: int, text: str) -> dict[str, Any]:
     """E: a refusal outside the graph."""
-    return {"status": status, "body_is": {"error": said}}
+    return {"status": status, "body_is": {"error": text}}
 
 
 NO_KEY = error(500, "Unauthorized request due to invalid or missing api-key")
@@ -68,22 +68,22 @@ def graph_error(inner: str, *, node: str = "LLMExecutor", stream: bool = False) 
 
 
 def chat_choice(
-    said: str = "Hello world!", reason: str = "stop", *, index: int = 0, logprobs: Any = None
+    text: str = "Hello world!", reason: str = "stop", *, index: int = 0, logprobs: Any = None
 ) -> dict[str, Any]:
     """A choice of a conversation."""
     return {
         "finish_reason": reason,
         "index": index,
         "logprobs": logprobs,
-        "message": {"content": said, "role": "assistant", "tool_calls": []},
+        "message": {"content": text, "role": "assistant", "tool_calls": []},
     }
 
 
 def completion_choice(
-    said: str = "Hello world!", reason: str = "stop", *, logprobs: Any = None
+    text: str = "Hello world!", reason: str = "stop", *, logprobs: Any = None
 ) -> dict[str, Any]:
     """A choice of a completion."""
-    return {"finish_reason": reason, "index": 0, "logprobs": logprobs, "text": said}
+    return {"finish_reason": reason, "index": 0, "logprobs": logprobs, "text": text}
 
 
 def response(
@@ -106,24 +106,24 @@ def chunk(
     return {"choices": list(choices), "created": int, "model": "mock", "object": kind, **usage}
 
 
-def delta(said: str | None, reason: str | None = None) -> dict[str, Any]:
+def delta(text: str | None, reason: str | None = None) -> dict[str, Any]:
     """A choice in a chunk of a conversation."""
-    content = {} if said is None else {"content": said}
+    content = {} if text is None else {"content": text}
     return {"index": 0, "logprobs": None, "delta": content, "finish_reason": reason}
 
 
-def completion_delta(said: str, reason: str | None = None) -> dict[str, Any]:
+def completion_delta(text: str, reason: str | None = None) -> dict[str, Any]:
     """A choice in a chunk of a completion."""
-    return {"index": 0, "logprobs": None, "text": said, "finish_reason": reason}
+    return {"index": 0, "logprobs": None, "text": text, "finish_reason": reason}
 
 
 HANDSHAKE = chunk(
     {"index": 0, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
 )
-STREAM = [HANDSHAKE, *(chunk(delta(said)) for said in PIECES), chunk(delta(None, "stop")), "[DONE]"]
+STREAM = [HANDSHAKE, *(chunk(delta(text)) for text in PIECES), chunk(delta(None, "stop")), "[DONE]"]
 WITH_USAGE = [
     HANDSHAKE,
-    *(chunk(delta(said), usage=None) for said in PIECES),
+    *(chunk(delta(text), usage=None) for text in PIECES),
     chunk(delta(None, "stop"), usage=None),
     chunk(usage=USAGE),
     "[DONE]",
@@ -131,15 +131,15 @@ WITH_USAGE = [
 TEXT_KIND = "text_completion.chunk"
 TEXT_STREAM = [
     chunk({"index": 0, "text": "", "finish_reason": None}, kind=TEXT_KIND),
-    *(chunk(completion_delta(said), kind=TEXT_KIND) for said in PIECES),
+    *(chunk(completion_delta(text), kind=TEXT_KIND) for text in PIECES),
     chunk(completion_delta("", "stop"), kind=TEXT_KIND),
     "[DONE]",
 ]
 
 
-def token_logprobs(said: str) -> dict[str, Any]:
+def token_logprobs(text: str) -> dict[str, Any]:
     """A token of a conversation's answer."""
-    return {"token": said, "logprob": -0.5, "bytes": list(said.encode()), "top_logprobs": []}
+    return {"token": text, "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": []}
 
 
 # --- responses ------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ def token_logprobs(said: str) -> dict[str, Any]:
 
 def check_broken_stream(response: Response) -> None:
     """What was said, and then a bare object: no event, no end."""
-    said, _, rest = response.text.rpartition("\n\n")
-    expect('"content":" world"' in said, f"before the error: {said[-200:]}")
+    text, _, rest = response.text.rpartition("\n\n")
+    expect('"content":" world"' in text, f"before the error: {text[-200:]}")
     expect(rest.startswith('{"error":"Mediapipe execution failed.'), f"at the end: {rest[:200]}")
     expect("[DONE]" not in response.text, "an end was made up")
     expect('"finish_reason":"' not in response.text, "a reason was made up")
@@ -265,7 +265,7 @@ RESPONSES = (
         "OV-42",
         {"logprobs": True},
         body_is=response(
-            chat_choice(logprobs={"content": [token_logprobs(said) for said in PIECES]})
+            chat_choice(logprobs={"content": [token_logprobs(text) for text in PIECES]})
         ),
     ),
     completion(
@@ -418,11 +418,11 @@ PARAMETERS = (
     ),
     *(
         chat(
-            f"OV-24 {given}",
-            {"max_tokens": given},
+            f"OV-24 {value}",
+            {"max_tokens": value},
             **graph_error("max_tokens is not an unsigned integer"),
         )
-        for given in (None, -1, 1.5)
+        for value in (None, -1, 1.5)
     ),
     chat(
         "OV-25",

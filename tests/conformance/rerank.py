@@ -21,21 +21,21 @@ def rerank(
     id: str,  # noqa: A002 - a Case's field
     path: str = "/rerank",
     *,
-    given: dict[str, Any] | None = None,
+    fields: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Case:
     """R, with what is given beside its fields or in their place."""
-    return Case(id, "POST", path, body=QUERY | (given or {}), **rest)
+    return Case(id, "POST", path, body=QUERY | (fields or {}), **rest)
 
 
-def score(id: str, *, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+def score(id: str, *, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """A score request."""
-    return Case(id, "POST", "/score", body={"model": "mock"} | given, **rest)
+    return Case(id, "POST", "/score", body={"model": "mock"} | fields, **rest)
 
 
-def tokenize(id: str, *, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+def tokenize(id: str, *, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """A tokenize request."""
-    return Case(id, "POST", "/tokenize", body={"model": "mock"} | given, **rest)
+    return Case(id, "POST", "/tokenize", body={"model": "mock"} | fields, **rest)
 
 
 def rejected(param: str, status: int = 400) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def rejected(param: str, status: int = 400) -> dict[str, Any]:
 
 def result(index: int, score: float, text: str | None = None) -> dict[str, Any]:
     """One result, with its document if it has one."""
-    found: dict[str, Any] = {"index": index, "relevance_score": score}
-    return found if text is None else {**found, "document": {"text": text}}
+    fields: dict[str, Any] = {"index": index, "relevance_score": score}
+    return fields if text is None else {**fields, "document": {"text": text}}
 
 
 BEST = result(1, 1.0, "red apple")
@@ -61,30 +61,30 @@ CASES = (
             "usage": {"prompt_tokens": 12, "total_tokens": 12},
         },
     ),
-    rerank("RR-02 1", given={"top_n": 1}, body_has={"results": [BEST]}),
+    rerank("RR-02 1", fields={"top_n": 1}, body_has={"results": [BEST]}),
     *(
-        rerank(f"RR-02 {top_n}", given={"top_n": top_n}, body_has={"results": ALL})
+        rerank(f"RR-02 {top_n}", fields={"top_n": top_n}, body_has={"results": ALL})
         for top_n in (0, None, 99)
     ),
-    rerank("RR-03", given={"top_n": -1}, **rejected("top_n")),
-    rerank("RR-03 string", given={"top_n": "2"}, **rejected("top_n")),
+    rerank("RR-03", fields={"top_n": -1}, **rejected("top_n")),
+    rerank("RR-03 string", fields={"top_n": "2"}, **rejected("top_n")),
     rerank(
         "RR-04",
-        given={"documents": ["b", "a"]},
+        fields={"documents": ["b", "a"]},
         body_has={"results": [result(0, 0.0, "b"), result(1, 0.0, "a")]},
     ),
-    rerank("RR-05 no documents", given={"documents": []}, **rejected("documents")),
-    rerank("RR-05 null documents", given={"documents": None}, **rejected("documents")),
-    rerank("RR-05 no query", given={"query": None}, **rejected("query")),
+    rerank("RR-05 no documents", fields={"documents": []}, **rejected("documents")),
+    rerank("RR-05 null documents", fields={"documents": None}, **rejected("documents")),
+    rerank("RR-05 no query", fields={"query": None}, **rejected("query")),
     rerank(
         "RR-06",
-        given={"documents": "red apple"},
+        fields={"documents": "red apple"},
         body_has={"results": [result(0, 1.0, "red apple")]},
     ),
     rerank(
         "RR-07",
         "/v1/rerank",
-        given={"documents": [{"text": "red car", "id": "k"}], "return_documents": True},
+        fields={"documents": [{"text": "red car", "id": "k"}], "return_documents": True},
         body_has={
             "results": [
                 {
@@ -98,7 +98,7 @@ CASES = (
     rerank(
         "RR-08",
         "/v1/rerank",
-        given={
+        fields={
             "documents": [{"title": "red", "body": "apple"}],
             "rank_fields": ["title", "body"],
             "return_documents": False,
@@ -107,13 +107,13 @@ CASES = (
     ),
     rerank(
         "RR-09",
-        given={"return_documents": False, "top_n": 1},
+        fields={"return_documents": False, "top_n": 1},
         body_has={"results": [result(1, 1.0)]},
     ),
     rerank(
         "RR-10",
         "/v2/rerank",
-        given={"max_tokens_per_doc": None},
+        fields={"max_tokens_per_doc": None},
         body_has={
             "results": [result(1, 1.0), result(2, 0.5), result(0, 0.0)],
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
@@ -122,7 +122,7 @@ CASES = (
     rerank(
         "RR-11 message",
         "/v2/rerank",
-        given={"model": "none"},
+        fields={"model": "none"},
         status=404,
         body_has={"message": str, "error": dict},
     ),
@@ -143,7 +143,7 @@ CASES = (
     ),
     score(
         "RR-15",
-        given=PAIRS,
+        fields=PAIRS,
         body_has={
             "object": "list",
             "data": [
@@ -154,7 +154,7 @@ CASES = (
     ),
     score(
         "RR-16",
-        given={"text_1": ["red", "car"], "text_2": ["red", "red"]},
+        fields={"text_1": ["red", "car"], "text_2": ["red", "red"]},
         body_has={
             "data": [
                 {"index": 0, "score": 1.0, "object": "score"},
@@ -164,19 +164,19 @@ CASES = (
     ),
     score(
         "RR-17",
-        given={"data_1": ["a", "b"], "data_2": ["a", "b", "c"]},
+        fields={"data_1": ["a", "b"], "data_2": ["a", "b", "c"]},
         status=400,
         body_has={"error": {"message": "Input lengths must be either 1:1, 1:N or N:N"}},
     ),
     score(
         "RR-18",
-        given={"queries": [], "documents": ["a"]},
+        fields={"queries": [], "documents": ["a"]},
         status=400,
         body_has={"error": {"message": "At least one text element must be given"}},
     ),
     score(
         "RR-18 no documents",
-        given={"queries": "a", "documents": []},
+        fields={"queries": "a", "documents": []},
         status=400,
         body_has={"error": {"message": "At least one text_pair element must be given"}},
     ),
@@ -208,30 +208,30 @@ CASES = (
     Case("RR-19 no input", "POST", "/classify", body={"model": "mock"}, **rejected("input")),
     tokenize(
         "TK-01",
-        given={"prompt": "red apple"},
+        fields={"prompt": "red apple"},
         body_is={"count": 2, "max_model_len": ..., "tokens": [0, 1], "token_strs": None},
     ),
     tokenize(
         "TK-02",
-        given={"prompt": "red apple", "return_token_strs": True},
+        fields={"prompt": "red apple", "return_token_strs": True},
         body_has={"token_strs": ["red", " apple"]},
     ),
-    tokenize("TK-03", given={"prompt": ""}, body_has={"count": 0, "tokens": []}),
+    tokenize("TK-03", fields={"prompt": ""}, body_has={"count": 0, "tokens": []}),
     tokenize(
         "TK-04",
-        given={"messages": [{"role": "user", "content": "hi"}]},
+        fields={"messages": [{"role": "user", "content": "hi"}]},
         body_has={"count": 1, "tokens": [0]},
     ),
-    tokenize("TK-05", given={"prompt": ["a"]}, **rejected("prompt")),
-    tokenize("TK-05 neither", given={}, **rejected("prompt")),
+    tokenize("TK-05", fields={"prompt": ["a"]}, **rejected("prompt")),
+    tokenize("TK-05 neither", fields={}, **rejected("prompt")),
     tokenize(
         "TK-05 both",
-        given={"prompt": "a", "messages": [{"role": "user", "content": "hi"}]},
+        fields={"prompt": "a", "messages": [{"role": "user", "content": "hi"}]},
         **rejected("messages"),
     ),
     tokenize(
         "TK-06",
-        given={
+        fields={
             "messages": [{"role": "user", "content": "hi"}],
             "continue_final_message": True,
             "add_generation_prompt": True,

@@ -51,12 +51,12 @@ def answer(body: dict[str, Any]) -> Answer:
     model, words = body["model"], _count_words(body["messages"])
     allowed = body.get("max_completion_tokens", body.get("max_tokens"))
     if model == "mock-ctx" and words > WINDOW:
-        told = f"This model's maximum context length is {WINDOW} tokens. However, you requested "
-        return Answer(status=400, error=f"{told}{words} tokens. Please reduce the length.")
+        text = f"This model's maximum context length is {WINDOW} tokens. However, you requested "
+        return Answer(status=400, error=f"{text}{words} tokens. Please reduce the length.")
     if model == "mock-full":
-        told = f"This model's maximum context length is {WINDOW} tokens. However, you requested "
+        text = f"This model's maximum context length is {WINDOW} tokens. However, you requested "
         return Answer(
-            status=400, error=f"{told}104 tokens (4 in the messages, 100 in the completion)."
+            status=400, error=f"{text}104 tokens (4 in the messages, 100 in the completion)."
         )
     if model == "mock-500":
         return Answer(status=500, error="CUDA")
@@ -101,7 +101,7 @@ def _choose_calls(body: dict[str, Any]) -> tuple[tuple[str, str, tuple[str, ...]
     return tuple((name, f"call_{i + 1}", ARGUMENTS) for i, name in enumerate(names))
 
 
-class Floor(Struct):
+class AnthropicTestBench(Struct):
     """The gateway, one worker behind pools of several profiles."""
 
     http: httpx.AsyncClient
@@ -129,7 +129,7 @@ class Floor(Struct):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def floor() -> AsyncIterator[Floor]:
+async def bench() -> AsyncIterator[AnthropicTestBench]:
     async with ChatWorker(answer) as worker:
         pools: dict[str, Any] = {
             profile: {"protocol": "openai", "profile": profile, "workers": [worker.url],
@@ -154,7 +154,7 @@ async def floor() -> AsyncIterator[Floor]:
         gateway = Gateway(load_text(json.dumps(config), "test.json", env={}), build_services())
         [url] = await gateway.start()
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Floor(http, worker)
+            yield AnthropicTestBench(http, worker)
         await gateway.stop()
 
 
@@ -172,8 +172,8 @@ def get_error(response: httpx.Response) -> tuple[int, str, str]:
 # --- messages and the system ----------------------------------------------------------------------
 
 
-async def test_an_13_system_text_is_the_first_message(floor: Floor) -> None:
-    seen = await floor.see({"system": "be kind"})
+async def test_an_13_system_text_is_the_first_message(bench: AnthropicTestBench) -> None:
+    seen = await bench.see({"system": "be kind"})
 
     assert seen["messages"] == [
         {"role": "system", "content": "be kind"},
@@ -181,35 +181,37 @@ async def test_an_13_system_text_is_the_first_message(floor: Floor) -> None:
     ]
 
 
-async def test_an_14_system_blocks_are_joined_without_cache_control(floor: Floor) -> None:
+async def test_an_14_system_blocks_are_joined_without_cache_control(
+    bench: AnthropicTestBench,
+) -> None:
     marked = {"type": "text", "text": "B", "cache_control": {"type": "ephemeral"}}
 
-    response = await floor.ask({"system": [{"type": "text", "text": "A"}, marked]})
+    response = await bench.ask({"system": [{"type": "text", "text": "A"}, marked]})
 
-    seen = floor.worker.bodies[-1]
+    seen = bench.worker.bodies[-1]
     assert seen["messages"][0] == {"role": "system", "content": "A\n\nB"}
     assert "cache_control" not in json.dumps(seen)
     assert response.headers["x-interlingua-loss"] == "cache_control=dropped"
 
 
-async def test_an_15_billing_line_is_left_out(floor: Floor) -> None:
+async def test_an_15_billing_line_is_left_out(bench: AnthropicTestBench) -> None:
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; x"}
 
-    seen = await floor.see({"system": [billing, {"type": "text", "text": "S"}]})
+    seen = await bench.see({"system": [billing, {"type": "text", "text": "S"}]})
 
     assert seen["messages"][0] == {"role": "system", "content": "S"}
 
 
-async def test_an_16_system_message_keeps_its_place(floor: Floor) -> None:
-    seen = await floor.see({"messages": [HI, {"role": "system", "content": "b"}]})
+async def test_an_16_system_message_keeps_its_place(bench: AnthropicTestBench) -> None:
+    seen = await bench.see({"messages": [HI, {"role": "system", "content": "b"}]})
 
     assert [one["role"] for one in seen["messages"]] == ["user", "system"]
 
 
-async def test_an_12_texts_are_seen_in_order(floor: Floor) -> None:
+async def test_an_12_texts_are_seen_in_order(bench: AnthropicTestBench) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b c"}]
 
-    seen = await floor.see({"messages": [{"role": "user", "content": parts}]})
+    seen = await bench.see({"messages": [{"role": "user", "content": parts}]})
 
     assert seen["messages"][0]["content"] == parts
 
@@ -217,28 +219,30 @@ async def test_an_12_texts_are_seen_in_order(floor: Floor) -> None:
 # --- parameters -----------------------------------------------------------------------------------
 
 
-async def test_an_21_sampling_of_the_newer_version_reaches_the_worker(floor: Floor) -> None:
-    seen = await floor.see({"temperature": 0.5}, headers={"anthropic-version": "2026-10-21"})
+async def test_an_21_sampling_of_the_newer_version_reaches_the_worker(
+    bench: AnthropicTestBench,
+) -> None:
+    seen = await bench.see({"temperature": 0.5}, headers={"anthropic-version": "2026-10-21"})
 
     assert seen["temperature"] == 0.5
 
 
-async def test_an_22_top_k_is_sent_or_reported(floor: Floor) -> None:
-    assert (await floor.see({"top_k": 5}, profile="vllm"))["top_k"] == 5
+async def test_an_22_top_k_is_sent_or_reported(bench: AnthropicTestBench) -> None:
+    assert (await bench.see({"top_k": 5}, profile="vllm"))["top_k"] == 5
 
-    response = await floor.ask({"top_k": 5})
+    response = await bench.ask({"top_k": 5})
 
-    assert "top_k" not in floor.worker.bodies[-1]
+    assert "top_k" not in bench.worker.bodies[-1]
     assert response.headers["x-interlingua-loss"] == "top_k=dropped"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_17_stop_sequence_is_named_where_the_worker_does_not_say_which(
-    floor: Floor, *, stream: bool
+    bench: AnthropicTestBench, *, stream: bool
 ) -> None:
-    response = await floor.ask({"stop_sequences": [" world"], "stream": stream})
+    response = await bench.ask({"stop_sequences": [" world"], "stream": stream})
 
-    assert "stop" not in floor.worker.bodies[-1]
+    assert "stop" not in bench.worker.bodies[-1]
     if stream:
         got = list(read_events(Response(200, {}, response.content)))
         assert got[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": " world"}
@@ -247,27 +251,29 @@ async def test_an_17_stop_sequence_is_named_where_the_worker_does_not_say_which(
         assert response.json()["stop_sequence"] == " world"
 
 
-async def test_an_46_output_config_is_a_response_format(floor: Floor) -> None:
+async def test_an_46_output_config_is_a_response_format(bench: AnthropicTestBench) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}}}
     config = {"format": {"type": "json_schema", "schema": schema}, "effort": "xhigh"}
 
-    response = await floor.ask({"output_config": config})
+    response = await bench.ask({"output_config": config})
 
-    seen = floor.worker.bodies[-1]
+    seen = bench.worker.bodies[-1]
     assert seen["response_format"]["json_schema"]["schema"] == schema
     assert seen["reasoning_effort"] == "high"
     assert "output_config.effort=clamped" in response.headers["x-interlingua-loss"]
 
 
-async def test_an_47_fields_of_the_service_do_not_reach_the_worker(floor: Floor) -> None:
-    response = await floor.ask(
+async def test_an_47_fields_of_the_service_do_not_reach_the_worker(
+    bench: AnthropicTestBench,
+) -> None:
+    response = await bench.ask(
         {"metadata": {"user_id": "u-77"}, "context_management": {"edits": [{"type": "x-99"}]}},
         headers={"anthropic-beta": "zz-2099-01-01"},
         path="/v1/messages?beta=true",
     )
 
     assert response.status_code == 200
-    seen = json.dumps(floor.worker.bodies[-1])
+    seen = json.dumps(bench.worker.bodies[-1])
     assert not any(word in seen for word in ("u-77", "x-99", "zz-2099", "beta"))
     assert set(response.headers["x-interlingua-loss"].split(",")) == {
         "metadata=dropped",
@@ -278,21 +284,21 @@ async def test_an_47_fields_of_the_service_do_not_reach_the_worker(floor: Floor)
 # --- tools ----------------------------------------------------------------------------------------
 
 
-async def test_an_23_tools_are_functions(floor: Floor) -> None:
-    seen = await floor.see({"tools": TOOLS, "tool_choice": {"type": "any"}})
+async def test_an_23_tools_are_functions(bench: AnthropicTestBench) -> None:
+    seen = await bench.see({"tools": TOOLS, "tool_choice": {"type": "any"}})
 
     assert seen["tool_choice"] == "required"
     assert seen["tools"][0]["function"]["parameters"] == TOOLS[0]["input_schema"]
 
 
-async def test_an_25_named_tool(floor: Floor) -> None:
-    seen = await floor.see({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}})
+async def test_an_25_named_tool(bench: AnthropicTestBench) -> None:
+    seen = await bench.see({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}})
 
     assert seen["tool_choice"] == {"type": "function", "function": {"name": "f"}}
 
 
-async def test_an_27_one_call_at_a_time(floor: Floor) -> None:
-    response = await floor.ask(
+async def test_an_27_one_call_at_a_time(bench: AnthropicTestBench) -> None:
+    response = await bench.ask(
         {
             "model": "mock-par",
             "tools": [*TOOLS, {"name": "g", "input_schema": {}}],
@@ -301,18 +307,20 @@ async def test_an_27_one_call_at_a_time(floor: Floor) -> None:
         }
     )
 
-    assert floor.worker.bodies[-1]["parallel_tool_calls"] is False
+    assert bench.worker.bodies[-1]["parallel_tool_calls"] is False
     assert [block["name"] for block in response.json()["content"]] == ["f"]
 
 
-async def test_an_28_no_tool(floor: Floor) -> None:
-    seen = await floor.see({"tools": TOOLS, "tool_choice": {"type": "none"}})
+async def test_an_28_no_tool(bench: AnthropicTestBench) -> None:
+    seen = await bench.see({"tools": TOOLS, "tool_choice": {"type": "none"}})
 
     assert seen["tool_choice"] == "none"
 
 
-async def test_an_29_parallel_calls_are_blocks_one_after_the_other(floor: Floor) -> None:
-    response = await floor.ask(
+async def test_an_29_parallel_calls_are_blocks_one_after_the_other(
+    bench: AnthropicTestBench,
+) -> None:
+    response = await bench.ask(
         {
             "model": "mock-par",
             "tools": [*TOOLS, {"name": "g", "input_schema": {}}],
@@ -351,10 +359,10 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
 
-async def test_an_30_calls_and_results(floor: Floor) -> None:
+async def test_an_30_calls_and_results(bench: AnthropicTestBench) -> None:
     turn = use("a", before=[{"type": "text", "text": "t"}])
 
-    seen = await floor.see({"messages": [HI, turn, user(result("a", content="r"))]})
+    seen = await bench.see({"messages": [HI, turn, user(result("a", content="r"))]})
 
     function = {"name": "f", "arguments": '{"x":1}'}
     assert seen["messages"][1:] == [
@@ -367,10 +375,10 @@ async def test_an_30_calls_and_results(floor: Floor) -> None:
     ]
 
 
-async def test_an_31_results_are_sorted_before_the_text(floor: Floor) -> None:
+async def test_an_31_results_are_sorted_before_the_text(bench: AnthropicTestBench) -> None:
     results = (result("b", content="B"), result("a", content="A"), {"type": "text", "text": "so"})
 
-    seen = await floor.see({"messages": [HI, use("a", "b"), user(*results)]})
+    seen = await bench.see({"messages": [HI, use("a", "b"), user(*results)]})
 
     assert [(m["role"], m["content"]) for m in seen["messages"][2:]] == [
         ("tool", "A"),
@@ -380,32 +388,36 @@ async def test_an_31_results_are_sorted_before_the_text(floor: Floor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "text"),
     [("boom", "Error: boom"), ("<tool_use_error>x", "<tool_use_error>x"), ("error 5", "error 5")],
 )
-async def test_an_32_failed_tool_is_marked(floor: Floor, content: str, told: str) -> None:
+async def test_an_32_failed_tool_is_marked(
+    bench: AnthropicTestBench, content: str, text: str
+) -> None:
     failed = result("a", content=content, is_error=True)
 
-    seen = await floor.see({"messages": [HI, use("a"), user(failed)]})
+    seen = await bench.see({"messages": [HI, use("a"), user(failed)]})
 
-    assert seen["messages"][-1]["content"] == told
+    assert seen["messages"][-1]["content"] == text
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "text"),
     [({"content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]}, "x\ny"),
      ({}, ""), ({"content": ""}, ""), ({"content": []}, "")],
 )  # fmt: skip
-async def test_an_33_texts_of_a_result(floor: Floor, fields: dict[str, Any], told: str) -> None:
-    seen = await floor.see({"messages": [HI, use("a"), user(result("a", **fields))]})
+async def test_an_33_texts_of_a_result(
+    bench: AnthropicTestBench, fields: dict[str, Any], text: str
+) -> None:
+    seen = await bench.see({"messages": [HI, use("a"), user(result("a", **fields))]})
 
-    assert seen["messages"][-1]["content"] == told
+    assert seen["messages"][-1]["content"] == text
 
 
-async def test_an_34_image_of_a_result_follows_the_results(floor: Floor) -> None:
+async def test_an_34_image_of_a_result_follows_the_results(bench: AnthropicTestBench) -> None:
     image = {"type": "image", "source": PNG}
 
-    seen = await floor.see(
+    seen = await bench.see(
         {"model": "mock-vlm", "messages": [HI, use("a"), user(result("a", content=[image]))]}
     )
 
@@ -421,18 +433,18 @@ async def test_an_34_image_of_a_result_follows_the_results(floor: Floor) -> None
 # --- images and documents -------------------------------------------------------------------------
 
 
-async def test_an_37_images_by_data_and_by_url(floor: Floor) -> None:
+async def test_an_37_images_by_data_and_by_url(bench: AnthropicTestBench) -> None:
     by_url = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
     turn = user({"type": "text", "text": "x"}, {"type": "image", "source": PNG}, by_url)
 
-    seen = await floor.see({"model": "mock-vlm", "messages": [turn]})
+    seen = await bench.see({"model": "mock-vlm", "messages": [turn]})
 
     urls = [part["image_url"]["url"] for part in seen["messages"][0]["content"][1:]]
     assert urls == ["data:image/png;base64,iVBORw0KGgo=", "https://x/y.png"]
 
 
-async def test_an_38_silence_is_filled(floor: Floor) -> None:
-    response = await floor.ask({"model": "mock-stall", **STREAM})
+async def test_an_38_silence_is_filled(bench: AnthropicTestBench) -> None:
+    response = await bench.ask({"model": "mock-stall", **STREAM})
 
     assert b"event: ping" in response.content.partition(b"Hello")[2]
     deltas = [
@@ -444,8 +456,8 @@ async def test_an_38_silence_is_filled(floor: Floor) -> None:
     assert "".join(deltas) == "Hello world!"
 
 
-async def test_an_38_stream_starts_before_a_slow_worker(floor: Floor) -> None:
-    async with floor.http.stream(
+async def test_an_38_stream_starts_before_a_slow_worker(bench: AnthropicTestBench) -> None:
+    async with bench.http.stream(
         "POST", "/v1/messages", json={**MESSAGE, "model": "openai-mock-slow", "stream": True}
     ) as response:
         pieces = [piece async for piece in response.aiter_bytes()]
@@ -455,18 +467,18 @@ async def test_an_38_stream_starts_before_a_slow_worker(floor: Floor) -> None:
     assert b"message_stop" in pieces[-1]
 
 
-async def test_an_39_document_is_text(floor: Floor) -> None:
+async def test_an_39_document_is_text(bench: AnthropicTestBench) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "D"}
 
-    seen = await floor.see(
+    seen = await bench.see(
         {"messages": [user({"type": "document", "title": "T", "source": source})]}
     )
 
     assert seen["messages"][0]["content"] == '<document title="T">\nD\n</document>'
 
 
-async def test_an_40_pdf_is_a_file(floor: Floor) -> None:
-    seen = await floor.see({"messages": [user(PDF)]})
+async def test_an_40_pdf_is_a_file(bench: AnthropicTestBench) -> None:
+    seen = await bench.see({"messages": [user(PDF)]})
 
     assert seen["messages"][0]["content"][0]["file"]["filename"] == "document.pdf"
 
@@ -474,21 +486,23 @@ async def test_an_40_pdf_is_a_file(floor: Floor) -> None:
 # --- thinking -------------------------------------------------------------------------------------
 
 
-async def test_an_41_thinking_comes_first(floor: Floor) -> None:
-    response = await floor.ask(
+async def test_an_41_thinking_comes_first(bench: AnthropicTestBench) -> None:
+    response = await bench.ask(
         {"model": "mock-think", "thinking": {"type": "adaptive"}}, profile="vllm"
     )
 
     body = response.json()
-    thinking, told = body["content"]
+    thinking, text = body["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "Hmm ok")
     assert thinking["signature"]
-    assert [told] == HELLO
+    assert [text] == HELLO
     assert body["usage"]["output_tokens"] == 5
 
 
-async def test_an_42_thinking_is_streamed_with_its_signature_last(floor: Floor) -> None:
-    response = await floor.ask(
+async def test_an_42_thinking_is_streamed_with_its_signature_last(
+    bench: AnthropicTestBench,
+) -> None:
+    response = await bench.ask(
         {"model": "mock-think", "thinking": {"type": "adaptive"}, **STREAM}, profile="vllm"
     )
 
@@ -514,14 +528,16 @@ async def test_an_42_thinking_is_streamed_with_its_signature_last(floor: Floor) 
 
 @pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "disabled"}}])
 async def test_an_43_thinking_is_not_sent_unless_asked_for(
-    floor: Floor, fields: dict[str, Any]
+    bench: AnthropicTestBench, fields: dict[str, Any]
 ) -> None:
-    body = (await floor.ask({"model": "mock-think", **fields})).json()
+    body = (await bench.ask({"model": "mock-think", **fields})).json()
 
     assert (body["content"], body["usage"]["output_tokens"]) == (HELLO, 5)
 
 
-async def test_an_45_thinking_of_the_running_loop_goes_back_to_the_worker(floor: Floor) -> None:
+async def test_an_45_thinking_of_the_running_loop_goes_back_to_the_worker(
+    bench: AnthropicTestBench,
+) -> None:
     before = [
         {"type": "thinking", "thinking": "why", "signature": "gw1.x"},
         {"type": "redacted_thinking", "data": "s3cret"},
@@ -529,7 +545,7 @@ async def test_an_45_thinking_of_the_running_loop_goes_back_to_the_worker(floor:
     old = {"role": "assistant", "content": [before[0], {"type": "text", "text": "so"}]}
     messages = [HI, old, HI, use("a", before=before), user(result("a", content="r"))]
 
-    seen = await floor.see({"messages": messages}, profile="vllm")
+    seen = await bench.see({"messages": messages}, profile="vllm")
 
     assert "s3cret" not in json.dumps(seen)
     assert [one.get("reasoning_content") for one in seen["messages"]] == [
@@ -547,79 +563,89 @@ async def test_an_45_thinking_of_the_running_loop_goes_back_to_the_worker(floor:
      ("mock-429", 429, "rate_limit_error", "2")],
 )  # fmt: skip
 async def test_an_52_failures_have_a_status(
-    floor: Floor, model: str, status: int, kind: str, retry: str | None, *, stream: bool
+    bench: AnthropicTestBench,
+    model: str,
+    status: int,
+    kind: str,
+    retry: str | None,
+    *,
+    stream: bool,
 ) -> None:
-    response = await floor.ask({"model": model, "stream": stream})
+    response = await bench.ask({"model": model, "stream": stream})
 
     assert get_error(response)[:2] == (status, kind)
     assert response.headers["content-type"] == "application/json"
     assert response.headers.get("retry-after") == retry
 
 
-async def test_an_53_prompt_too_long(floor: Floor) -> None:
+async def test_an_53_prompt_too_long(bench: AnthropicTestBench) -> None:
     words = {"role": "user", "content": "word " * 20}
 
-    response = await floor.ask({"model": "mock-ctx", "messages": [words]})
+    response = await bench.ask({"model": "mock-ctx", "messages": [words]})
 
     assert get_error(response)[::2] == (400, "prompt is too long: 20 tokens > 10 maximum")
 
 
-async def test_an_54_max_tokens_is_clamped(floor: Floor) -> None:
+async def test_an_54_max_tokens_is_clamped(bench: AnthropicTestBench) -> None:
     turn = {"role": "user", "content": "a b c d"}
 
-    seen = await floor.see({"model": "mock-ctx", "messages": [turn]})
+    seen = await bench.see({"model": "mock-ctx", "messages": [turn]})
 
     assert seen["max_tokens"] <= 6
 
 
-async def test_an_54_completion_that_does_not_fit_is_told_as_the_service_does(floor: Floor) -> None:
-    response = await floor.ask({"model": "mock-full"})
+async def test_an_54_completion_that_does_not_fit_is_told_as_the_service_does(
+    bench: AnthropicTestBench,
+) -> None:
+    response = await bench.ask({"model": "mock-full"})
 
-    told = "input length and `max_tokens` exceed context limit: 4 + 100 > 10"
-    assert get_error(response)[2].startswith(told)
+    message = "input length and `max_tokens` exceed context limit: 4 + 100 > 10"
+    assert get_error(response)[2].startswith(message)
 
 
-async def test_an_55_broken_stream_ends_with_an_error(floor: Floor) -> None:
-    response = await floor.ask({"model": "mock-midfail", **STREAM})
+async def test_an_55_broken_stream_ends_with_an_error(bench: AnthropicTestBench) -> None:
+    response = await bench.ask({"model": "mock-midfail", **STREAM})
 
     kinds = [event["type"] for event in read_events(Response(200, {}, response.content))]
     assert kinds[-1] == "error"
     assert "message_stop" not in kinds
 
 
-async def test_an_56_cached_tokens_are_counted_apart(floor: Floor) -> None:
-    body = (await floor.ask({"model": "mock-cached"})).json()
+async def test_an_56_cached_tokens_are_counted_apart(bench: AnthropicTestBench) -> None:
+    body = (await bench.ask({"model": "mock-cached"})).json()
 
     assert body["usage"] == usage(1, 3, 1)
 
 
-async def test_an_57_tokens_are_estimated_where_nobody_counts(floor: Floor) -> None:
-    asked = len(floor.worker.bodies)
+async def test_an_57_tokens_are_estimated_where_nobody_counts(bench: AnthropicTestBench) -> None:
+    request_count = len(bench.worker.bodies)
 
-    response = await floor.ask({"system": "x"}, path=COUNT)
+    response = await bench.ask({"system": "x"}, path=COUNT)
 
     assert response.json() == {"input_tokens": 3}
     assert response.headers["x-interlingua-loss"] == "input_tokens=approximated"
-    assert len(floor.worker.bodies) == asked
+    assert len(bench.worker.bodies) == request_count
 
 
-async def test_an_57_tokens_are_counted_by_a_worker_that_can(floor: Floor) -> None:
-    asked = len(floor.worker.bodies)
+async def test_an_57_tokens_are_counted_by_a_worker_that_can(bench: AnthropicTestBench) -> None:
+    request_count = len(bench.worker.bodies)
 
-    response = await floor.ask({"system": "x", "tools": TOOLS}, path=COUNT, profile="vllm")
+    response = await bench.ask({"system": "x", "tools": TOOLS}, path=COUNT, profile="vllm")
 
     assert response.json() == {"input_tokens": 3}
     assert "x-interlingua-loss" not in response.headers
-    assert len(floor.worker.bodies) == asked
+    assert len(bench.worker.bodies) == request_count
 
 
-async def test_an_57_tokens_are_estimated_while_no_worker_answers(floor: Floor) -> None:
-    response = await floor.ask({"model": "mock-down"}, path=COUNT)
+async def test_an_57_tokens_are_estimated_while_no_worker_answers(
+    bench: AnthropicTestBench,
+) -> None:
+    response = await bench.ask({"model": "mock-down"}, path=COUNT)
 
     assert response.json() == {"input_tokens": 2}
 
 
-async def test_an_60_request_of_claude_code(floor: Floor) -> None:
+async def test_an_60_request_of_claude_code(bench: AnthropicTestBench) -> None:
     marker = {"type": "ephemeral"}
     body = {
         "model": "mock-ctx",
@@ -640,7 +666,7 @@ async def test_an_60_request_of_claude_code(floor: Floor) -> None:
         "output_config": {"effort": "high"},
     }  # fmt: skip
     for stream in (True, False):
-        seen = await floor.see({**body, "stream": stream}, path="/v1/messages?beta=true")
+        seen = await bench.see({**body, "stream": stream}, path="/v1/messages?beta=true")
         assert seen["max_tokens"] < WINDOW
         assert "billing" not in json.dumps(seen)
         assert "$schema" not in json.dumps(seen["tools"])

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from tests.conformance.cases import Case, Mismatch, Response, check_response, match, play
+from tests.conformance.cases import Case, Mismatch, Response, check_response, match, run_case
 
 YES: list[tuple[Any, Any]] = [
     (..., None),
@@ -46,12 +46,12 @@ def test_match_accepts_expected_values(wanted: Any, got: Any) -> None:
     match(wanted, got, "x")
 
 
-@pytest.mark.parametrize(("wanted", "got", "said"), NO)
-def test_match_reports_mismatches(wanted: Any, got: Any, said: str) -> None:
+@pytest.mark.parametrize(("wanted", "got", "mismatch"), NO)
+def test_match_reports_mismatches(wanted: Any, got: Any, mismatch: str) -> None:
     with pytest.raises(Mismatch) as caught:
         match(wanted, got, "x")
 
-    assert str(caught.value) == said
+    assert str(caught.value) == mismatch
 
 
 def test_partial_match_ignores_additional_keys() -> None:
@@ -80,12 +80,12 @@ BAD: list[tuple[dict[str, Any], Response, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("row", "answer", "said"), BAD)
-def test_wrong_response_is_a_mismatch(row: dict[str, Any], answer: Response, said: str) -> None:
+@pytest.mark.parametrize(("row", "answer", "mismatch"), BAD)
+def test_wrong_response_is_a_mismatch(row: dict[str, Any], answer: Response, mismatch: str) -> None:
     with pytest.raises(Mismatch) as caught:
         check_response(Case("X1", "GET", "/", **row), answer)
 
-    assert said in str(caught.value)
+    assert mismatch in str(caught.value)
 
 
 def test_response_events_are_parsed_without_loss() -> None:
@@ -116,8 +116,8 @@ async def test_case_request_is_sent_as_declared() -> None:
         across=lambda answers: numbers.extend(answer.json["n"] for answer in answers),
     )
 
-    await play(http, case)
-    await play(http, Case("X2", "PUT", "/a", headers={"Authorization": None}, body=b"{"))
+    await run_case(http, case)
+    await run_case(http, Case("X2", "PUT", "/a", headers={"Authorization": None}, body=b"{"))
 
     assert case.number == "X1"
     assert numbers == [1, 2]
@@ -148,8 +148,8 @@ async def test_meanwhile_case_is_sent_during_the_response() -> None:
     http = httpx.AsyncClient(base_url="http://x", transport=httpx.MockTransport(serve))
     inner = Case("X1 meanwhile", "POST", "/b", body_is=3)
 
-    await play(http, Case("X1", "POST", "/a", meanwhile=inner, body_is=[1, 2]))
+    await run_case(http, Case("X1", "POST", "/a", meanwhile=inner, body_is=[1, 2]))
     with pytest.raises(Mismatch, match="wanted 4, got 3"):
-        await play(http, Case("X2", "POST", "/a", meanwhile=replace(inner, body_is=4)))
+        await run_case(http, Case("X2", "POST", "/a", meanwhile=replace(inner, body_is=4)))
 
     assert seen[:4] == ["/a", "[1,", "/b", "2]"]

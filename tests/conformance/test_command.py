@@ -38,9 +38,9 @@ def run_conformance(url: str, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-def parse_output(told: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(told.stdout)
-    return found
+def parse_output(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(result.stdout)
+    return body
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +48,29 @@ def urls() -> Iterator[list[str]]:
     """Where ``interlingua serve conformance`` serves: every protocol, and one alone."""
     gateway = Command("serve", "conformance", env=ANYWHERE)
     gateway.serving()
-    yield re.findall(r"http://[\w.:]+", gateway.said())
+    yield re.findall(r"http://[\w.:]+", gateway.read_output())
     gateway.close()
 
 
 def list_invocations(protocol: str) -> list[tuple[int, str, list[str]]]:
     """Listener, path and arguments by which, as the configuration says, a protocol is called."""
     prefix = f"/{protocol}" if protocol in ("mindie", "tgi") else ""
-    known = [(0, prefix, ["--protocol", protocol])]
+    invocations = [(0, prefix, ["--protocol", protocol])]
     for port, path, rest in re.findall(r"# http://127.0.0.1:800(\d)(\S*) (--.*)", CONFORMANCE):
         arguments = rest.split()
         if arguments[1] == protocol:
-            known.append((int(port), path, arguments))
-    return known
+            invocations.append((int(port), path, arguments))
+    return invocations
 
 
 @pytest.mark.parametrize("protocol", SPOKEN)
 def test_every_case_passes_on_some_listener_and_none_fails(urls: list[str], protocol: str) -> None:
     passed = set[str]()
     for listener, path, arguments in list_invocations(protocol):
-        told = run_conformance(urls[listener] + path, *arguments, "--json")
+        result = run_conformance(urls[listener] + path, *arguments, "--json")
 
-        outcomes = {case["id"]: case["outcome"] for case in parse_output(told)["cases"]}
-        assert told.returncode == 0, told.stdout
+        outcomes = {case["id"]: case["outcome"] for case in parse_output(result)["cases"]}
+        assert result.returncode == 0, result.stdout
         assert set(outcomes.values()) <= {"passed", "not applicable"}
         passed |= {one for one, outcome in outcomes.items() if outcome == "passed"}
 
@@ -78,31 +78,31 @@ def test_every_case_passes_on_some_listener_and_none_fails(urls: list[str], prot
 
 
 def test_table_lists_each_case_and_the_totals(urls: list[str]) -> None:
-    told = run_conformance(urls[0], "--protocol", "openai", "--only", "W41", "--only", "W1")
+    result = run_conformance(urls[0], "--protocol", "openai", "--only", "W41", "--only", "W1")
 
-    *rows, last = told.stdout.splitlines()
+    *rows, last = result.stdout.splitlines()
     assert last == "2 passed, 0 failed, 2 not applicable"
     assert re.fullmatch(r"W1 +POST /v1/chat/completions +passed", rows[0])
     assert any(row.endswith("not applicable: needs unknown=reject") for row in rows)
-    assert told.returncode == 0
+    assert result.returncode == 0
 
 
 def test_gateway_of_another_protocol_fails(urls: list[str]) -> None:
     """The cases of one protocol, against a server of another."""
-    told = run_conformance(urls[1], "--protocol", "triton")
+    result = run_conformance(urls[1], "--protocol", "triton")
 
-    *rows, last = told.stdout.splitlines()
-    assert told.returncode == 1
+    *rows, last = result.stdout.splitlines()
+    assert result.returncode == 1
     assert re.fullmatch(r"[0-3] passed, \d\d failed, \d+ not applicable", last)
     assert any(re.search(r"failed: status: wanted 200, got 400", row) for row in rows)
-    assert "Traceback" not in told.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_wrong_key_fails(urls: list[str]) -> None:
-    told = run_conformance(urls[0], "--protocol", "openai", "--only", "W1", "--key", "other")
+    result = run_conformance(urls[0], "--protocol", "openai", "--only", "W1", "--key", "other")
 
-    assert told.returncode == 1
-    assert "wanted 200, got 401" in told.stdout
+    assert result.returncode == 1
+    assert "wanted 200, got 401" in result.stdout
 
 
 WRONG = [
@@ -119,13 +119,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[-30:])
-def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], said: str) -> None:
-    told = run_conformance(*arguments)
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda one: str(one)[-30:])
+def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], message: str) -> None:
+    result = run_conformance(*arguments)
 
-    assert told.returncode == 2
-    assert said in told.stdout + told.stderr
-    assert "Traceback" not in told.stderr
+    assert result.returncode == 2
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_protocol_without_cases_is_an_error() -> None:

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.conformance.cases import Case
-from tests.conformance.conftest import Play
+from tests.conformance.conftest import RunCase
 from tests.conformance.databricks import CASES
 from tests.conftest import RunningGateway, Serve
 from tests.fakes import ScriptedWorker, make_reply
@@ -19,8 +19,8 @@ HI = {"role": "user", "content": "say hi"}
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(play: Play, case: Case) -> None:
-    await play("databricks", case)
+async def test_conformance_case(run_case: RunCase, case: Case) -> None:
+    await run_case("databricks", case)
 
 
 def test_every_case_number_is_covered_and_ids_are_unique() -> None:
@@ -69,12 +69,12 @@ async def test_w97_openai_client_completes_streams_and_lists_models(
     client: openai.AsyncOpenAI,
 ) -> None:
     async with client:
-        said = await client.chat.completions.create(
+        completion = await client.chat.completions.create(
             model="mock", messages=[{"role": "user", "content": "say hi"}]
         )
-        assert said.choices[0].message.content == "Hello world!"
-        assert said.usage is not None
-        assert said.usage.total_tokens == 5
+        assert completion.choices[0].message.content == "Hello world!"
+        assert completion.usage is not None
+        assert completion.usage.total_tokens == 5
 
         stream = await client.chat.completions.create(
             model="mock", messages=[{"role": "user", "content": "say hi"}], stream=True
@@ -92,8 +92,8 @@ async def test_w97_openai_client_completes_streams_and_lists_models(
 async def test_w97_openai_client_gets_embeddings(client: openai.AsyncOpenAI) -> None:
     """The client asks for base64 of its own accord, and unpacks it."""
     async with client:
-        found = await client.embeddings.create(model="ep-emb", input="a b")
-        assert found.data[0].embedding == [3.0, 2.0, 0.5, -0.25]
+        embeddings = await client.embeddings.create(model="ep-emb", input="a b")
+        assert embeddings.data[0].embedding == [3.0, 2.0, 0.5, -0.25]
 
         packed = await client.with_raw_response.embeddings.create(
             model="ep-emb", input="a b", encoding_format="base64"

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.conformance.cases import Case, play
+from tests.conformance.cases import Case, run_case
 from tests.conformance.conftest import FindGateway
 from tests.conformance.mindie import CASES
 
@@ -14,7 +14,7 @@ async def test_conformance_case(find_gateway: FindGateway, case: Case) -> None:
     gateway, url = await find_gateway("mindie", case)
 
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-        await play(http, case)
+        await run_case(http, case)
 
     assert all(backend.running == 0 for backend in gateway.app.backends.values())  # type: ignore[attr-defined]
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.conformance.cases import Case
-from tests.conformance.conftest import Play
+from tests.conformance.conftest import RunCase
 from tests.conformance.ollama import CASES
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, make_reply
@@ -34,8 +34,8 @@ HI = {"role": "user", "content": "say hi"}
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(play: Play, case: Case) -> None:
-    await play("ollama", case)
+async def test_conformance_case(run_case: RunCase, case: Case) -> None:
+    await run_case("ollama", case)
 
 
 def test_every_case_number_is_covered_and_ids_are_unique() -> None:
@@ -68,10 +68,10 @@ async def test_ol14_tool_result_without_ids_is_paired_with_its_call(serve: Serve
     sent, losses = await send(serve, {"messages": [HI, turn, result]})
 
     _, assistant, tool = sent["messages"]
-    [made] = assistant["tool_calls"]
-    assert made["function"]["arguments"] == '{"x":1}'
-    assert made["id"]
-    assert tool == {"role": "tool", "content": "42", "tool_call_id": made["id"]}
+    [tool_call] = assistant["tool_calls"]
+    assert tool_call["function"]["arguments"] == '{"x":1}'
+    assert tool_call["id"]
+    assert tool == {"role": "tool", "content": "42", "tool_call_id": tool_call["id"]}
     assert losses == ""
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.conformance.cases import Case
-from tests.conformance.conftest import Play
+from tests.conformance.conftest import RunCase
 from tests.conformance.ovms import CASES
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(play: Play, case: Case) -> None:
-    await play("ovms", case)
+async def test_conformance_case(run_case: RunCase, case: Case) -> None:
+    await run_case("ovms", case)
 
 
 def test_every_case_number_is_covered_and_ids_are_unique() -> None:

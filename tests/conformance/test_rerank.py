@@ -3,14 +3,14 @@
 import pytest
 
 from tests.conformance.cases import Case
-from tests.conformance.conftest import Play
+from tests.conformance.conftest import RunCase
 from tests.conformance.rerank import CASES
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(play: Play, case: Case) -> None:
-    await play("openai", case)
+async def test_conformance_case(run_case: RunCase, case: Case) -> None:
+    await run_case("openai", case)
 
 
 def test_case_ids_are_unique() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.conformance.cases import Case
-from tests.conformance.conftest import Play
+from tests.conformance.conftest import RunCase
 from tests.conformance.tgi import CASES
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, make_reply
@@ -38,8 +38,8 @@ CHAT = {
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(play: Play, case: Case) -> None:
-    await play("tgi", case)
+async def test_conformance_case(run_case: RunCase, case: Case) -> None:
+    await run_case("tgi", case)
 
 
 def test_every_case_number_is_covered_and_ids_are_unique() -> None:

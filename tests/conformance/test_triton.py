@@ -9,7 +9,7 @@ import pytest
 from backends.interfaces import EventSink, PreparedRequest, RequestContext, StreamItems
 from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta
 from tests.conformance.cases import Case
-from tests.conformance.conftest import Play
+from tests.conformance.conftest import RunCase
 from tests.conformance.triton import CASES, VLLM, generate_response, stream_body
 from tests.conftest import MOCK, Serve
 
@@ -19,8 +19,8 @@ TESTED_HERE = {"TR-34", "TR-50"}
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(play: Play, case: Case) -> None:
-    await play("triton", case)
+async def test_conformance_case(run_case: RunCase, case: Case) -> None:
+    await run_case("triton", case)
 
 
 def test_every_case_number_is_covered_and_ids_are_unique() -> None:
@@ -47,9 +47,9 @@ PARAMETER_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "told"), PARAMETER_VALUES)
+@pytest.mark.parametrize(("sent", "value"), PARAMETER_VALUES)
 async def test_tr_34_parameters_keep_their_types(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, told: Any
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, value: Any
 ) -> None:
     gateway = await serve(MOCK)
     monkeypatch.setattr(gateway.app.backends["words"], "send", echo_parameters)
@@ -57,8 +57,8 @@ async def test_tr_34_parameters_keep_their_types(
 
     answer = await gateway.http.post(f"{VLLM}/generate", content=body)
 
-    found = msgspec.json.decode(answer.json()["text_output"])["foo"]
-    assert (found, type(found)) == (told, type(told))
+    received = msgspec.json.decode(answer.json()["text_output"])["foo"]
+    assert (received, type(received)) == (value, type(value))
 
 
 async def test_tr_50_full_queue_returns_503(serve: Serve) -> None:
@@ -94,8 +94,8 @@ async def send_generate_stream(
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()
-    found, _, rest = answer.partition(b"\r\n\r\n")
-    return found, rest
+    response_head, _, rest = answer.partition(b"\r\n\r\n")
+    return response_head, rest
 
 
 async def test_tr_43_each_event_is_one_http_chunk(serve: Serve) -> None:
@@ -105,8 +105,8 @@ async def test_tr_43_each_event_is_one_http_chunk(serve: Serve) -> None:
         gateway.port, b'{"text_input":"a","id":"s1","stream":true}'
     )
 
-    said = [stream_body(generate_response(f" w{k}", name="s1")) for k in range(3)]
-    assert body == b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in [*said, b""])
+    bodies = [stream_body(generate_response(f" w{k}", name="s1")) for k in range(3)]
+    assert body == b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in [*bodies, b""])
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])

@@ -105,9 +105,9 @@ def invalid_parameter(name: str, before: str = "") -> dict[str, Any]:
     return error(400, f"{before}parameter '{name}' has invalid type. {must}")
 
 
-def generate_response(said: Any, *, model: str = "vllm_like", name: str = "", **more: Any) -> bytes:
+def generate_response(text: Any, *, model: str = "vllm_like", name: str = "", **more: Any) -> bytes:
     """A whole answer, or the data of an event: its keys are sorted."""
-    fields = {"model_name": model, "model_version": "1", "text_output": said, **more}
+    fields = {"model_name": model, "model_version": "1", "text_output": text, **more}
     if name:
         fields["id"] = name
     return msgspec.json.encode(fields, order="sorted")
@@ -118,17 +118,17 @@ def stream_body(*data: bytes) -> bytes:
     return b"".join(b"data: " + one + b"\n\n" for one in data)
 
 
-def expected_response(said: Any, **more: Any) -> dict[str, Any]:
+def expected_response(text: Any, **more: Any) -> dict[str, Any]:
     """The whole answer, to the byte."""
-    return {"body_is": generate_response(said, **more)}
+    return {"body_is": generate_response(text, **more)}
 
 
 def check_server_metadata(answer: Response) -> None:
     """The server's name, its version and what it can do."""
-    told = answer.json
-    expect(list(told) == ["name", "version", "extensions"], f"keys: {list(told)}")
-    expect(told["name"] == "triton", f"another's name: {told['name']}")
-    expect("binary_tensor_data" in told["extensions"], f"extensions: {told['extensions']}")
+    metadata = answer.json
+    expect(list(metadata) == ["name", "version", "extensions"], f"keys: {list(metadata)}")
+    expect(metadata["name"] == "triton", f"another's name: {metadata['name']}")
+    expect("binary_tensor_data" in metadata["extensions"], f"extensions: {metadata['extensions']}")
 
 
 def check_all_ready(answer: Response) -> None:

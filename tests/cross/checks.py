@@ -64,16 +64,16 @@ ALWAYS: Final[Check] = lambda got: got is not None  # noqa: E731 - a check like 
 
 
 def check_fields(
-    asked: ReceivedRequest,
+    request: ReceivedRequest,
     got: Mapping[str, Any],
-    known: Fields,
+    fields: Fields,
     must: Collection[str] = (),
     where: str = "",
 ) -> None:
     """Note fields that are unknown, wrong, or missing."""
     for name, value in got.items():
-        if name not in known:
-            asked.faults.append(f"{where}{name} is unknown")
-        elif not known[name](value):
-            asked.faults.append(f"{where}{name} is wrong: {value!r}")
-    asked.faults += [f"{where}{name} is missing" for name in must if name not in got]
+        if name not in fields:
+            request.faults.append(f"{where}{name} is unknown")
+        elif not fields[name](value):
+            request.faults.append(f"{where}{name} is wrong: {value!r}")
+    request.faults += [f"{where}{name} is missing" for name in must if name not in got]

@@ -49,7 +49,7 @@ class Client(Struct, frozen=True, kw_only=True):
     """Of each finish reason."""
     statuses: Mapping[str, int]
     """Of what a worker did not answer, by play."""
-    told: Callable[[Any], str]
+    read_error: Callable[[Any], str]
     """The text of a refusal's body."""
     can: frozenset[str] = frozenset({"stop", "n", "logprobs", "tools"})
     can_stream: frozenset[str] = can
@@ -72,9 +72,9 @@ class Client(Struct, frozen=True, kw_only=True):
     names_stop: bool = False
     """Its answers say which stop string ended them."""
 
-    def way(self, wish: RequestOptions) -> str:
+    def way(self, options: RequestOptions) -> str:
         """As the workers' rows name it."""
-        return f"{self.kind} stream" if wish.stream else self.kind
+        return f"{self.kind} stream" if options.stream else self.kind
 
     def sees(self, row: Worker) -> Worker:
         """The row of a worker, as it shows to this client."""
@@ -82,126 +82,134 @@ class Client(Struct, frozen=True, kw_only=True):
             return replace(row, stop={}, silent=(), keeps=WAYS)
         return row
 
-    def usual(self, row: Worker, *, stream: bool, limited: bool | None = None) -> Losses:
+    def list_expected_losses(
+        self, row: Worker, *, stream: bool, limited: bool | None = None
+    ) -> Losses:
         """What is lost of each of its questions to this worker."""
         way = self.way(RequestOptions(stream=stream))
         lost = row.logprobs.get(way) if self.always_logprobs else None
-        usual = row.usual(self.kind, limited=self.limits if limited is None else limited)
-        return usual | row.loss("logprobs.top", lost)
+        losses = row.list_expected_losses(
+            self.kind, limited=self.limits if limited is None else limited
+        )
+        return losses | row.loss("logprobs.top", lost)
 
-    def asks(self, model: str, wish: RequestOptions) -> httpx.Request:
+    def build_request(self, model: str, options: RequestOptions) -> httpx.Request:
         """The request, without a host."""
-        path = (wish.stream and self.stream_path) or self.path
-        body = json.dumps(self.fields(model, wish), ensure_ascii=False).encode()
+        path = (options.stream and self.stream_path) or self.path
+        body = json.dumps(self.fields(model, options), ensure_ascii=False).encode()
         url = f"http://x{path.replace('MODEL', model)}"
         return httpx.Request("POST", url, content=body, headers=_JSON)
 
-    def hears(self, answer: httpx.Response, wish: RequestOptions) -> DecodedResponse:
+    def read_response(self, answer: httpx.Response, options: RequestOptions) -> DecodedResponse:
         """What the answer says."""
-        heard = DecodedResponse()
-        if not wish.stream:
-            self.read(heard, answer.json())
-            heard.done = True
-            return heard
+        response = DecodedResponse()
+        if not options.stream:
+            self.read(response, answer.json())
+            response.done = True
+            return response
         assert answer.headers["content-type"].startswith(self.content_type)
         body = answer.content
-        heard.done = body.endswith(self.end)
+        response.done = body.endswith(self.end)
         for block in body.removesuffix(self.end if self.end in body else b"").split(self.separator):
             part = block.partition(b"\n")[2] if block.startswith(b"event: ") else block
             if not part:
                 continue
             if not part.startswith(self.prefix):
-                heard.error += part.decode()
+                response.error += part.decode()
                 continue
             got = json.loads(part.removeprefix(self.prefix))
             if "error" in got:
-                heard.error += str(got["error"])
+                response.error += str(got["error"])
             else:
-                self.read(heard, got)
-        return heard
+                self.read(response, got)
+        return response
 
 
 # --- in OpenAI's manner ---------------------------------------------------------------------------
 
 
-def _build_common_fields(model: str, wish: RequestOptions) -> dict[str, Any]:
+def _build_common_fields(model: str, options: RequestOptions) -> dict[str, Any]:
     """The fields that all of these have."""
     fields: dict[str, Any] = {"model": model}
-    if wish.stream:
+    if options.stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    if wish.most is not None:
-        fields["max_tokens"] = wish.most
-    if wish.stops:
-        fields["stop"] = list(wish.stops)
-    if wish.n > 1:
-        fields |= {"n": wish.n, "temperature": 0.5}
+    if options.most is not None:
+        fields["max_tokens"] = options.most
+    if options.stops:
+        fields["stop"] = list(options.stops)
+    if options.n > 1:
+        fields |= {"n": options.n, "temperature": 0.5}
     return fields
 
 
-def _build_chat_body(model: str, wish: RequestOptions) -> Json:
-    fields = _build_common_fields(model, wish) | {"messages": [{"role": "user", "content": PROMPT}]}
-    if wish.top is not None:
-        fields |= {"logprobs": True} | ({"top_logprobs": wish.top} if wish.top else {})
-    if wish.tool:
+def _build_chat_body(model: str, options: RequestOptions) -> Json:
+    fields = _build_common_fields(model, options) | {
+        "messages": [{"role": "user", "content": PROMPT}]
+    }
+    if options.top is not None:
+        fields |= {"logprobs": True} | ({"top_logprobs": options.top} if options.top else {})
+    if options.tool:
         schema = {"type": "object", "properties": {"city": {"type": "string"}}}
         function = {"name": TOOL, "description": "looks up", "parameters": schema}
         fields |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
     return fields
 
 
-def _build_chat_body_without_stream_options(model: str, wish: RequestOptions) -> Json:
+def _build_chat_body_without_stream_options(model: str, options: RequestOptions) -> Json:
     """Without what this dialect does not name."""
     return {
-        name: got for name, got in _build_chat_body(model, wish).items() if name != "stream_options"
+        name: got
+        for name, got in _build_chat_body(model, options).items()
+        if name != "stream_options"
     }
 
 
-def _build_endpoint_chat_body(model: str, wish: RequestOptions) -> Json:
+def _build_endpoint_chat_body(model: str, options: RequestOptions) -> Json:
     return {
         name: got
-        for name, got in _build_chat_body_without_stream_options(model, wish).items()
+        for name, got in _build_chat_body_without_stream_options(model, options).items()
         if name != "model"
     }
 
 
-def _build_completion_body(model: str, wish: RequestOptions) -> Json:
-    fields = _build_common_fields(model, wish) | {"prompt": PROMPT}
-    return fields if wish.top is None else fields | {"logprobs": wish.top}
+def _build_completion_body(model: str, options: RequestOptions) -> Json:
+    fields = _build_common_fields(model, options) | {"prompt": PROMPT}
+    return fields if options.top is None else fields | {"logprobs": options.top}
 
 
-def _build_endpoint_completion_body(model: str, wish: RequestOptions) -> Json:
-    got = _build_completion_body(model, wish)
+def _build_endpoint_completion_body(model: str, options: RequestOptions) -> Json:
+    got = _build_completion_body(model, options)
     return {name: one for name, one in got.items() if name not in ("model", "stream_options")}
 
 
-def _read_choices(heard: DecodedResponse, got: Any) -> None:
+def _read_choices(response: DecodedResponse, got: Any) -> None:
     for choice in got["choices"]:
         index = choice["index"]
-        said = choice.get("message") or choice.get("delta") or choice
-        heard.more(index, said.get("content", said.get("text")))
+        message = choice.get("message") or choice.get("delta") or choice
+        response.more(index, message.get("content", message.get("text")))
         if choice.get("finish_reason"):
-            heard.reasons[index] = choice["finish_reason"]
-        for at, call in enumerate(said.get("tool_calls") or ()):
-            name, arguments = heard.calls.setdefault(call.get("index", at), ["", ""])
+            response.reasons[index] = choice["finish_reason"]
+        for at, call in enumerate(message.get("tool_calls") or ()):
+            name, arguments = response.calls.setdefault(call.get("index", at), ["", ""])
             function = call["function"]
             more = [name + (function.get("name") or ""), arguments + function.get("arguments", "")]
-            heard.calls[call.get("index", at)] = more
-        _read_logprobs(heard, choice.get("logprobs") or {})
+            response.calls[call.get("index", at)] = more
+        _read_logprobs(response, choice.get("logprobs") or {})
     if usage := got.get("usage"):
-        heard.usage = usage["prompt_tokens"], usage["completion_tokens"]
+        response.usage = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def _read_mindie_choices(heard: DecodedResponse, got: Any) -> None:
+def _read_mindie_choices(response: DecodedResponse, got: Any) -> None:
     """In a stream each choice tells its own usage."""
-    before = heard.usage[1] if heard.usage and "usage" in got else 0
-    _read_choices(heard, got)
-    if heard.usage:
-        heard.usage = heard.usage[0], heard.usage[1] + before
+    before = response.usage[1] if response.usage and "usage" in got else 0
+    _read_choices(response, got)
+    if response.usage:
+        response.usage = response.usage[0], response.usage[1] + before
 
 
-def _read_logprobs(heard: DecodedResponse, got: Json) -> None:
-    heard.logprobs += [(one["token"], one["logprob"]) for one in got.get("content") or ()]
-    heard.logprobs += zip(got.get("tokens", ()), got.get("token_logprobs", ()), strict=True)
+def _read_logprobs(response: DecodedResponse, got: Json) -> None:
+    response.logprobs += [(one["token"], one["logprob"]) for one in got.get("content") or ()]
+    response.logprobs += zip(got.get("tokens", ()), got.get("token_logprobs", ()), strict=True)
 
 
 def _get_error_message(got: Any) -> str:
@@ -217,117 +225,121 @@ _OPENAI: Final[dict[str, Any]] = {
     "words": {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls",
               "unknown": "stop"},
     "statuses": {"refused": 400, "limited": 429, "failed": 502, "busy": 503},
-    "told": _get_error_message,
+    "read_error": _get_error_message,
 }  # fmt: skip
 
 _DATABRICKS: Final[dict[str, Any]] = {
     **_OPENAI,
     "statuses": {"refused": 400, "limited": 429, "failed": 500, "busy": 503},
-    "told": lambda got: str(got["message"]),
+    "read_error": lambda got: str(got["message"]),
 }
 _OVMS: Final[dict[str, Any]] = {
     **_OPENAI,
     "words": {**_OPENAI["words"], "unknown": "unknown"},
     "statuses": {"refused": 400, "limited": 429, "failed": 400, "busy": 503},
-    "told": _get_error_text,
+    "read_error": _get_error_text,
 }
 
 # --- Triton and MindIE ----------------------------------------------------------------------------
 
 
-def _build_generate_body(model: str, wish: RequestOptions) -> Json:
+def _build_generate_body(model: str, options: RequestOptions) -> Json:
     """For a model of vLLM's: all parameters in one tensor, and everything that it can tell."""
     del model
-    told: dict[str, Any] = {}
-    if wish.most is not None:
-        told["max_tokens"] = wish.most
-    if wish.stops:
-        told["stop"] = list(wish.stops)
-    if wish.n > 1:
-        told |= {"n": wish.n, "temperature": 0.5}
-    if wish.top is not None:
-        told["logprobs"] = wish.top
-    fields = {"text_input": PROMPT, "stream": wish.stream, "exclude_input_in_output": True}
+    parameters: dict[str, Any] = {}
+    if options.most is not None:
+        parameters["max_tokens"] = options.most
+    if options.stops:
+        parameters["stop"] = list(options.stops)
+    if options.n > 1:
+        parameters |= {"n": options.n, "temperature": 0.5}
+    if options.top is not None:
+        parameters["logprobs"] = options.top
+    fields = {"text_input": PROMPT, "stream": options.stream, "exclude_input_in_output": True}
     flags = ("finish_reason", "num_input_tokens", "num_output_tokens")
     fields |= {f"return_{name}": True for name in flags}
-    if wish.top is not None:
+    if options.top is not None:
         fields["return_logprobs"] = True
-    return fields | ({"sampling_parameters": json.dumps(told)} if told else {})
+    return fields | ({"sampling_parameters": json.dumps(parameters)} if parameters else {})
 
 
-def _read_generate_response(heard: DecodedResponse, got: Any) -> None:
+def _read_generate_response(response: DecodedResponse, got: Any) -> None:
     for index, text in enumerate(_as_list(got["text_output"])):
-        heard.more(index, text)
+        response.more(index, text)
     for index, reason in enumerate(_as_list(got["finish_reason"])):
-        if heard.reasons.get(index, "None") == "None":
-            heard.reasons[index] = reason
-    made = sum(_as_list(got["num_output_tokens"])) + (heard.usage[1] if heard.usage else 0)
-    heard.usage = got.get("num_input_tokens"), made
+        if response.reasons.get(index, "None") == "None":
+            response.reasons[index] = reason
+    token_count = sum(_as_list(got["num_output_tokens"])) + (
+        response.usage[1] if response.usage else 0
+    )
+    response.usage = got.get("num_input_tokens"), token_count
     for column in _as_list(got.get("logprobs") or []):
         for likely in json.loads(column) or ():
             taken = next(iter(likely.values()))
-            heard.logprobs.append((taken["decoded_token"], taken["logprob"]))
+            response.logprobs.append((taken["decoded_token"], taken["logprob"]))
 
 
 def _as_list(got: Any) -> list[Any]:
     return got if isinstance(got, list) else [got]
 
 
-def _build_mindie_text_body(model: str, wish: RequestOptions) -> Json:
+def _build_mindie_text_body(model: str, options: RequestOptions) -> Json:
     del model
-    parameters: dict[str, Any] = {"details": True, "max_new_tokens": wish.most or 20}
+    parameters: dict[str, Any] = {"details": True, "max_new_tokens": options.most or 20}
     return {"text_input": PROMPT, "parameters": parameters}
 
 
-def _read_mindie_text(heard: DecodedResponse, got: Any) -> None:
-    heard.more(0, got["text_output"])
+def _read_mindie_text(response: DecodedResponse, got: Any) -> None:
+    response.more(0, got["text_output"])
     details = got["details"]
-    heard.usage = None, details["generated_tokens"]
+    response.usage = None, details["generated_tokens"]
     if "finish_reason" in details:
-        heard.reasons[0] = details["finish_reason"]
+        response.reasons[0] = details["finish_reason"]
 
 
 # --- Ollama and TGI -------------------------------------------------------------------------------
 
 
-def _build_ollama_body(model: str, wish: RequestOptions) -> dict[str, Any]:
+def _build_ollama_body(model: str, request_options: RequestOptions) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if wish.most is not None:
-        options["num_predict"] = wish.most
-    if wish.stops:
-        options["stop"] = list(wish.stops)
+    if request_options.most is not None:
+        options["num_predict"] = request_options.most
+    if request_options.stops:
+        options["stop"] = list(request_options.stops)
     fields: dict[str, Any] = {"model": model, "options": options}
-    if not wish.stream:  # which is its default
+    if not request_options.stream:  # which is its default
         fields["stream"] = False
-    if wish.top is not None:
-        fields |= {"logprobs": True, "top_logprobs": wish.top}
+    if request_options.top is not None:
+        fields |= {"logprobs": True, "top_logprobs": request_options.top}
     return fields
 
 
-def _build_ollama_chat_body(model: str, wish: RequestOptions) -> Json:
-    fields = _build_ollama_body(model, wish) | {"messages": [{"role": "user", "content": PROMPT}]}
-    if wish.tool:
+def _build_ollama_chat_body(model: str, options: RequestOptions) -> Json:
+    fields = _build_ollama_body(model, options) | {
+        "messages": [{"role": "user", "content": PROMPT}]
+    }
+    if options.tool:
         schema = {"type": "object", "properties": {"city": {"type": "string"}}}
         function = {"name": TOOL, "description": "looks up", "parameters": schema}
         fields["tools"] = [{"type": "function", "function": function}]
     return fields
 
 
-def _build_ollama_prompt_body(model: str, wish: RequestOptions) -> Json:
-    return _build_ollama_body(model, wish) | {"prompt": PROMPT}
+def _build_ollama_prompt_body(model: str, options: RequestOptions) -> Json:
+    return _build_ollama_body(model, options) | {"prompt": PROMPT}
 
 
-def _read_ollama_answer(heard: DecodedResponse, got: Any) -> None:
+def _read_ollama_answer(response: DecodedResponse, got: Any) -> None:
     message = got.get("message") or {"content": got.get("response")}
-    heard.more(0, message["content"])
+    response.more(0, message["content"])
     for call in message.get("tool_calls", ()):
         function = call["function"]
         arguments = json.dumps(function["arguments"])
-        heard.calls[function["index"]] = [function["name"], arguments]
-    heard.logprobs += [(one["token"], one["logprob"]) for one in got.get("logprobs", ())]
+        response.calls[function["index"]] = [function["name"], arguments]
+    response.logprobs += [(one["token"], one["logprob"]) for one in got.get("logprobs", ())]
     if got["done"]:
-        heard.reasons[0] = got["done_reason"]
-        heard.usage = got["prompt_eval_count"], got["eval_count"]
+        response.reasons[0] = got["done_reason"]
+        response.usage = got["prompt_eval_count"], got["eval_count"]
 
 
 _OLLAMA: Final[dict[str, Any]] = {
@@ -335,7 +347,7 @@ _OLLAMA: Final[dict[str, Any]] = {
     "words": {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "stop",
               "unknown": "stop"},
     "statuses": {"refused": 400, "limited": 429, "failed": 502, "busy": 503},
-    "told": _get_error_text,
+    "read_error": _get_error_text,
     "end": b"",
     "prefix": b"",
     "separator": b"\n",
@@ -343,116 +355,116 @@ _OLLAMA: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _build_tgi_body(model: str, wish: RequestOptions) -> Json:
+def _build_tgi_body(model: str, options: RequestOptions) -> Json:
     parameters: dict[str, Any] = {"details": True, "do_sample": True}
-    if wish.most is not None:
-        parameters["max_new_tokens"] = wish.most
-    if wish.stops:
-        parameters["stop"] = list(wish.stops)
-    if wish.top:
-        parameters["top_n_tokens"] = wish.top
+    if options.most is not None:
+        parameters["max_new_tokens"] = options.most
+    if options.stops:
+        parameters["stop"] = list(options.stops)
+    if options.top:
+        parameters["top_n_tokens"] = options.top
     return {"model": model, "inputs": PROMPT, "parameters": parameters}
 
 
-def _read_tgi_answer(heard: DecodedResponse, got: Any) -> None:
+def _read_tgi_answer(response: DecodedResponse, got: Any) -> None:
     """An event has one token, a whole answer all; only a stream tells the prompt's length."""
     details = got["details"]
     tokens = [got["token"]] if "token" in got else details["tokens"]
-    heard.more(0, got["token"]["text"] if "token" in got else got["generated_text"])
+    response.more(0, got["token"]["text"] if "token" in got else got["generated_text"])
     pairs = [(one["text"], one["logprob"]) for one in tokens]
-    heard.logprobs += [pair for pair in pairs if pair[1] is not None]
+    response.logprobs += [pair for pair in pairs if pair[1] is not None]
     if details is not None:
-        heard.reasons[0] = details["finish_reason"]
-        heard.usage = details.get("input_length"), details["generated_tokens"]
+        response.reasons[0] = details["finish_reason"]
+        response.usage = details.get("input_length"), details["generated_tokens"]
 
 
 # --- OpenAI's Responses API -----------------------------------------------------------------------
 
 
-def _build_responses_body(model: str, wish: RequestOptions) -> Json:
-    fields: dict[str, Any] = {"model": model, "input": PROMPT, "stream": wish.stream}
-    if wish.most is not None:
-        fields["max_output_tokens"] = wish.most
-    if wish.stops:  # a parameter of vLLM's
-        fields["stop"] = list(wish.stops)
-    if wish.top is not None:
-        fields |= {"include": ["message.output_text.logprobs"], "top_logprobs": wish.top}
-    if wish.tool:
+def _build_responses_body(model: str, options: RequestOptions) -> Json:
+    fields: dict[str, Any] = {"model": model, "input": PROMPT, "stream": options.stream}
+    if options.most is not None:
+        fields["max_output_tokens"] = options.most
+    if options.stops:  # a parameter of vLLM's
+        fields["stop"] = list(options.stops)
+    if options.top is not None:
+        fields |= {"include": ["message.output_text.logprobs"], "top_logprobs": options.top}
+    if options.tool:
         schema = {"type": "object", "properties": {"city": {"type": "string"}}}
         tool = {"type": "function", "name": TOOL, "description": "looks up", "parameters": schema}
         fields |= {"tools": [tool], "tool_choice": "auto"}
     return fields
 
 
-def _read_response(heard: DecodedResponse, got: Any) -> None:
+def _read_response(decoded: DecodedResponse, got: Any) -> None:
     """A response, or an event: only the last has usage, the items, and how it ended."""
     kind = got.get("type", "")
     if kind == "response.output_text.delta":
-        heard.more(0, got["delta"])
+        decoded.more(0, got["delta"])
     response = got.get("response", got)
     status = response.get("status")
     if status == "failed":
-        heard.error += response["error"]["message"]
+        decoded.error += response["error"]["message"]
     if status not in ("completed", "incomplete"):
         return
     details = response["incomplete_details"]
-    heard.reasons[0] = status if details is None else details["reason"]
+    decoded.reasons[0] = status if details is None else details["reason"]
     usage = response["usage"]
-    heard.usage = usage["input_tokens"], usage["output_tokens"]
-    heard.more(0, "")
+    decoded.usage = usage["input_tokens"], usage["output_tokens"]
+    decoded.more(0, "")
     for index, item in enumerate(response["output"]):
         if item["type"] == "function_call":
-            heard.calls[index] = [item["name"], item["arguments"]]
+            decoded.calls[index] = [item["name"], item["arguments"]]
         else:
             [part] = item["content"]
-            heard.logprobs += [(one["token"], one["logprob"]) for one in part["logprobs"]]
+            decoded.logprobs += [(one["token"], one["logprob"]) for one in part["logprobs"]]
             if not kind:
-                heard.more(0, part["text"])
-            assert heard.texts == {0: part["text"]}
+                decoded.more(0, part["text"])
+            assert decoded.texts == {0: part["text"]}
 
 
 # --- Anthropic ------------------------------------------------------------------------------------
 
 
-def _build_message_body(model: str, wish: RequestOptions) -> Json:
+def _build_message_body(model: str, options: RequestOptions) -> Json:
     fields: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": wish.most or 20,
+        "max_tokens": options.most or 20,
     }
-    if wish.stream:
+    if options.stream:
         fields["stream"] = True
-    if wish.stops:
-        fields["stop_sequences"] = list(wish.stops)
-    if wish.tool:
+    if options.stops:
+        fields["stop_sequences"] = list(options.stops)
+    if options.tool:
         schema = {"type": "object", "properties": {"city": {"type": "string"}}}
         fields["tools"] = [{"name": TOOL, "description": "looks up", "input_schema": schema}]
     return fields
 
 
-def _read_message(heard: DecodedResponse, got: Any) -> None:
+def _read_message(response: DecodedResponse, got: Any) -> None:
     """Adds a message, or an event."""
-    heard.more(0, "")
+    response.more(0, "")
     match got["type"]:
         case "message":
             for at, block in enumerate(got["content"]):
-                heard.more(0, block.get("text"))
+                response.more(0, block.get("text"))
                 if block["type"] == "tool_use":
-                    heard.calls[at] = [block["name"], json.dumps(block["input"])]
-            heard.reasons[0] = got["stop_reason"]
+                    response.calls[at] = [block["name"], json.dumps(block["input"])]
+            response.reasons[0] = got["stop_reason"]
         case "content_block_start" if got["content_block"]["type"] == "tool_use":
-            heard.calls[got["index"]] = [got["content_block"]["name"], ""]
+            response.calls[got["index"]] = [got["content_block"]["name"], ""]
         case "content_block_delta":
-            heard.more(0, got["delta"].get("text"))
+            response.more(0, got["delta"].get("text"))
             if "partial_json" in got["delta"]:
-                heard.calls[got["index"]][1] += got["delta"]["partial_json"]
+                response.calls[got["index"]][1] += got["delta"]["partial_json"]
         case "message_delta":
-            heard.reasons[0] = got["delta"]["stop_reason"]
+            response.reasons[0] = got["delta"]["stop_reason"]
         case _:
             pass
     if usage := got.get("usage") or got.get("message", {}).get("usage"):
-        before = heard.usage[0] if heard.usage else None
-        heard.usage = usage.get("input_tokens", before), usage["output_tokens"]
+        before = response.usage[0] if response.usage else None
+        response.usage = usage.get("input_tokens", before), usage["output_tokens"]
 
 
 CLIENTS: Final = (
@@ -513,7 +525,7 @@ CLIENTS: Final = (
         read=_read_generate_response,
         words={"eos": "stop", "stop": "stop", "length": "length", "unknown": "None"},
         statuses={"refused": 400, "limited": 429, "failed": 400, "busy": 503},
-        told=_get_error_text,
+        read_error=_get_error_text,
         can=frozenset({"stop", "n", "logprobs"}),
         can_stream=frozenset({"stop", "n", "logprobs"}),
         end=b"",
@@ -529,7 +541,7 @@ CLIENTS: Final = (
         words={"eos": "eos_token", "stop": "eos_token", "length": "length",
                "unknown": "invalid finishReason"},
         statuses={"refused": 422, "limited": 429, "failed": 500, "busy": 503},
-        told=_get_error_text,
+        read_error=_get_error_text,
         can=frozenset(),
         can_stream=frozenset(),
         end=b"",
@@ -544,7 +556,7 @@ CLIENTS: Final = (
             **_OPENAI,
             "read": _read_mindie_choices,
             "statuses": {"refused": 422, "limited": 429, "failed": 500, "busy": 503},
-            "told": _get_error_text,
+            "read_error": _get_error_text,
         },
     ),
     Client(
@@ -595,7 +607,7 @@ CLIENTS: Final = (
         words={"eos": "eos_token", "stop": "stop_sequence", "length": "length",
                "unknown": "eos_token"},
         statuses={"refused": 422, "limited": 429, "failed": 424, "busy": 503},
-        told=_get_error_text,
+        read_error=_get_error_text,
         can=frozenset({"stop", "logprobs"}),
         can_stream=frozenset({"stop", "logprobs"}),
         keeps_streamed=True,
@@ -616,7 +628,7 @@ CLIENTS: Final = (
         words={"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
                "tool_calls": "tool_use", "unknown": "end_turn"},
         statuses={"refused": 400, "limited": 429, "failed": 502, "busy": 529},
-        told=_get_error_message,
+        read_error=_get_error_message,
         can=frozenset({"stop", "tools"}),
         can_stream=frozenset({"stop", "tools"}),
         end=b'event: message_stop\ndata: {"type":"message_stop"}\n\n',

@@ -13,7 +13,7 @@ from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
 from tests.cross.clients import CLIENTS, Client, DecodedResponse
-from tests.cross.script import PLAYS, RequestOptions
+from tests.cross.script import SCENARIOS, RequestOptions
 from tests.cross.worker_server import WorkerServer
 from tests.cross.workers.table import WORKERS
 
@@ -36,13 +36,13 @@ def build_configuration(url: str) -> bytes:
     """
     backends, models = {}, {}
     for name, row in WORKERS.items():
-        for play in PLAYS:
+        for scenario in SCENARIOS:
             pool, at = name, f"{url}/{name}"
             if row.apart:
-                pool, at = f"{name}-{play}", f"{at}/{play}"
+                pool, at = f"{name}-{scenario}", f"{at}/{scenario}"
             backends[pool] = (
                 {
-                    "protocol": row.dialect,
+                    "protocol": row.protocol,
                     "workers": [at],
                     "retries": {"max": 0},
                     "health": {"interval": "1m"},
@@ -51,7 +51,7 @@ def build_configuration(url: str) -> bytes:
                 | ({"profile": row.profile} if row.profile else {})
                 | ({"options": row.options} if row.options else {})
             )
-            models[f"{name}-{play}"] = {"backend": pool, "model": play}
+            models[f"{name}-{scenario}"] = {"backend": pool, "model": scenario}
     return json.encode(
         {
             "listeners": [{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
@@ -66,30 +66,30 @@ class CrossEnvironment(Struct):
     """The gateway, its workers, and what it recorded."""
 
     http: httpx.AsyncClient
-    stage: WorkerServer
+    server: WorkerServer
     records: list[RequestRecord]
     port: int
 
-    async def ask(
-        self, client: Client, worker: str, wish: RequestOptions, play: str = "answer"
+    async def send(
+        self, client: Client, worker: str, options: RequestOptions, scenario: str = "answer"
     ) -> httpx.Response:
         """The answer to one question."""
-        asked = client.asks(f"{worker}-{play}", wish)
+        request = client.build_request(f"{worker}-{scenario}", options)
         return await self.http.post(
-            asked.url.raw_path.decode(), content=asked.content, headers=asked.headers
+            request.url.raw_path.decode(), content=request.content, headers=request.headers
         )
 
-    async def hear(
-        self, client: Client, worker: str, wish: RequestOptions, play: str = "answer"
+    async def send_and_read(
+        self, client: Client, worker: str, options: RequestOptions, scenario: str = "answer"
     ) -> DecodedResponse:
         """What a good answer says. Its headers must tell every loss."""
-        answer = await self.ask(client, worker, wish, play)
+        answer = await self.send(client, worker, options, scenario)
         assert answer.status_code == 200, answer.text
-        told = answer.headers.get("x-interlingua-loss", "").split(",")
-        assert list(filter(None, told)) == [
+        losses = answer.headers.get("x-interlingua-loss", "").split(",")
+        assert list(filter(None, losses)) == [
             f"{x.field}={x.reason}" for x in self.record.unsupported_parameters
         ]
-        return client.hears(answer, wish)
+        return client.read_response(answer, options)
 
     @property
     def record(self) -> RequestRecord:
@@ -104,10 +104,10 @@ class CrossEnvironment(Struct):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def environment() -> AsyncIterator[CrossEnvironment]:
+async def shared_environment() -> AsyncIterator[CrossEnvironment]:
     """Stands as long as the module."""
     records: list[RequestRecord] = []
-    async with WorkerServer({name: row.desk for name, row in WORKERS.items()}) as stage:
+    async with WorkerServer({name: row.script for name, row in WORKERS.items()}) as stage:
         outside = replace(build_services(), observe_request=records.append)
         text = build_configuration(stage.url).decode()
         app = Gateway(load_text(text, "test.json", env=dict(os.environ)), outside)
@@ -118,12 +118,14 @@ async def environment() -> AsyncIterator[CrossEnvironment]:
 
 
 @pytest.fixture
-def floor(environment: CrossEnvironment) -> Iterator[CrossEnvironment]:
+def environment(shared_environment: CrossEnvironment) -> Iterator[CrossEnvironment]:
     """As it is before anybody asked. In the end no worker may have anything to find fault with."""
-    environment.records.clear()
-    environment.stage.asked.clear()
-    yield environment
-    assert [(one.worker, fault) for one in environment.stage.asked for fault in one.faults] == []
+    shared_environment.records.clear()
+    shared_environment.server.received.clear()
+    yield shared_environment
+    assert [
+        (one.worker, fault) for one in shared_environment.server.received for fault in one.faults
+    ] == []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

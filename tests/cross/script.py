@@ -17,7 +17,7 @@ TOOL: Final = "find"
 ARGUMENTS: Final = ('{"city"', ': "東京"}')
 """In two pieces."""
 
-PLAYS: Final = (
+SCENARIOS: Final = (
     "answer", "packets", "refused", "limited", "failed", "busy", "broken", "short", "cut", "slow",
 )  # fmt: skip
 """The models of each worker: what happens to the one who asks them.
@@ -44,10 +44,10 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
 
 
 class ScriptedChoice(Struct, frozen=True):
-    """One choice: ``made`` tokens were computed, of which these are told."""
+    """One choice: ``token_count`` tokens were computed, of which these are told."""
 
     tokens: tuple[str, ...]
-    made: int
+    token_count: int
     reason: str
     """``eos``, ``length``, ``stop`` or ``tool``."""
 
@@ -56,16 +56,18 @@ class ScriptedChoice(Struct, frozen=True):
         return "".join(self.tokens)
 
 
-def script_choice(wish: RequestOptions, *, leaves: bool = False) -> ScriptedChoice:
-    """The answer. ``leaves``: a stop string stays in the text whether or not it was to."""
-    if wish.tool:
+def script_choice(options: RequestOptions, *, keeps_stop: bool = False) -> ScriptedChoice:
+    """The answer. ``keeps_stop``: a stop string stays in the text whether or not it was to."""
+    if options.tool:
         return ScriptedChoice((), len(TOKENS), "tool")
-    tokens = TOKENS[: wish.most]
-    for made in range(1, len(tokens) + 1):
-        text = "".join(tokens[:made])
-        if at := [text.index(stop) for stop in wish.stops if stop in text]:
-            told = tokens[:made] if leaves or wish.keeps else _truncate_tokens(tokens, min(at))
-            return ScriptedChoice(told, made, "stop")
+    tokens = TOKENS[: options.most]
+    for count in range(1, len(tokens) + 1):
+        text = "".join(tokens[:count])
+        if at := [text.index(stop) for stop in options.stops if stop in text]:
+            sent = (
+                tokens[:count] if keeps_stop or options.keeps else _truncate_tokens(tokens, min(at))
+            )
+            return ScriptedChoice(sent, count, "stop")
     return ScriptedChoice(tokens, len(tokens), "eos" if len(tokens) == len(TOKENS) else "length")
 
 

@@ -15,20 +15,20 @@ CEILING = 1.0
 
 
 async def test_client_disconnect_closes_the_worker_connection(
-    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
+    environment: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
-    request = client.asks(f"{worker}-slow", RequestOptions(stream=stream))
-    _, writer = await asyncio.open_connection("127.0.0.1", floor.port)
+    request = client.build_request(f"{worker}-slow", RequestOptions(stream=stream))
+    _, writer = await asyncio.open_connection("127.0.0.1", environment.port)
     lines = [f"POST {request.url.raw_path.decode()} HTTP/1.1", "Host: localhost"]
     lines += ["Content-Type: application/json", f"Content-Length: {len(request.content)}", "", ""]
     writer.write("\r\n".join(lines).encode() + request.content)
-    asked = await floor.stage.until_asked()
+    received = await environment.server.wait_for_request()
 
     writer.close()
     left = asyncio.get_running_loop().time()
 
-    assert await floor.stage.until_left(asked) - left < CEILING
+    assert await environment.server.wait_for_disconnect(received) - left < CEILING
     async with asyncio.timeout(CEILING):
-        while not floor.records:  # noqa: ASYNC110 - what is waited for has no event
+        while not environment.records:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
-    assert floor.record.outcome == "cancelled"
+    assert environment.record.outcome == "cancelled"

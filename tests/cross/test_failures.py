@@ -18,59 +18,59 @@ SECRETS = ("0x7f00", "77", "12")
 
 
 async def test_worker_error_is_translated_to_the_client_status(
-    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
+    environment: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
     row = client.sees(WORKERS[worker])
-    own = row.alike == client.name
-    for play, status in client.statuses.items():
-        refusal = row.desk.refusals[play]
+    own = row.same_protocol_client == client.name
+    for scenario, status in client.statuses.items():
+        refusal = row.script.refusals[scenario]
 
-        answer = await floor.ask(client, worker, RequestOptions(stream=stream), play)
+        answer = await environment.send(client, worker, RequestOptions(stream=stream), scenario)
 
-        assert answer.status_code == (refusal.status if own else status), play
-        told = client.told(
+        assert answer.status_code == (refusal.status if own else status), scenario
+        message = client.read_error(
             json.loads(answer.text.removeprefix("data: "))
         )  # its first event, or all
-        assert ("must be at most" in told) is (play == "refused")
-        assert own or not any(secret in told for secret in SECRETS)
-        _check_retry(answer, play, refusal.headers)
-    assert len(floor.records) == len(client.statuses)
-    assert "ok" not in {one.outcome for one in floor.records}
+        assert ("must be at most" in message) is (scenario == "refused")
+        assert own or not any(secret in message for secret in SECRETS)
+        _check_retry(answer, scenario, refusal.headers)
+    assert len(environment.records) == len(client.statuses)
+    assert "ok" not in {one.outcome for one in environment.records}
 
 
-@pytest.mark.parametrize("play", ["broken", "short", "cut"])
+@pytest.mark.parametrize("scenario", ["broken", "short", "cut"])
 async def test_truncated_stream_ends_with_an_error_and_no_finish_reason(
-    floor: CrossEnvironment, client: Client, worker: str, play: str
+    environment: CrossEnvironment, client: Client, worker: str, scenario: str
 ) -> None:
     row = client.sees(WORKERS[worker])
-    wish = RequestOptions(stream=True)
+    options = RequestOptions(stream=True)
 
-    heard = await floor.hear(client, worker, wish, play)
+    response = await environment.send_and_read(client, worker, options, scenario)
 
-    assert heard.texts == {0: "".join(TOKENS[:2])}
-    if play == "short" and client.way(wish) in row.endless:
-        assert not heard.error
+    assert response.texts == {0: "".join(TOKENS[:2])}
+    if scenario == "short" and client.way(options) in row.endless:
+        assert not response.error
         return
-    assert heard.error
-    assert row.alike == client.name or "0x7f00" not in heard.error
-    assert set(heard.reasons.values()) <= {"None"}
-    assert not heard.done or not client.end
-    assert floor.record.outcome == "truncated"
+    assert response.error
+    assert row.same_protocol_client == client.name or "0x7f00" not in response.error
+    assert set(response.reasons.values()) <= {"None"}
+    assert not response.done or not client.end
+    assert environment.record.outcome == "truncated"
 
 
 async def test_truncated_unary_response_returns_an_error(
-    floor: CrossEnvironment, client: Client, worker: str
+    environment: CrossEnvironment, client: Client, worker: str
 ) -> None:
-    answer = await floor.ask(client, worker, RequestOptions(), "cut")
+    answer = await environment.send(client, worker, RequestOptions(), "cut")
 
     assert answer.status_code >= httpx.codes.BAD_REQUEST
     assert TOKENS[0] not in answer.text
-    assert floor.record.outcome == "worker_error"
+    assert environment.record.outcome == "worker_error"
 
 
-def _check_retry(answer: httpx.Response, play: str, told: Mapping[str, str]) -> None:
+def _check_retry(answer: httpx.Response, scenario: str, headers: Mapping[str, str]) -> None:
     """When to come again is passed on; who is only busy has always such a time."""
-    if "retry_after" in told:
-        assert answer.headers["retry-after"] == told["retry_after"]
-    elif play == "busy":
+    if "retry_after" in headers:
+        assert answer.headers["retry-after"] == headers["retry_after"]
+    elif scenario == "busy":
         assert int(answer.headers["retry-after"]) >= 1

@@ -16,7 +16,7 @@ from tests.cross.script import (
     RequestOptions,
     get_logprob,
 )
-from tests.cross.workers.table import MADE, WORKERS
+from tests.cross.workers.table import EMULATED, WORKERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,90 +31,92 @@ def parametrize_clients_with(feature: str) -> pytest.MarkDecorator:
 
 @parametrize_clients_with("stop")
 async def test_stop_string_ends_the_text(
-    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
+    environment: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = asker.sees(WORKERS[worker])
-    wish = RequestOptions(stream=streamed, stops=("nie", STOP))
-    way = asker.way(wish)
+    options = RequestOptions(stream=streamed, stops=("nie", STOP))
+    way = asker.way(options)
     keeps = asker.keeps_streamed if streamed else asker.keeps_whole
 
-    heard = await floor.hear(asker, worker, wish)
+    response = await environment.send_and_read(asker, worker, options)
 
-    assert heard.texts == {0: BEFORE_STOP + STOP if keeps else BEFORE_STOP}
-    made = row.stop.get(way) or (MADE if asker.names_stop and not row.names_stop else None)
-    ended = "stop" if made else row.ends.get("eos", "stop")
-    assert heard.reasons == {0: asker.words[ended]}
-    assert heard.done
-    assert not heard.error
-    lost = asker.usual(row, stream=streamed)
+    assert response.texts == {0: BEFORE_STOP + STOP if keeps else BEFORE_STOP}
+    emulation = row.stop.get(way) or (EMULATED if asker.names_stop and not row.names_stop else None)
+    ended = "stop" if emulation else row.ends.get("eos", "stop")
+    assert response.reasons == {0: asker.words[ended]}
+    assert response.done
+    assert not response.error
+    lost = asker.list_expected_losses(row, stream=streamed)
     if keeps and way not in row.keeps:
-        lost |= row.loss("stopping.include_stop", MADE)
+        lost |= row.loss("stopping.include_stop", EMULATED)
     if not (keeps and way in row.keeps):
-        lost |= row.loss("stopping.stop", made)
-    assert floor.lost == lost
-    assert heard.usage is not None
-    assert heard.usage[1] > 0
+        lost |= row.loss("stopping.stop", emulation)
+    assert environment.lost == lost
+    assert response.usage is not None
+    assert response.usage[1] > 0
 
 
 @parametrize_clients_with("n")
 async def test_n_returns_two_choices(
-    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
+    environment: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = asker.sees(WORKERS[worker])
-    wish = RequestOptions(stream=streamed, n=2)
+    options = RequestOptions(stream=streamed, n=2)
 
-    heard = await floor.hear(asker, worker, wish)
+    response = await environment.send_and_read(asker, worker, options)
 
-    assert heard.texts == {0: TEXT, 1: TEXT}
+    assert response.texts == {0: TEXT, 1: TEXT}
     ended = asker.words[row.ends.get("eos", "eos")]
-    assert heard.reasons == {0: ended, 1: ended}
-    assert heard.done
-    made = None if row.alike == asker.name else row.n.get(asker.way(wish))
-    assert floor.lost == asker.usual(row, stream=streamed) | row.loss("n", made)
-    assert len(floor.stage.asked) == (2 if made else 1)
-    assert heard.usage is not None
-    if asker.way(wish) not in row.silent:
-        assert heard.usage[1] == 2 * len(TOKENS)
+    assert response.reasons == {0: ended, 1: ended}
+    assert response.done
+    emulation = None if row.same_protocol_client == asker.name else row.n.get(asker.way(options))
+    assert environment.lost == asker.list_expected_losses(row, stream=streamed) | row.loss(
+        "n", emulation
+    )
+    assert len(environment.server.received) == (2 if emulation else 1)
+    assert response.usage is not None
+    if asker.way(options) not in row.silent:
+        assert response.usage[1] == 2 * len(TOKENS)
 
 
 @parametrize_clients_with("logprobs")
 async def test_logprobs_are_returned_or_reported_as_lost(
-    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
+    environment: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = asker.sees(WORKERS[worker])
-    wish = RequestOptions(stream=streamed, top=1 if asker.kind == "text" else 0)
+    options = RequestOptions(stream=streamed, top=1 if asker.kind == "text" else 0)
 
-    heard = await floor.hear(asker, worker, wish)
+    response = await environment.send_and_read(asker, worker, options)
 
-    assert heard.texts == {0: TEXT}
-    lost = row.logprobs.get(asker.way(wish))
-    usual = asker.usual(row, stream=streamed)
-    assert floor.lost == usual | row.loss("logprobs.top", lost)
-    values = [value for _, value in heard.logprobs]
+    assert response.texts == {0: TEXT}
+    lost = row.logprobs.get(asker.way(options))
+    losses = asker.list_expected_losses(row, stream=streamed)
+    assert environment.lost == losses | row.loss("logprobs.top", lost)
+    values = [value for _, value in response.logprobs]
     if lost == "dropped":
         assert values == []
     else:
         assert values == [get_logprob(token) for token in TOKENS]
-        assert lost or [token for token, _ in heard.logprobs] == list(TOKENS)
+        assert lost or [token for token, _ in response.logprobs] == list(TOKENS)
 
 
 @parametrize_clients_with("tools")
 async def test_tool_call_is_returned_or_tools_are_reported_as_lost(
-    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
+    environment: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = asker.sees(WORKERS[worker])
-    wish = RequestOptions(stream=streamed, tool=True)
+    options = RequestOptions(stream=streamed, tool=True)
 
-    heard = await floor.hear(asker, worker, wish)
+    response = await environment.send_and_read(asker, worker, options)
 
-    usual = asker.usual(row, stream=streamed)
-    assert floor.lost == usual | row.loss("tools", row.tools or None)
-    assert heard.done
+    losses = asker.list_expected_losses(row, stream=streamed)
+    assert environment.lost == losses | row.loss("tools", row.tools or None)
+    assert response.done
     if row.tools:
-        assert heard.texts == {0: TEXT}
-        assert heard.calls == {}
+        assert response.texts == {0: TEXT}
+        assert response.calls == {}
     else:
-        [(name, arguments)] = heard.calls.values()
+        [(name, arguments)] = response.calls.values()
         assert (name, json.loads(arguments)) == (TOOL, json.loads("".join(ARGUMENTS)))
-        assert heard.texts[0] == ""
-        assert heard.reasons == {0: asker.words["tool_calls"]}
+        assert response.texts[0] == ""
+        assert response.reasons == {0: asker.words["tool_calls"]}

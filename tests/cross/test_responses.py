@@ -11,54 +11,60 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_response_in_small_packets_is_translated(
-    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
+    environment: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
     row = client.sees(WORKERS[worker])
-    wish = RequestOptions(stream=stream)
+    options = RequestOptions(stream=stream)
 
-    heard = await floor.hear(client, worker, wish, "packets")
+    response = await environment.send_and_read(client, worker, options, "packets")
 
-    assert heard.texts == {0: TEXT}
-    assert heard.reasons == {0: client.words[row.ends.get("eos", "eos")]}
-    assert heard.done
-    assert not heard.error
-    assert floor.lost == client.usual(row, stream=stream)
-    _check_usage(floor, heard.usage, len(TOKENS), told=client.way(wish) not in row.silent)
+    assert response.texts == {0: TEXT}
+    assert response.reasons == {0: client.words[row.ends.get("eos", "eos")]}
+    assert response.done
+    assert not response.error
+    assert environment.lost == client.list_expected_losses(row, stream=stream)
+    _check_usage(
+        environment, response.usage, len(TOKENS), has_usage=client.way(options) not in row.silent
+    )
 
 
 async def test_max_tokens_limits_the_response(
-    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
+    environment: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
     row = client.sees(WORKERS[worker])
-    wish = RequestOptions(stream=stream, most=2)
+    options = RequestOptions(stream=stream, most=2)
 
-    heard = await floor.hear(client, worker, wish)
+    response = await environment.send_and_read(client, worker, options)
 
-    assert heard.texts == {0: "".join(TOKENS[:2])}
+    assert response.texts == {0: "".join(TOKENS[:2])}
     ended = row.ends.get("length", "length")
-    if client.counts and floor.record.usage is not None:
-        ended = ended if floor.record.usage.source == "estimated" else "length"
-    assert heard.reasons == {0: client.words[ended]}
-    assert heard.done
-    assert floor.lost == client.usual(row, stream=stream, limited=True)
-    _check_usage(floor, heard.usage, 2, told=client.way(wish) not in row.silent)
+    if client.counts and environment.record.usage is not None:
+        ended = ended if environment.record.usage.source == "estimated" else "length"
+    assert response.reasons == {0: client.words[ended]}
+    assert response.done
+    assert environment.lost == client.list_expected_losses(row, stream=stream, limited=True)
+    _check_usage(environment, response.usage, 2, has_usage=client.way(options) not in row.silent)
 
 
 def _check_usage(
-    floor: CrossEnvironment, heard: tuple[int | None, int] | None, made: int, *, told: bool
+    environment: CrossEnvironment,
+    usage: tuple[int | None, int] | None,
+    token_count: int,
+    *,
+    has_usage: bool,
 ) -> None:
     """The worker's own figures where it has any, and what the gateway counts where not.
 
     In a whole answer without figures there is nothing to be counted, only to be estimated.
     """
-    used = floor.record.usage
+    used = environment.record.usage
     assert used is not None
-    assert heard is not None
-    assert heard[0] in (None, used.prompt_tokens)
-    assert heard[1] == used.completion_tokens
-    if told:
+    assert usage is not None
+    assert usage[0] in (None, used.prompt_tokens)
+    assert usage[1] == used.completion_tokens
+    if has_usage:
         assert (used.prompt_tokens, used.source) == (PROMPT_TOKENS, "worker")
-        assert heard[1] == made
+        assert usage[1] == token_count
     else:
         assert used.source in ("counted", "estimated")
-        assert 0 < heard[1] <= len(TEXT)
+        assert 0 < usage[1] <= len(TEXT)

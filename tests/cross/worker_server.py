@@ -45,10 +45,10 @@ class ReceivedRequest(Struct, kw_only=True):
     path: str
     headers: Mapping[str, str]
     body: bytes
-    play: str = ""
+    scenario: str = ""
     faults: list[str] = field(default_factory=list)
     """What is wrong with it, in its dialect."""
-    left: float | None = None
+    disconnected_at: float | None = None
     """When the other side left the unfinished answer, on the loop's clock."""
 
     def fields(self) -> dict[str, Any]:
@@ -83,59 +83,63 @@ class WorkerScript(Protocol):
     def refusals(self) -> Mapping[str, ScriptedResponse]:
         """By play: ``refused``, ``limited``, ``failed``, ``busy``."""
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """The answer to what asks for no text: probes and questions."""
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
-        """What is asked; its play, and all its faults, are noted in ``asked``."""
+    def read(self, request: ReceivedRequest) -> RequestOptions:
+        """What is asked; its play, and all its faults, are noted in ``request``."""
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """The events of a stream."""
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """The answer in one piece."""
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """What an error looks like in a stream that has begun."""
 
 
-def create_response(desk: WorkerScript, asked: ReceivedRequest) -> ScriptedResponse:
+def create_response(script: WorkerScript, request: ReceivedRequest) -> ScriptedResponse:
     """What the desk answers, after the play that was asked for."""
-    if (aside := desk.aside(asked)) is not None:
-        return aside
-    wish = desk.read(asked)
-    play = asked.play
-    if play in desk.refusals:
-        return desk.refusals[play]
-    if not wish.stream:
-        body = desk.whole(asked, wish)
+    if (response := script.respond_to_probe(request)) is not None:
+        return response
+    options = script.read(request)
+    scenario = request.scenario
+    if scenario in script.refusals:
+        return script.refusals[scenario]
+    if not options.stream:
+        body = script.whole(request, options)
         ends: Mapping[str, Any] = {"cut": {"then": "cut"}, "slow": {"then": "hang"}}
-        return ScriptedResponse(body=body, splinters=play == "packets", **ends.get(play, {}))
-    told = desk.lines(asked, wish)
-    begun = (*told.opening, *told.tokens[:2])
-    match play:
+        return ScriptedResponse(
+            body=body, splinters=scenario == "packets", **ends.get(scenario, {})
+        )
+    stream = script.lines(request, options)
+    begun = (*stream.opening, *stream.tokens[:2])
+    match scenario:
         case "broken":
-            return ScriptedResponse(kind=desk.kind, events=(*begun, desk.failure(asked)))
+            return ScriptedResponse(kind=script.kind, events=(*begun, script.failure(request)))
         case "short":
-            return ScriptedResponse(kind=desk.kind, events=begun)
+            return ScriptedResponse(kind=script.kind, events=begun)
         case "cut":
-            return ScriptedResponse(kind=desk.kind, events=begun, then="cut")
+            return ScriptedResponse(kind=script.kind, events=begun, then="cut")
         case "slow":
-            return ScriptedResponse(kind=desk.kind, events=begun[:-1], then="hang")
+            return ScriptedResponse(kind=script.kind, events=begun[:-1], then="hang")
         case _:
-            events = (*told.opening, *told.tokens, *told.closing)
-            return ScriptedResponse(kind=desk.kind, events=events, splinters=play == "packets")
+            events = (*stream.opening, *stream.tokens, *stream.closing)
+            return ScriptedResponse(
+                kind=script.kind, events=events, splinters=scenario == "packets"
+            )
 
 
 class WorkerServer:
     """Serves all desks from ``async with`` on; ``url`` and a desk's name are that worker's URL."""
 
     def __init__(self, desks: Mapping[str, WorkerScript]) -> None:
-        self._desks = desks
+        self._scripts = desks
         self._open = AsyncExitStack()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.url = ""
-        self.asked: list[ReceivedRequest] = []
+        self.received: list[ReceivedRequest] = []
         """What was asked, probes and questions left out."""
 
     async def __aenter__(self) -> Self:
@@ -150,35 +154,35 @@ class WorkerServer:
     ) -> None:
         await self._open.aclose()
 
-    async def until_asked(self) -> ReceivedRequest:
+    async def wait_for_request(self) -> ReceivedRequest:
         """The first request for text."""
         async with asyncio.timeout(10):
-            while not self.asked:
-                self._news.clear()
-                await self._news.wait()
-        return self.asked[0]
+            while not self.received:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.received[0]
 
-    async def until_left(self, asked: ReceivedRequest) -> float:
+    async def wait_for_disconnect(self, request: ReceivedRequest) -> float:
         """When the other side left this one unfinished."""
         async with asyncio.timeout(10):
-            while asked.left is None:
-                self._news.clear()
-                await self._news.wait()
-        return asked.left
+            while request.disconnected_at is None:
+                self._changed.clear()
+                await self._changed.wait()
+        return request.disconnected_at
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await self._exchange(reader, writer):
             pass
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        asked = await _read_request(reader)
-        desk = self._desks[asked.worker]
-        answer = create_response(desk, asked)
-        if asked.play:
-            self.asked.append(asked)
-            self._news.set()
+        request = await _read_request(reader)
+        script = self._scripts[request.worker]
+        answer = create_response(script, request)
+        if request.scenario:
+            self.received.append(request)
+            self._changed.set()
         if answer.then == "hang" and answer.events is None:
-            return await self._hang(asked, reader)
+            return await self._hang(request, reader)
         data = _encode_response(answer)
         if answer.splinters:
             for start in range(0, len(data), SPLINTER):
@@ -188,17 +192,17 @@ class WorkerServer:
             writer.write(data)
         await writer.drain()
         if answer.then == "hang":
-            return await self._hang(asked, reader)
+            return await self._hang(request, reader)
         return answer.then == "end"
 
-    async def _hang(self, asked: ReceivedRequest, reader: asyncio.StreamReader) -> bool:
+    async def _hang(self, request: ReceivedRequest, reader: asyncio.StreamReader) -> bool:
         try:
             while await reader.read(1 << 16):
                 pass
         except ConnectionError:
             pass
-        asked.left = asyncio.get_running_loop().time()
-        self._news.set()
+        request.disconnected_at = asyncio.get_running_loop().time()
+        self._changed.set()
         return False
 
 

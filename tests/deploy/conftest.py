@@ -10,6 +10,6 @@ from tests.deploy.processes import ProcessLauncher
 @pytest.fixture
 def stage() -> Iterator[ProcessLauncher]:
     """Closed at the end."""
-    made = ProcessLauncher()
-    yield made
-    made.close()
+    launcher = ProcessLauncher()
+    yield launcher
+    launcher.close()

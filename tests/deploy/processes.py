@@ -14,7 +14,7 @@ from msgspec import Struct, json
 from gateway.cli import main
 from tests.integration.test_command import Command
 
-OURS = (sys.executable, "-m", "gateway")
+GATEWAY_COMMAND = (sys.executable, "-m", "gateway")
 PLACE = "/etc/interlingua"
 """Where containers have their configuration."""
 
@@ -34,7 +34,11 @@ class ProcessLauncher:
         self._commands: list[Command] = []
 
     def start(
-        self, command: Sequence[str], config: Path, program: Sequence[str] = OURS, **env: str
+        self,
+        command: Sequence[str],
+        config: Path,
+        program: Sequence[str] = GATEWAY_COMMAND,
+        **env: str,
     ) -> Gateway:
         """A container's command, with its configuration in the folder ``config``, on free ports."""
         arguments = [part.replace(PLACE, str(config)) for part in command]
@@ -43,7 +47,7 @@ class ProcessLauncher:
         started = Command(*arguments, env=ports | env, program=program)
         self._commands.append(started)
         url = started.serving()
-        admin = re.search(rf"{re.escape(url)} and (http://[\w.:]+)", started.said())
+        admin = re.search(rf"{re.escape(url)} and (http://[\w.:]+)", started.read_output())
         return Gateway(started, url, admin[1] if admin else "")
 
     def close(self) -> None:
@@ -54,8 +58,8 @@ class ProcessLauncher:
 
 def create_key() -> Mapping[str, str]:
     """As ``interlingua keys new --json`` has it."""
-    told = CliRunner().invoke(main, ["keys", "new", "--json"])
-    return json.decode(told.stdout, type=dict[str, str])
+    result = CliRunner().invoke(main, ["keys", "new", "--json"])
+    return json.decode(result.stdout, type=dict[str, str])
 
 
 def wait_until(holds: Callable[[], bool], why: str) -> None:
@@ -71,7 +75,7 @@ def wait_until_ready(gateway: Gateway) -> None:
     """Wait until it has found a worker."""
     wait_until(
         lambda: httpx.get(f"{gateway.admin}/-/ready").status_code == httpx.codes.OK,
-        gateway.command.said(),
+        gateway.command.read_output(),
     )
 
 

@@ -16,26 +16,26 @@ _WARNING = 2
 
 def lint_chart(chart: str, values: dict[str, Any]) -> str:
     """What is worse than a hint, such as that an icon is missing."""
-    found = helm_python.lint(chart, values)["messages"]
-    return "\n".join(one["error"] for one in found if one["severity"] >= _WARNING)
+    messages = helm_python.lint(chart, values)["messages"]
+    return "\n".join(one["error"] for one in messages if one["severity"] >= _WARNING)
 
 
 def render_chart(chart: str, values: dict[str, Any]) -> str:
     """Every manifest, without the notes."""
     with helm_python.Chart.load(chart) as loaded:
-        made = loaded.render(values, name="interlingua", namespace="models")
-    return "\n---\n".join(text for name, text in made.items() if name.endswith(".yaml"))
+        manifests = loaded.render(values, name="interlingua", namespace="models")
+    return "\n---\n".join(text for name, text in manifests.items() if name.endswith(".yaml"))
 
 
-def main(chart: str, *asked: str) -> None:
+def main(chart: str, *action: str) -> None:
     """What was asked for, on standard output; a complaint on the other."""
     try:
-        match asked:
+        match action:
             case ("--lint", config):
                 sys.stdout.write(lint_chart(chart, {"config": Path(config).read_text("utf-8")}))
             case (values,):
-                given = json.loads(Path(values).read_text("utf-8"))
-                sys.stdout.write(render_chart(chart, given))
+                overrides = json.loads(Path(values).read_text("utf-8"))
+                sys.stdout.write(render_chart(chart, overrides))
             case _:
                 sys.exit(__doc__)
     except helm_python.HelmError as error:

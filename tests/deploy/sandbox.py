@@ -35,68 +35,68 @@ class _Argument(ctypes.Structure):
 
 def parse_settings(unit: Path) -> Mapping[str, list[str]]:
     """What a unit sets, in its order."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", unit.read_text("utf-8"), re.MULTILINE):
-        found.setdefault(name, []).append(value)
-    return found
+        settings.setdefault(name, []).append(value)
+    return settings
 
 
 def load_syscall_groups() -> Mapping[str, list[str]]:
     """Each group's system calls and further groups."""
-    told = subprocess.run(
+    output = subprocess.run(
         ["systemd-analyze", "--no-pager", "syscall-filter"],  # noqa: S607 - the system's own
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    found: dict[str, list[str]] = {}
-    for name, body in re.findall(r"^(@[\w-]+)\n((?:[ ]+.*\n?)*)", told, re.MULTILINE):
-        found[name] = [one.strip() for one in body.splitlines() if not one.strip().startswith("#")]
-    return found
+    groups: dict[str, list[str]] = {}
+    for name, body in re.findall(r"^(@[\w-]+)\n((?:[ ]+.*\n?)*)", output, re.MULTILINE):
+        groups[name] = [one.strip() for one in body.splitlines() if not one.strip().startswith("#")]
+    return groups
 
 
-def expand_syscalls(names: list[str], known: Mapping[str, list[str]]) -> Iterator[str]:
+def expand_syscalls(names: list[str], groups: Mapping[str, list[str]]) -> Iterator[str]:
     """The system calls that are meant, of groups and of theirs."""
     for name in names:
         if name.startswith("@"):
-            yield from expand_syscalls(known[name], known)
+            yield from expand_syscalls(groups[name], groups)
         else:
             yield name
 
 
 def resolve_allowed_syscalls(filters: list[str]) -> set[str]:
     """The system calls that are left; what starts a program is always."""
-    known = load_syscall_groups()
-    left = set(expand_syscalls(["@default"], known))
+    groups = load_syscall_groups()
+    left = set(expand_syscalls(["@default"], groups))
     for line in filters:
-        called = set(expand_syscalls(line.removeprefix("~").split(), known))
+        called = set(expand_syscalls(line.removeprefix("~").split(), groups))
         left = left - called if line.startswith("~") else left | called
     return left
 
 
 def confine(unit: Path) -> None:
     """Hold this process, and what it becomes, to the unit. Raises OSError."""
-    told = parse_settings(unit)
+    settings = parse_settings(unit)
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.argtypes, library.seccomp_init.restype = [c_uint32], ctypes.c_void_p
     library.seccomp_load.argtypes = [ctypes.c_void_p]
     library.seccomp_rule_add_array.argtypes = [
         ctypes.c_void_p, c_uint32, c_int, c_uint, ctypes.c_void_p,
     ]  # fmt: skip
-    made = library.seccomp_init(_REFUSE)
-    for name in resolve_allowed_syscalls(told["SystemCallFilter"]) - {"socket"}:
+    context = library.seccomp_init(_REFUSE)
+    for name in resolve_allowed_syscalls(settings["SystemCallFilter"]) - {"socket"}:
         number = library.seccomp_syscall_resolve_name(name.encode())
         if number >= 0:
-            _check(library.seccomp_rule_add_array(made, _ALLOW, number, 0, None))
+            _check(library.seccomp_rule_add_array(context, _ALLOW, number, 0, None))
     number = library.seccomp_syscall_resolve_name(b"socket")
-    for family in told["RestrictAddressFamilies"][0].split():
+    for family in settings["RestrictAddressFamilies"][0].split():
         argument = _Argument(0, _EQUAL, getattr(socket, family), 0)
-        _check(library.seccomp_rule_add_array(made, _ALLOW, number, 1, ctypes.byref(argument)))
+        _check(library.seccomp_rule_add_array(context, _ALLOW, number, 1, ctypes.byref(argument)))
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    if told["MemoryDenyWriteExecute"] == ["yes"]:
+    if settings["MemoryDenyWriteExecute"] == ["yes"]:
         _check(libc.prctl(_NO_NEW_CODE, 1, 0, 0, 0))
-    _check(library.seccomp_load(made))
+    _check(library.seccomp_load(context))
 
 
 def _check(answer: int) -> None:

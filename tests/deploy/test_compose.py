@@ -27,14 +27,14 @@ from tests.redis_server import RedisServer
 COMPOSE = DEPLOY / "compose"
 FILE = COMPOSE / "compose.yaml"
 SERVICES: dict[str, Any] = read_yaml(FILE)["services"]
-OURS = ("gateway", "worker-1", "worker-2")
+GATEWAY_SERVICES = ("gateway", "worker-1", "worker-2")
 DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" * 64}
 
 
 def get_config_folder(service: str) -> Path:
     """The folder in which a service has its configuration."""
-    [found] = [one for one in SERVICES[service]["volumes"] if f":{PLACE}:" in one]
-    return COMPOSE / str(found).partition(":")[0]
+    [volume] = [one for one in SERVICES[service]["volumes"] if f":{PLACE}:" in one]
+    return COMPOSE / str(volume).partition(":")[0]
 
 
 def test_compose_file_is_valid() -> None:
@@ -45,9 +45,9 @@ def test_compose_file_is_valid() -> None:
 def test_compose_schema_check_detects_an_unknown_key(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text(FILE.read_text("utf-8").replace("cap_drop:", "capdrop:"))
-    said = run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
-    assert said.returncode == 1
-    assert "capdrop" in said.stdout
+    result = run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
+    assert result.returncode == 1
+    assert "capdrop" in result.stdout
 
 
 def test_every_mounted_folder_exists() -> None:
@@ -59,10 +59,10 @@ def test_every_mounted_folder_exists() -> None:
 
 def test_service_addresses_and_ports_match() -> None:
     """The addresses that stand in the files; the other tests put free ones in their place."""
-    asked = load_text(
+    config = load_text(
         (get_config_folder("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS
     )
-    pool = asked.backends["workers"]
+    pool = config.backends["workers"]
     assert isinstance(pool, PoolSettings)
     worker = load_text(
         (get_config_folder("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True
@@ -71,25 +71,25 @@ def test_service_addresses_and_ports_match() -> None:
     urls = [urlsplit(str(one.url)) for one in pool.workers]
     assert {url.hostname for url in urls} == {"worker-1", "worker-2"}
     assert {str(url.port) for url in urls} == {listens}
-    assert all(set(SERVICES[one]["networks"]) & {"workers"} for one in OURS)
+    assert all(set(SERVICES[one]["networks"]) & {"workers"} for one in GATEWAY_SERVICES)
     [health] = SERVICES["worker-1"]["environment"]
     assert health.endswith(f":{listens}/health")
 
-    assert asked.admin is not None
+    assert config.admin is not None
     scraped = read_yaml(COMPOSE / "prometheus" / "prometheus.yml")["scrape_configs"][0]
     [target] = scraped["static_configs"][0]["targets"]
-    assert target == f"gateway:{asked.admin.address.rpartition(':')[2]}"
-    assert asked.state is not None
-    assert asked.state.redis.reveal() == "redis://redis:6379/0"
+    assert target == f"gateway:{config.admin.address.rpartition(':')[2]}"
+    assert config.state is not None
+    assert config.state.redis.reveal() == "redis://redis:6379/0"
     assert set(SERVICES["redis"]["networks"]) <= set(SERVICES["gateway"]["networks"])
     [published] = SERVICES["gateway"]["ports"]
-    assert published.endswith(":" + asked.listeners[0].address.rpartition(":")[2])
+    assert published.endswith(":" + config.listeners[0].address.rpartition(":")[2])
     [source] = read_yaml(COMPOSE / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
     assert urlsplit(source["url"]).hostname in SERVICES
 
 
 def test_stop_grace_period_covers_the_drain() -> None:
-    for name in OURS:
+    for name in GATEWAY_SERVICES:
         file = next(get_config_folder(name).iterdir())
         config = load_text(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
         grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
@@ -135,8 +135,8 @@ def test_service_commands_start_a_gateway_with_two_workers(stage: ProcessLaunche
         took: set[int] = set()
         while len(took) < 2:
             assert get_response_text(send_chat(gateway, "chat", key["key"])) == "say this back"
-            said = [one.command.said() for one in workers]
-            took |= {n for n, one in enumerate(said) if "/v1/chat/completions" in one}
+            outputs = [one.command.read_output() for one in workers]
+            took |= {n for n, one in enumerate(outputs) if "/v1/chat/completions" in one}
 
         assert [one.command.stop() for one in (gateway, *workers)] == [0, 0, 0]
         assert redis.call("EXISTS", "interlingua:clients/requests/") == 1
@@ -170,7 +170,7 @@ def test_prometheus_scrapes_the_metrics(stage: ProcessLauncher, tmp_path: Path) 
         place = f"127.0.0.1:{free.getsockname()[1]}"
     own = (f"--config.file={file}", f"--storage.tsdb.path={tmp_path}/data")
 
-    def found() -> bool:
+    def has_metrics() -> bool:
         try:
             query = {"query": 'interlingua_requests_total{job="interlingua"}'}
             answer = httpx.get(f"http://{place}/api/v1/query", params=query)
@@ -183,7 +183,7 @@ def test_prometheus_scrapes_the_metrics(stage: ProcessLauncher, tmp_path: Path) 
             [prometheus, *own, f"--web.listen-address={place}"], stdout=log, stderr=log
         )
         try:
-            wait_until(found, (tmp_path / "log").read_text("utf-8"))
+            wait_until(has_metrics, (tmp_path / "log").read_text("utf-8"))
         finally:
             process.kill()
             process.wait()

@@ -27,5 +27,5 @@ def test_deploy_configuration_is_valid(file: str) -> None:
     path = ROOT / Path(file)
     keys = read_yaml(path).get("keys")
     arguments = ["check", str(path)] if keys else ["check", "--insecure-no-auth", str(path)]
-    said = CliRunner().invoke(main, arguments, env=DIGESTS)
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(main, arguments, env=DIGESTS)
+    assert result.exit_code == 0, result.output

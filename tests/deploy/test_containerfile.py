@@ -32,22 +32,22 @@ class BuildStage(Struct):
     steps: list[tuple[str, str]]
 
     def all(self, name: str) -> list[str]:
-        return [text for given, text in self.steps if given == name]
+        return [text for instruction, text in self.steps if instruction == name]
 
 
 def parse_stages(text: str) -> dict[str, BuildStage]:
     """By their names."""
-    found: dict[str, BuildStage] = {}
+    stages: dict[str, BuildStage] = {}
     last = BuildStage("", [])
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
         name, _, rest = line.partition(" ")
         if name == "FROM":
             base, _, called = rest.partition(" AS ")
-            last = found[called] = BuildStage(base, [])
+            last = stages[called] = BuildStage(base, [])
         elif name:
             last.steps.append((name, rest.strip()))
-    return found
+    return stages
 
 
 STAGES = parse_stages(FILE.read_text("utf-8"))
@@ -67,7 +67,7 @@ def test_image_runs_unprivileged_and_contains_no_secret() -> None:
     assert [*STAGES][-1] == "gateway", "the last one is what is built when none is named"
     for name in ("gateway", "torch"):
         assert STAGES[name].base == "runtime"
-        assert {given for given, _ in STAGES[name].steps} <= {"COPY", "ENV"}
+        assert {instruction for instruction, _ in STAGES[name].steps} <= {"COPY", "ENV"}
     runtime = STAGES["runtime"]
     assert runtime.all("USER") == ["65532:65532"]
     assert runtime.all("STOPSIGNAL") == ["SIGTERM"]
@@ -115,14 +115,14 @@ def build_stage(place: Path, name: str) -> None:
     env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     source = place / "src"
     source.mkdir(exist_ok=True)
-    for given, text in stage.steps:
-        if given == "COPY":
+    for instruction, text in stage.steps:
+        if instruction == "COPY":
             *sources, target = shlex.split(text)
             for one in sources:
                 to = source / (target if (ROOT / one).is_dir() else Path(one).name)
                 copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
                 copy(ROOT / one, to)
-        elif given == "RUN":
+        elif instruction == "RUN":
             command = text.replace("/opt/", f"{place}/opt/")
             subprocess.run(["/bin/sh", "-ec", command], check=True, cwd=source, env=env)
 
@@ -133,13 +133,13 @@ def test_installed_image_serves_and_reports_health(stage: ProcessLauncher, tmp_p
     build_stage(tmp_path, "build")
     own = tmp_path / "opt" / "interlingua" / "bin"
     assert not (own / "pip").exists()
-    found = subprocess.run(
+    result = subprocess.run(
         [own / "python", "-c", "import jinja2, importlib.util as u; print(u.find_spec('torch'))"],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert found.stdout == "None\n"
+    assert result.stdout == "None\n"
 
     (tmp_path / "gateway.yaml").write_text(ECHO)
     runtime: Any = STAGES["runtime"]

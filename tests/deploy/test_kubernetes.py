@@ -38,45 +38,49 @@ def render_chart(tmp_path: Path, **values: Any) -> tuple[str, str]:
     """What Helm makes of the chart, and its complaint."""
     file = tmp_path / "values.json"
     file.write_bytes(msgspec.json.encode(values))
-    said = run_tool("python", RENDERER, CHART, file)
-    require("No module named" not in said.stderr, "there is no Helm here; make deploy installs it")
-    return said.stdout, said.stderr
+    result = run_tool("python", RENDERER, CHART, file)
+    require(
+        "No module named" not in result.stderr, "there is no Helm here; make deploy installs it"
+    )
+    return result.stdout, result.stderr
 
 
 @pytest.fixture(params=["base", "try", "chart"])
 def rendered_manifests(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "chart":
-            made, complaint = render_chart(tmp_path, config=CONFIG)
+            manifests, complaint = render_chart(tmp_path, config=CONFIG)
             assert complaint == ""
-            return made
+            return manifests
         case name:
             return run_tool_successfully("kubectl", "kustomize", {"base": BASE, "try": TRY}[name])
 
 
-def filter_kind(kind: str, made: Manifests) -> Manifests:
-    return [one for one in made if one["kind"] == kind]
+def filter_kind(kind: str, manifests: Manifests) -> Manifests:
+    return [one for one in manifests if one["kind"] == kind]
 
 
-def get_data(made: Manifests, kind: str, name: str) -> Mapping[str, str]:
+def get_data(manifests: Manifests, kind: str, name: str) -> Mapping[str, str]:
     """What a ConfigMap or a Secret holds."""
-    [found] = [one["data"] for one in filter_kind(kind, made) if one["metadata"]["name"] == name]
-    values: Mapping[str, str] = found
+    [data] = [
+        one["data"] for one in filter_kind(kind, manifests) if one["metadata"]["name"] == name
+    ]
+    values: Mapping[str, str] = data
     if kind == "Secret":
         return {key: base64.b64decode(value).decode() for key, value in values.items()}
     return values
 
 
-def get_config_files(pod: Mapping[str, Any], made: Manifests) -> Mapping[str, str]:
+def get_config_files(pod: Mapping[str, Any], manifests: Manifests) -> Mapping[str, str]:
     """The files that a pod has in its place."""
     [volume] = pod["volumes"]
     [mount] = pod["containers"][0]["volumeMounts"]
     assert mount == {"name": volume["name"], "mountPath": PLACE, "readOnly": True}
-    return get_data(made, "ConfigMap", volume["configMap"]["name"])
+    return get_data(manifests, "ConfigMap", volume["configMap"]["name"])
 
 
-def list_pod_specs(made: Manifests) -> list[dict[str, Any]]:
-    return [one["spec"]["template"]["spec"] for one in filter_kind("Deployment", made)]
+def list_pod_specs(manifests: Manifests) -> list[dict[str, Any]]:
+    return [one["spec"]["template"]["spec"] for one in filter_kind("Deployment", manifests)]
 
 
 # ── what every rendering is held to ──────────────────────────────────────────────────────────────
@@ -97,9 +101,9 @@ def test_validation_detects_an_unknown_field(wrong: str, tmp_path: Path) -> None
 
 
 def test_termination_grace_period_covers_the_drain(rendered_manifests: str) -> None:
-    made = list(parse_manifests(rendered_manifests))
-    for pod in list_pod_specs(made):
-        [text] = get_config_files(pod, made).values()
+    manifests = list(parse_manifests(rendered_manifests))
+    for pod in list_pod_specs(manifests):
+        [text] = get_config_files(pod, manifests).values()
         limits = load_text(text, "gateway.yaml", env=DIGESTS, insecure=True).limits
         before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert (
@@ -110,9 +114,9 @@ def test_termination_grace_period_covers_the_drain(rendered_manifests: str) -> N
 
 def test_pods_satisfy_the_restricted_security_standard(rendered_manifests: str) -> None:
     """What the Pod Security Standard ``restricted`` asks for, and a read-only file system."""
-    found = list_pod_specs(list(parse_manifests(rendered_manifests)))
-    assert found
-    for pod in found:
+    pod_specs = list_pod_specs(list(parse_manifests(rendered_manifests)))
+    assert pod_specs
+    for pod in pod_specs:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
@@ -129,33 +133,39 @@ def test_pods_satisfy_the_restricted_security_standard(rendered_manifests: str) 
 
 def test_selectors_match_exactly_one_deployment(rendered_manifests: str) -> None:
     """Every selector finds the pods of one Deployment, and every port that is named is one."""
-    made = list(parse_manifests(rendered_manifests))
+    manifests = list(parse_manifests(rendered_manifests))
     labels = [
-        one["spec"]["template"]["metadata"]["labels"] for one in filter_kind("Deployment", made)
+        one["spec"]["template"]["metadata"]["labels"]
+        for one in filter_kind("Deployment", manifests)
     ]
 
-    def found(chosen: Mapping[str, str]) -> int:
+    def count_matches(chosen: Mapping[str, str]) -> int:
         return sum(chosen.items() <= one.items() for one in labels)
 
-    chosen = [one["spec"]["selector"] for one in filter_kind("Service", made)]
+    chosen = [one["spec"]["selector"] for one in filter_kind("Service", manifests)]
     chosen += [
-        one["spec"]["selector"]["matchLabels"] for one in filter_kind("PodDisruptionBudget", made)
+        one["spec"]["selector"]["matchLabels"]
+        for one in filter_kind("PodDisruptionBudget", manifests)
     ]
-    chosen += [one["spec"]["selector"]["matchLabels"] for one in filter_kind("Deployment", made)]
     chosen += [
-        one["spec"]["podSelector"]["matchLabels"] for one in filter_kind("NetworkPolicy", made)
+        one["spec"]["selector"]["matchLabels"] for one in filter_kind("Deployment", manifests)
+    ]
+    chosen += [
+        one["spec"]["podSelector"]["matchLabels"] for one in filter_kind("NetworkPolicy", manifests)
     ]
     chosen += [
         spread["labelSelector"]["matchLabels"]
-        for pod in list_pod_specs(made)
+        for pod in list_pod_specs(manifests)
         for spread in pod.get("topologySpreadConstraints", ())
     ]
-    assert [found(one) for one in chosen] == [1] * len(chosen)
-    [scaled] = filter_kind("HorizontalPodAutoscaler", made)
-    names = [one["metadata"]["name"] for one in filter_kind("Deployment", made)]
+    assert [count_matches(one) for one in chosen] == [1] * len(chosen)
+    [scaled] = filter_kind("HorizontalPodAutoscaler", manifests)
+    names = [one["metadata"]["name"] for one in filter_kind("Deployment", manifests)]
     assert scaled["spec"]["scaleTargetRef"]["name"] in names
     [first] = [
-        one for one in filter_kind("Deployment", made) if one["metadata"]["name"] == "interlingua"
+        one
+        for one in filter_kind("Deployment", manifests)
+        if one["metadata"]["name"] == "interlingua"
     ]
     assert "replicas" not in first["spec"], "what the autoscaler says would be undone"
 
@@ -164,35 +174,37 @@ def test_selectors_match_exactly_one_deployment(rendered_manifests: str) -> None
 
 
 def start_deployment(
-    stage: ProcessLauncher, made: Manifests, name: str, place: Path, **env: str
+    stage: ProcessLauncher, manifests: Manifests, name: str, place: Path, **env: str
 ) -> tuple[Gateway, dict[str, Any]]:
     """A Deployment's container with its configuration and its Secret, and the container."""
-    [found] = [one for one in filter_kind("Deployment", made) if one["metadata"]["name"] == name]
-    pod = found["spec"]["template"]["spec"]
+    [deployment] = [
+        one for one in filter_kind("Deployment", manifests) if one["metadata"]["name"] == name
+    ]
+    pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     folder = place / name
     folder.mkdir(exist_ok=True)
-    for file, text in get_config_files(pod, made).items():
+    for file, text in get_config_files(pod, manifests).items():
         (folder / file).write_text(text)
     for source in container.get("envFrom", ()):
-        env |= get_data(made, "Secret", source["secretRef"]["name"])
+        env |= get_data(manifests, "Secret", source["secretRef"]["name"])
     return stage.start(container["args"], folder, **env), container
 
 
 def test_overlay_serves_requests_and_probes(stage: ProcessLauncher, tmp_path: Path) -> None:
-    made = list(parse_manifests(run_tool_successfully("kubectl", "kustomize", TRY)))
-    worker, container = start_deployment(stage, made, "workers", tmp_path)
+    manifests = list(parse_manifests(run_tool_successfully("kubectl", "kustomize", TRY)))
+    worker, container = start_deployment(stage, manifests, "workers", tmp_path)
     assert httpx.get(worker.url + container["readinessProbe"]["httpGet"]["path"]).status_code == 200
     port = worker.url.rpartition(":")[2]
     gateway, container = start_deployment(
-        stage, made, "interlingua", tmp_path, WORKERS=f"localhost:{port}"
+        stage, manifests, "interlingua", tmp_path, WORKERS=f"localhost:{port}"
     )
     wait_until_ready(gateway)
 
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        told = container[probe]["httpGet"]
-        assert told["port"] == "admin"
-        assert httpx.get(gateway.admin + told["path"]).status_code == 200
+        http_get = container[probe]["httpGet"]
+        assert http_get["port"] == "admin"
+        assert httpx.get(gateway.admin + http_get["path"]).status_code == 200
     assert get_response_text(send_chat(gateway, "echo", "try")) == "say this back"
     assert send_chat(gateway, "echo", "other").status_code == 401
     page = httpx.get(f"{gateway.admin}/metrics", headers={"Authorization": "Bearer admin"})
@@ -200,9 +212,9 @@ def test_overlay_serves_requests_and_probes(stage: ProcessLauncher, tmp_path: Pa
 
 
 def test_container_ports_match_the_listeners() -> None:
-    made = list(parse_manifests(run_tool_successfully("kubectl", "kustomize", TRY)))
-    for pod in list_pod_specs(made):
-        [text] = get_config_files(pod, made).values()
+    manifests = list(parse_manifests(run_tool_successfully("kubectl", "kustomize", TRY)))
+    for pod in list_pod_specs(manifests):
+        [text] = get_config_files(pod, manifests).values()
         config = load_text(text, "gateway.yaml", env=DIGESTS, insecure=True)
         admin = (config.admin,) if config.admin else ()
         listens = [one.address.rpartition(":")[2] for one in (*config.listeners, *admin)]
@@ -210,7 +222,7 @@ def test_container_ports_match_the_listeners() -> None:
         assert [str(one["containerPort"]) for one in container["ports"]] == listens
     assert 'dns: "${WORKERS:-workers:8001}"' in CONFIG
     [headless] = [
-        one for one in filter_kind("Service", made) if one["metadata"]["name"] == "workers"
+        one for one in filter_kind("Service", manifests) if one["metadata"]["name"] == "workers"
     ]
     assert headless["spec"]["clusterIP"] == "None"
     assert headless["spec"]["ports"][0]["port"] == 8001
@@ -232,15 +244,15 @@ def strip_tool_labels(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_chart_renders_the_same_manifests_as_the_base(tmp_path: Path) -> None:
-    made, _ = render_chart(tmp_path, config=CONFIG)
+    manifests, _ = render_chart(tmp_path, config=CONFIG)
     base = run_tool_successfully("kubectl", "kustomize", BASE)
-    by_helm = {one["kind"]: strip_tool_labels(one) for one in parse_manifests(made)}
+    by_helm = {one["kind"]: strip_tool_labels(one) for one in parse_manifests(manifests)}
     by_kustomize = {one["kind"]: strip_tool_labels(one) for one in parse_manifests(base)}
     assert by_helm == by_kustomize
 
 
 def test_chart_values_appear_in_the_manifests(tmp_path: Path) -> None:
-    made, complaint = render_chart(
+    manifests, complaint = render_chart(
         tmp_path,
         config=SMALL + "limits: {drain_timeout: 1.5m, shutdown_delay: 7s}\n",
         secretName="others",
@@ -253,9 +265,9 @@ def test_chart_values_appear_in_the_manifests(tmp_path: Path) -> None:
     )
     assert complaint == ""
     file = tmp_path / "all.yaml"
-    file.write_text(made)
+    file.write_text(manifests)
     run_tool_successfully("kubernetes-validate", "--strict", file)
-    every = list(parse_manifests(made))
+    every = list(parse_manifests(manifests))
     [pod] = list_pod_specs(every)
     [container] = pod["containers"]
     assert pod["terminationGracePeriodSeconds"] == 10 + 7 + 90 + 5
@@ -271,7 +283,7 @@ def test_chart_values_appear_in_the_manifests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({}, "'/config'"),
         ({"config": SMALL, "replicas": 3}, "'replicas' not allowed"),
@@ -281,16 +293,18 @@ def test_chart_values_appear_in_the_manifests(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_chart_values_are_rejected(
-    values: dict[str, Any], said: str, tmp_path: Path
+    values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    made, complaint = render_chart(tmp_path, **values)
-    assert made == ""
-    assert said in complaint
+    manifests, complaint = render_chart(tmp_path, **values)
+    assert manifests == ""
+    assert message in complaint
 
 
 def test_chart_has_no_default_configuration_and_passes_lint() -> None:
     assert yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))["config"] == ""
-    said = run_tool("python", RENDERER, CHART, "--lint", BASE / "gateway.yaml")
-    require("No module named" not in said.stderr, "there is no Helm here; make deploy installs it")
-    assert said.stdout == ""
-    assert said.returncode == 0, said.stderr
+    result = run_tool("python", RENDERER, CHART, "--lint", BASE / "gateway.yaml")
+    require(
+        "No module named" not in result.stderr, "there is no Helm here; make deploy installs it"
+    )
+    assert result.stdout == ""
+    assert result.returncode == 0, result.stderr

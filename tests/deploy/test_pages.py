@@ -16,14 +16,14 @@ def test_documented_kubernetes_overlay_is_valid(tmp_path: Path) -> None:
     folder = tmp_path / "checkout"
     shutil.copytree(DEPLOY / "kubernetes", folder / "deploy" / "kubernetes")
     check_page((HOWTO / "kubernetes.md").read_text("utf-8"), folder)
-    made = run_tool_successfully("kubectl", "kustomize", folder / "overlays" / "ours")
-    (tmp_path / "all.yaml").write_text(made)
+    manifests = run_tool_successfully("kubectl", "kustomize", folder / "overlays" / "ours")
+    (tmp_path / "all.yaml").write_text(manifests)
     run_tool_successfully("kubernetes-validate", "--strict", tmp_path / "all.yaml")
-    assert "registry.example.com/interlingua:0.1.0" in made
-    assert "app: vllm" in made
-    assert "component: worker" not in made
+    assert "registry.example.com/interlingua:0.1.0" in manifests
+    assert "app: vllm" in manifests
+    assert "component: worker" not in manifests
     key = (folder / "web-app.key").read_text("utf-8").splitlines()[0]
-    assert key not in made
+    assert key not in manifests
 
 
 def test_documented_prometheus_scrape_config_is_valid(tmp_path: Path) -> None:
@@ -32,10 +32,10 @@ def test_documented_prometheus_scrape_config_is_valid(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("il-1")
     file = tmp_path / "prometheus.yml"
     block = block.replace("/etc/prometheus/interlingua-admin.key", str(tmp_path / "key"))
-    found = "kubernetes_sd_configs: [{role: pod, namespaces: {names: [models]}}]"
-    assert found in block
+    scrape_config = "kubernetes_sd_configs: [{role: pod, namespaces: {names: [models]}}]"
+    assert scrape_config in block
     # Debian's Prometheus knows no Kubernetes; the rest of the job is for it to judge.
-    file.write_text(block.replace(found, 'static_configs: [{targets: ["pod:8081"]}]'))
+    file.write_text(block.replace(scrape_config, 'static_configs: [{targets: ["pod:8081"]}]'))
     run_tool_successfully("promtool", "check", "config", file)
 
 
@@ -54,5 +54,5 @@ def test_documented_systemd_drop_ins_are_valid(tmp_path: Path) -> None:
     for drop_in in drop_ins:
         file = tmp_path / "interlingua.service"
         file.write_text(unit.replace("/opt/interlingua/bin/interlingua", "/bin/true") + drop_in)
-        said = run_tool("systemd-analyze", "verify", "--man=no", file)
-        assert (said.returncode, said.stderr) == (0, "")
+        result = run_tool("systemd-analyze", "verify", "--man=no", file)
+        assert (result.returncode, result.stderr) == (0, "")

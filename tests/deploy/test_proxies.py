@@ -121,12 +121,12 @@ def test_client_of_a_real_proxy_is_in_the_access_log(
         )
         ask(port, **{"x-forwarded-for": "1.1.1.1"})
         line = f'"client":"{CLIENT}"'
-        wait_until(lambda: '"id":"the-one"' in gateway.said(), gateway.said())
-        [record] = [one for one in gateway.said().splitlines() if '"id":"the-one"' in one]
+        wait_until(lambda: '"id":"the-one"' in gateway.read_output(), gateway.read_output())
+        [record] = [one for one in gateway.read_output().splitlines() if '"id":"the-one"' in one]
         assert line in record
         assert "1.1.1.1" not in record
         if proxy == "haproxy":  # its health checks are connections of its own
-            wait_until(lambda: '"path":"/health"' in gateway.said(), gateway.said())
+            wait_until(lambda: '"path":"/health"' in gateway.read_output(), gateway.read_output())
         assert gateway.stop() == 0
     finally:
         gateway.close()

@@ -43,8 +43,8 @@ def unit(tmp_path: Path) -> Path:
 
 
 def test_systemd_unit_is_valid(unit: Path) -> None:
-    said = run_tool("systemd-analyze", "verify", "--man=no", unit)
-    assert (said.returncode, said.stderr) == (0, "")
+    result = run_tool("systemd-analyze", "verify", "--man=no", unit)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_systemd_verify_detects_an_unknown_setting(unit: Path) -> None:
@@ -126,14 +126,14 @@ def test_sandbox_denies_forbidden_operations(tried: str, unit: Path) -> None:
         ).returncode
         == 0
     )
-    said = subprocess.run(
+    result = subprocess.run(
         build_sandbox_command(unit, sys.executable, "-c", tried),
         check=False,
         capture_output=True,
         text=True,
     )
-    assert said.returncode == 1
-    assert "Error" in said.stderr
+    assert result.returncode == 1
+    assert "Error" in result.stderr
 
 
 def test_gateway_works_inside_the_systemd_sandbox(
@@ -155,6 +155,6 @@ def test_gateway_works_inside_the_systemd_sandbox(
     files[1].write_text(POOL.replace("models: {m: {", "models: {n: {model: m, "))
     gateway.command.process.send_signal(signal.SIGHUP)
     wait_until(
-        lambda: send_chat(gateway, "n").status_code == httpx.codes.OK, gateway.command.said()
+        lambda: send_chat(gateway, "n").status_code == httpx.codes.OK, gateway.command.read_output()
     )
     assert [gateway.command.stop(), worker.command.stop()] == [0, 0]

@@ -26,11 +26,11 @@ from tests.deploy.watched import (
 def get_metric(sample: str) -> MetricDefinition:
     """What a sample is one of."""
     for end in ("", "_bucket", "_sum", "_count"):
-        if (found := METRICS_BY_NAME.get(sample.removesuffix(end))) is not None and sample.endswith(
-            end
-        ):
-            assert (found.kind == "histogram") == bool(end), sample
-            return found
+        if (
+            metric := METRICS_BY_NAME.get(sample.removesuffix(end))
+        ) is not None and sample.endswith(end):
+            assert (metric.kind == "histogram") == bool(end), sample
+            return metric
     raise AssertionError(f"there is no {sample}")
 
 
@@ -38,14 +38,14 @@ def get_metric(sample: str) -> MetricDefinition:
 def test_every_queried_metric_and_label_exists(who: str, expr: str) -> None:
     names = list_samples(expr)
     assert names or "model:interlingua" in expr or expr.startswith("up{"), who
-    known = {label for name in names for label in get_metric(name).label_names}
+    labels = {label for name in names for label in get_metric(name).label_names}
     if names:
-        assert list_labels(expr) <= known
+        assert list_labels(expr) <= labels
 
 
 def test_dashboard_matches_its_script() -> None:
-    made = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))["build_dashboard"]()
-    assert msgspec.json.decode(BOARD.read_bytes()) == made
+    dashboard = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))["build_dashboard"]()
+    assert msgspec.json.decode(BOARD.read_bytes()) == dashboard
 
 
 def test_dashboard_panels_have_unique_ids_titles_and_positions() -> None:
@@ -88,10 +88,10 @@ def test_alert_rules_pass_their_test_cases(tmp_path: Path) -> None:
     deaf = RULES.read_text("utf-8").replace("> 0.1\n", "> 0.9\n").replace("<= 0.5", "<= 0.1")
     (tmp_path / RULES.name).write_text(deaf)
     (tmp_path / CASES.name).write_text(CASES.read_text("utf-8"))
-    said = run_tool("promtool", "test", "rules", tmp_path / CASES.name)
-    assert said.returncode
-    assert "InterlinguaEventLoopLag" in said.stdout + said.stderr
-    assert "InterlinguaWorkersDown" in said.stdout + said.stderr
+    result = run_tool("promtool", "test", "rules", tmp_path / CASES.name)
+    assert result.returncode
+    assert "InterlinguaEventLoopLag" in result.stdout + result.stderr
+    assert "InterlinguaWorkersDown" in result.stdout + result.stderr
 
 
 def test_every_alert_has_a_firing_test_case() -> None:
@@ -109,8 +109,8 @@ def test_compose_file_mounts_dashboard_and_alert_rules() -> None:
     services = read_yaml(compose / "compose.yaml")["services"]
 
     def mounted(service: str, folder: str) -> str:
-        [found] = [one for one in services[service]["volumes"] if one.startswith(f"{folder}:")]
-        return str(found).split(":")[1]
+        [volume] = [one for one in services[service]["volumes"] if one.startswith(f"{folder}:")]
+        return str(volume).split(":")[1]
 
     [board] = read_yaml(compose / "grafana" / "dashboards" / "interlingua.yaml")["providers"]
     assert board["options"]["path"] == mounted("grafana", "../grafana")

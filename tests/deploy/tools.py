@@ -30,10 +30,10 @@ def require(there: object, reason: str) -> None:
 def find_tool(name: str) -> str:
     """The path of a tool: our own, or else the system's."""
     own = next((place / name for place in _PLACES if (place / name).exists()), None)
-    found = str(own) if own else None if name == "python" else shutil.which(name)
-    require(found, f"there is no {name} here; make deploy installs what can be had")
-    assert found is not None
-    return found
+    path = str(own) if own else None if name == "python" else shutil.which(name)
+    require(path, f"there is no {name} here; make deploy installs what can be had")
+    assert path is not None
+    return path
 
 
 def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -44,9 +44,9 @@ def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def run_tool_successfully(name: str, *arguments: object) -> str:
     """What a tool prints that finds nothing wrong."""
-    said = run_tool(name, *arguments)
-    assert said.returncode == 0, said.stdout + said.stderr
-    return said.stdout
+    result = run_tool(name, *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def read_yaml(path: Path) -> Any:

@@ -14,7 +14,7 @@ CASES: Final = DEPLOY / "prometheus" / "interlingua.test.yaml"
 _NAME: Final = re.compile(r"\b(interlingua_[a-z_]+|vllm:[a-z_]+)(\{[^}]*\})?")
 _BY: Final = re.compile(r"\bby \(([^)]*)\)")
 _MATCHED: Final = re.compile(r"(\w+)(?:=~|!=|=)")
-_OURS: Final = frozenset({"job", "instance", "le"})
+_PROMETHEUS_LABELS: Final = frozenset({"job", "instance", "le"})
 """Labels that Prometheus gives itself, or a histogram has."""
 
 
@@ -42,21 +42,21 @@ def list_expressions() -> Mapping[str, str]:
 
 def list_samples(expr: str) -> set[str]:
     """The samples that an expression names."""
-    return {found[1] for found in _NAME.finditer(expr)} - _list_recorded_names()
+    return {match[1] for match in _NAME.finditer(expr)} - _list_recorded_names()
 
 
 def list_labels(expr: str) -> set[str]:
     """The labels that it asks for, beside Prometheus's own."""
-    matched = {one for found in _NAME.finditer(expr) for one in _MATCHED.findall(found[2] or "")}
-    grouped = {one.strip() for found in _BY.findall(expr) for one in found.split(",")}
-    return (matched | grouped) - _OURS
+    matched = {one for match in _NAME.finditer(expr) for one in _MATCHED.findall(match[2] or "")}
+    grouped = {one.strip() for match in _BY.findall(expr) for one in match.split(",")}
+    return (matched | grouped) - _PROMETHEUS_LABELS
 
 
 def _list_recorded_names() -> set[str]:
     """What the rules make themselves: ``model:interlingua_…``, of which the pattern sees a part."""
     return {
-        found[1]
+        match[1]
         for one in list_rules()
         if "record" in one
-        for found in _NAME.finditer(one["record"])
+        for match in _NAME.finditer(one["record"])
     }

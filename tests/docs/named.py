@@ -12,8 +12,8 @@ NAMED = re.compile(r"`(tests/[\w./]+\.py)::(\w+)`")
 
 def parse_table(page: str, heading: str) -> Iterator[list[str]]:
     """The cells of the rows of the table that is under a heading."""
-    _, found, below = page.partition(f"\n{heading}\n")
-    assert found, heading
+    _, table, below = page.partition(f"\n{heading}\n")
+    assert table, heading
     rows = re.findall(r"^\| (.*) \|$", below.partition("\n## ")[0], re.MULTILINE)
     for row in rows[1:]:
         yield [cell.strip() for cell in row.split(" | ")]
@@ -30,10 +30,10 @@ def list_tests(file: str) -> frozenset[str]:
     path = ROOT / file
     if not path.exists():
         return frozenset()
-    found = ast.parse(path.read_text("utf-8")).body
+    body = ast.parse(path.read_text("utf-8")).body
     return frozenset(
         one.name
-        for one in found
+        for one in body
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name.startswith("test_")
     )
 

@@ -75,19 +75,19 @@ class PageRun(Struct, frozen=True):
 
 def parse_blocks(page: str) -> list[Block]:
     """The blocks of a page that a reader would follow."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     for fence in _FENCE.finditer(page):
         kind, file, body = fence.groups("")
         line = page.count("\n", 0, fence.start()) + 1
         if file:
-            found.append(Block(line, body, kind="file", file=file))
+            blocks.append(Block(line, body, kind="file", file=file))
         elif kind in ("sh", "python"):
-            found.append(Block(line, body, kind=kind))
+            blocks.append(Block(line, body, kind=kind))
         elif kind == "text":
-            assert found, "a page shows what is printed before anything is run"
-            assert found[-1].printed is None, f"{found[-1].line}: it is shown twice"
-            found[-1].printed = body
-    return found
+            assert blocks, "a page shows what is printed before anything is run"
+            assert blocks[-1].printed is None, f"{blocks[-1].line}: it is shown twice"
+            blocks[-1].printed = body
+    return blocks
 
 
 def allocate_ports(page: str) -> dict[str, str]:
@@ -110,23 +110,25 @@ def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
     ``stand_in`` is the configuration of what serves beside, in the place of the reader's workers.
     """
     every = parse_blocks(page)
-    beside = folder.with_name(f"{folder.name}-printed")
-    beside.mkdir()
+    printed = folder.with_name(f"{folder.name}-printed")
+    printed.mkdir()
     ports = allocate_ports(page + stand_in)
     pieces = [_LEFT]
     if stand_in:
-        (beside / "stand-in.yaml").write_text(_replace_ports(stand_in, ports), "utf-8")
-        pieces.append(f"left interlingua serve {beside}/stand-in.yaml; left=")
+        (printed / "stand-in.yaml").write_text(_replace_ports(stand_in, ports), "utf-8")
+        pieces.append(f"left interlingua serve {printed}/stand-in.yaml; left=")
     for n, block in enumerate(every):
-        pieces.append(f"exec >{beside / str(n)}\n{_build_script(block, beside / f'{n}.py', ports)}")
+        pieces.append(
+            f"exec >{printed / str(n)}\n{_build_script(block, printed / f'{n}.py', ports)}"
+        )
     servers = [find_tool(name) for name in _SERVERS if re.search(rf"^{name} ", page, re.MULTILINE)]
-    with (beside / "errors").open("w+b") as errors:
+    with (printed / "errors").open("w+b") as errors:
         shell = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(pieces)],
             cwd=folder,
             env=_build_path_environment(servers)
             | _get_port_variables(ports)
-            | {"BESIDE": str(beside)},
+            | {"BESIDE": str(printed)},
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -137,16 +139,16 @@ def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
         finally:
             with suppress(ProcessLookupError):  # nothing runs any more
                 os.killpg(shell.pid, signal.SIGKILL)
-    files = [beside / str(n) for n in range(len(every))]
+    files = [printed / str(n) for n in range(len(every))]
     outputs = [_restore_ports(file.read_text("utf-8"), ports) for file in files if file.exists()]
-    return PageRun(code, outputs, (beside / "errors").read_text("utf-8"))
+    return PageRun(code, outputs, (printed / "errors").read_text("utf-8"))
 
 
 def _build_path_environment(servers: Sequence[str]) -> dict[str, str]:
     """Where a shell finds ``interlingua``, and these."""
     folders = [Path(one).parent for one in (sys.executable, *servers)]
-    found = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
-    return found | {"LD_LIBRARY_PATH": str(LIBRARIES)} if servers else found
+    environment = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
+    return environment | {"LD_LIBRARY_PATH": str(LIBRARIES)} if servers else environment
 
 
 def describe_difference(shown: str, printed: str) -> str:

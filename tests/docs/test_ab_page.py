@@ -16,7 +16,7 @@ TABLE, _, _ = TABLE.partition("\n## ")
 
 
 def test_page_lists_every_metric_of_a_version() -> None:
-    told = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TABLE, re.MULTILINE)))
+    documented = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TABLE, re.MULTILINE)))
     metrics = MetricsCollector(ignore_record, dict)
     losses = (UnsupportedParameter("top_k", "dropped"),)
     good = RequestRecord(
@@ -34,8 +34,8 @@ def test_page_lists_every_metric_of_a_version() -> None:
     metrics.record_request(good)
     cut = replace(good, outcome="truncated", error="StreamBroken", stream=True, tokens=3)
     metrics.record_request(cut)
-    counted = set(
+    exported = set(
         re.findall(r"^interlingua_(\w+)\{.*split=", metrics.render_page().decode(), re.MULTILINE)
     )
-    plain = {re.sub("_(bucket|sum|count)$", "", name) for name in counted}
-    assert plain == set(told)
+    plain = {re.sub("_(bucket|sum|count)$", "", name) for name in exported}
+    assert plain == set(documented)

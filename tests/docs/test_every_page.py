@@ -80,9 +80,9 @@ def test_page_commands_print_the_documented_output(name: str, tmp_path: Path) ->
 def test_every_block_that_is_not_run_is_listed_with_a_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = [(name, line) for name, page in PAGES.items() for line in SHOWN.findall(page)]
-    unlisted = [one for one in found if not any(_matches_block(one, known) for known in NOT_RUN)]
-    gone = [known for known in NOT_RUN if not any(_matches_block(one, known) for one in found)]
+    blocks = [(name, line) for name, page in PAGES.items() for line in SHOWN.findall(page)]
+    unlisted = [one for one in blocks if not any(_matches_block(one, entry) for entry in NOT_RUN)]
+    gone = [entry for entry in NOT_RUN if not any(_matches_block(one, entry) for one in blocks)]
     assert (unlisted, gone) == ([], [])
     with capsys.disabled():
         for (name, begins), why in NOT_RUN.items():
@@ -90,8 +90,8 @@ def test_every_block_that_is_not_run_is_listed_with_a_reason(
         print()  # noqa: T201 - as above
 
 
-def _matches_block(found: tuple[str, str], known: tuple[str, str]) -> bool:
-    return found[0] == known[0] and found[1].startswith(known[1])
+def _matches_block(block: tuple[str, str], entry: tuple[str, str]) -> bool:
+    return block[0] == entry[0] and block[1].startswith(entry[1])
 
 
 def list_configurations() -> list[Any]:

@@ -48,8 +48,8 @@ def ui_url(folder: Path, address: str) -> Iterator[str]:
             command.split(), cwd=folder, env=environment, stdout=output, stderr=output
         )
     try:
-        found = wait_for(lambda: _find_ui_url(process, log))
-        yield str(found)
+        url = wait_for(lambda: _find_ui_url(process, log))
+        yield str(url)
     finally:
         process.terminate()
         process.wait()
@@ -58,8 +58,8 @@ def ui_url(folder: Path, address: str) -> Iterator[str]:
 def _find_ui_url(process: "subprocess.Popen[bytes]", log: Path) -> str | None:
     text = log.read_text("utf-8")
     assert process.poll() is None, text
-    found = re.search(r"web UI: (http://[^\s\"]+)", text)
-    return found[1] if found and "is ready: generate" in text else None
+    match = re.search(r"web UI: (http://[^\s\"]+)", text)
+    return match[1] if match and "is ready: generate" in text else None
 
 
 def wait_for(check: Callable[[], Any]) -> Any:

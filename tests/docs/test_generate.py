@@ -52,7 +52,7 @@ def test_reference_folder_has_only_generated_pages(pages: Mapping[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected_text",
     [
         "## interlingua keys new\n",
         "interlingua migrate litellm [OPTIONS] FILE",
@@ -60,8 +60,10 @@ def test_reference_folder_has_only_generated_pages(pages: Mapping[str, str]) -> 
         "1 errors in FILE or found by --connect, 2 the file\ncan't be read.",
     ],
 )
-def test_commands_page_lists_commands_and_options(pages: Mapping[str, str], told: str) -> None:
-    assert told in pages["commands.md"]
+def test_commands_page_lists_commands_and_options(
+    pages: Mapping[str, str], expected_text: str
+) -> None:
+    assert expected_text in pages["commands.md"]
 
 
 def test_generate_command_writes_pages_and_checks_them(tmp_path: Path) -> None:
@@ -82,14 +84,14 @@ def test_generate_command_writes_pages_and_checks_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SPOKEN)
 def test_every_protocol_has_parameter_tables(name: str) -> None:
-    dialects = ProtocolRegistry(PROTOCOLS)
-    for profile in dialects.get_profiles(name):
-        dialect = dialects.create_adapter(name, profile, {})
-        assert isinstance(dialect, ParamTableProvider)
+    registry = ProtocolRegistry(PROTOCOLS)
+    for profile in registry.get_profiles(name):
+        adapter = registry.create_adapter(name, profile, {})
+        assert isinstance(adapter, ParamTableProvider)
         tasks = ("generate", "tokenize")
-        variants = {one.operation for one in dialect.endpoints if one.task in tasks}
-        assert {kind.partition(",")[0] for kind in dialect.param_tables} <= variants
-        assert all(dialect.param_tables.values())
+        variants = {one.operation for one in adapter.endpoints if one.task in tasks}
+        assert {kind.partition(",")[0] for kind in adapter.param_tables} <= variants
+        assert all(adapter.param_tables.values())
 
 
 ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
@@ -125,9 +127,9 @@ ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "shown"), ROWS)
-def test_parameter_table_row(given: dict[str, Any], shown: tuple[str, ...]) -> None:
-    param: dict[str, Any] = {"wire": "w", "field": "n", "type": "int", **given}
+@pytest.mark.parametrize(("fields", "shown"), ROWS)
+def test_parameter_table_row(fields: dict[str, Any], shown: tuple[str, ...]) -> None:
+    param: dict[str, Any] = {"wire": "w", "field": "n", "type": "int", **fields}
 
     assert parameter_row(Param(**param)) == shown
 
@@ -167,12 +169,14 @@ FATES = {
 
 
 def test_worker_table_shows_unsupported_parameters() -> None:
-    dialects = ProtocolRegistry(PROTOCOLS)
-    spoken = [ProtocolProfiles("ovms", {"2026": dialects.create_adapter("ovms", None, {})})]
+    registry = ProtocolRegistry(PROTOCOLS)
+    spoken = [ProtocolProfiles("ovms", {"2026": registry.create_adapter("ovms", None, {})})]
     text, vectors = worker_tables(spoken, {"narrow": LimitedWorker()}).split("### Embeddings")
 
-    told = {cells[1]: cells[-2] for cells in map(split_cells, text.splitlines()) if len(cells) > 2}
-    assert {field: told[field] for field in FATES} == FATES
+    reasons = {
+        cells[1]: cells[-2] for cells in map(split_cells, text.splitlines()) if len(cells) > 2
+    }
+    assert {field: reasons[field] for field in FATES} == FATES
     assert ["`priority`", "", "approximated"] in [
         cells[1:-1] for cells in map(split_cells, vectors.splitlines())
     ]
@@ -192,9 +196,9 @@ def test_errors_page_lists_each_error_for_each_protocol(pages: Mapping[str, str]
 
 
 def test_text_with_backticks_stays_one_code_span() -> None:
-    dialects = ProtocolRegistry(PROTOCOLS)
+    registry = ProtocolRegistry(PROTOCOLS)
     page = errors_page(
-        [ProtocolProfiles("openai", {"openai": dialects.create_adapter("openai", None, {})})]
+        [ProtocolProfiles("openai", {"openai": registry.create_adapter("openai", None, {})})]
     )
 
     assert '| `VersionNotFound` | 404 | `` {"error":{"message":"The model `MODEL`' in page

@@ -47,9 +47,9 @@ def test_documented_worker_configurations_are_valid(tmp_path: Path) -> None:
 
 def test_documented_worker_options_exist() -> None:
     commands = "\n".join(find_code_blocks("(?:sh|console)"))
-    known = {name for one in worker.params for name in one.opts}
-    assert set(re.findall(r"--[a-z-]+", commands)) <= known
-    assert {"--name", "--task"} <= known
+    options = {name for one in worker.params for name in one.opts}
+    assert set(re.findall(r"--[a-z-]+", commands)) <= options
+    assert {"--name", "--task"} <= options
     option = next(one for one in worker.params if one.name == "key")
     assert isinstance(option, click.Option)
     assert option.envvar in ENV

@@ -42,7 +42,7 @@ def test_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fences", "said"),
+    ("fences", "message"),
     [
         ([("sh", "echo one"), ("text", "two")], "line 3: shown:\ntwo\n\nprinted:\none\n"),
         ([("sh", "true"), ("sh", "echo why >&2; false; echo on")], "line 9 failed:\necho why"),
@@ -54,11 +54,11 @@ def test_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
     ],
 )
 def test_page_with_wrong_output_or_failing_command_is_an_error(
-    tmp_path: Path, fences: list[tuple[str, str]], said: str
+    tmp_path: Path, fences: list[tuple[str, str]], message: str
 ) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         check_page(build_page(*fences), folder)
 
 

@@ -12,6 +12,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("u
 def test_page_lists_every_reload_metric() -> None:
     reloads = ReloadCollector("hash", lambda: 0.0)
     reloads.record_reload(ReloadResult("hash"))
-    counted = {sample.name for family in reloads.collect() for sample in family.samples}
-    told = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE)) & counted
-    assert {name for name in counted if not name.endswith("_created")} == told
+    exported = {sample.name for family in reloads.collect() for sample in family.samples}
+    documented = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE)) & exported
+    assert {name for name in exported if not name.endswith("_created")} == documented

@@ -36,8 +36,8 @@ def build_site(docs: Path, site: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("docs") / "site"
-    said = build_site(DOCS, built)
-    assert said.returncode == 0, said.stderr
+    result = build_site(DOCS, built)
+    assert result.returncode == 0, result.stderr
     return built
 
 
@@ -74,7 +74,7 @@ def test_each_navigation_section_has_a_page(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("[a page](howto/none.md)", "howto/none.md"),
         ("[a place](glossary.md#none)", "#none"),
@@ -82,7 +82,7 @@ def test_each_navigation_section_has_a_page(site: Path) -> None:
         ("[a file](../deploy/none)", "there is no ../deploy/none"),
     ],
 )
-def test_broken_link_fails_the_build(tmp_path: Path, words: str, said: str) -> None:
+def test_broken_link_fails_the_build(tmp_path: Path, words: str, message: str) -> None:
     docs = tmp_path / "docs"
     (docs / "site").mkdir(parents=True)
     for name in ("site/mkdocs.yml", "site/hooks.py", "glossary.md"):
@@ -90,7 +90,7 @@ def test_broken_link_fails_the_build(tmp_path: Path, words: str, said: str) -> N
     (docs / "index.md").write_text(f"# Here\n\n{words}\n")
     built = build_site(docs, tmp_path / "site")
     assert built.returncode == 1
-    assert said in built.stdout + built.stderr
+    assert message in built.stdout + built.stderr
 
 
 def test_readme_links_exist() -> None:
@@ -104,6 +104,8 @@ def test_source_paths_named_in_the_docs_exist() -> None:
     folders = (DOCS, DOCS / "howto", DOCS / "maintainers")
     pages = [page for folder in folders for page in folder.glob("*.md")]
     pages += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    found = {(page.name, path) for page in pages for path in named.findall(page.read_text("utf-8"))}
-    assert len(found) > 20
-    assert {one for one in found if not (ROOT / one[1]).exists()} == set()
+    named_paths = {
+        (page.name, path) for page in pages for path in named.findall(page.read_text("utf-8"))
+    }
+    assert len(named_paths) > 20
+    assert {one for one in named_paths if not (ROOT / one[1]).exists()} == set()

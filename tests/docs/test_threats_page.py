@@ -50,5 +50,5 @@ def test_missing_test_reference_is_detected() -> None:
 
 def test_minimum_aiohttp_version_excludes_vulnerable_releases() -> None:
     text = (ROOT / "pyproject.toml").read_text("utf-8")
-    [floor] = re.findall(r'"aiohttp>=([\d.]+)"', text)
-    assert tuple(map(int, floor.split("."))) >= (3, 14)
+    [minimum] = re.findall(r'"aiohttp>=([\d.]+)"', text)
+    assert tuple(map(int, minimum.split("."))) >= (3, 14)

@@ -22,10 +22,10 @@ def test_page_lists_every_grouping_column() -> None:
 
 
 def test_pages_list_every_dropped_record_metric() -> None:
-    counted = [
+    exported = [
         one.name for one in DroppedRecordCollector({"log_lines": int, "usage_rows": int}).collect()
     ]
     listed = set(
         re.findall(r"`(\w+_(?:log_lines|usage_rows)_dropped)_total`", PAGE + OBSERVABILITY)
     )
-    assert sorted(listed) == sorted(counted)
+    assert sorted(listed) == sorted(exported)

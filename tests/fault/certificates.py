@@ -26,8 +26,8 @@ class Authority:
         self._name = _build_name(name)
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._count = 0
-        made = _create_certificate_builder(self._name, self._name, self._key, timedelta(0))
-        signed = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = _create_certificate_builder(self._name, self._name, self._key, timedelta(0))
+        signed = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.path = folder / f"{name.replace(' ', '-')}.pem"
         pem = signed.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         self.path.write_bytes(pem)

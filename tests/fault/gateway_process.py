@@ -51,10 +51,12 @@ class GatewayProcess:
 
     async def __aenter__(self) -> Self:
         self.process = self._spawn()
-        await wait_until(lambda: _SERVES.search(self.said()) or self.process.poll() is not None, 30)
-        said = _SERVES.search(self.said())
-        assert said is not None, self.said()
-        self.urls = re.findall(r'http[^\s"]+', said[0])
+        await wait_until(
+            lambda: _SERVES.search(self.read_output()) or self.process.poll() is not None, 30
+        )
+        match = _SERVES.search(self.read_output())
+        assert match is not None, self.read_output()
+        self.urls = re.findall(r'http[^\s"]+', match[0])
         self.http = httpx.AsyncClient(timeout=30)
         return self
 
@@ -66,7 +68,7 @@ class GatewayProcess:
     ) -> None:
         await self.http.aclose()
         try:
-            assert await self.stop() == 0, self.said()
+            assert await self.stop() == 0, self.read_output()
         finally:
             self.process.kill()
             self.process.wait()
@@ -95,9 +97,9 @@ class GatewayProcess:
 
     def put(self, text: str) -> None:
         """This is the file now, in the place of the old one: whole at once."""
-        beside = self.file.with_suffix(".new")
-        beside.write_text(text)
-        beside.replace(self.file)
+        new_file = self.file.with_suffix(".new")
+        new_file.write_text(text)
+        new_file.replace(self.file)
 
     def hang_up(self) -> None:
         """Send it SIGHUP."""
@@ -122,13 +124,13 @@ class GatewayProcess:
 
     # --- what it says, and how it is --------------------------------------------------------------
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """All that it said so far."""
         return self._log.read_text("utf-8")
 
     def records(self) -> list[RequestRecord]:
         """Those of its exchanges so far."""
-        lines = self.said().splitlines(keepends=True)
+        lines = self.read_output().splitlines(keepends=True)
         return [
             _RECORD.decode(one)
             for one in lines
@@ -150,13 +152,13 @@ def build_config(**parts: Any) -> str:
 
     A part that is None is left out.
     """
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
         "admin": {"address": "127.0.0.1:0"},
         "backends": {"echo": {"kind": "echo", "script": ["Hello", " world"]}},
         "models": {"m": {"backend": "echo"}},
     }
     limits = {"shutdown_delay": "0s"} | parts.get("limits", {})
-    whole = told | parts | {"limits": limits}
-    said = {name: part for name, part in whole.items() if part is not None}
-    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()
+    whole = config | parts | {"limits": limits}
+    set_parts = {name: part for name, part in whole.items() if part is not None}
+    return msgspec.json.format(msgspec.json.encode(set_parts), indent=2).decode()

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from gateway.observability.record import RequestOutcome, RequestRecord
 
-Seen = Literal["complete", "error", "told", "left", "cut"]
+Seen = Literal["complete", "error", "error event", "left", "cut"]
 """How an answer ended before its client's eyes. ``error``: it was one from the beginning;
 ``told``: it broke off with an error; ``cut``: it broke off, and that was all."""
 End = Literal["complete", "refused", "failed", "truncated", "left"]
@@ -32,7 +32,7 @@ class ClientObservation(Struct, frozen=True):
     """One request, as its client saw it. ``tokens`` are the numbers of the words, as they came."""
 
     id: str
-    dialect: str
+    protocol: str
     stream: bool
     seen: Seen
     status: int = 0
@@ -45,7 +45,7 @@ class WorkerLogLine(Struct, frozen=True):
     """A line of a worker's log: a request came (``asked``), or its answer ended."""
 
     id: str
-    what: Literal["asked", "completed", "cancelled"]
+    what: Literal["received", "completed", "cancelled"]
     tokens: int = 0
 
 
@@ -60,14 +60,14 @@ class Violation(Struct, frozen=True):
 class History(Struct, frozen=True):
     """All that was said of some time. ``lines`` are the logs of the workers, one after another."""
 
-    heard: Sequence[ClientObservation]
+    observations: Sequence[ClientObservation]
     records: Sequence[RequestRecord]
     lines: Sequence[WorkerLogLine]
 
     def ends(self) -> Counter[End]:
         """How many requests ended how, where both sides agree."""
         records = {record.id: record for record in self.records}
-        ended = ((one, records.get(one.id)) for one in self.heard)
+        ended = ((one, records.get(one.id)) for one in self.observations)
         return Counter(
             end
             for one, record in ended
@@ -76,7 +76,7 @@ class History(Struct, frozen=True):
 
     def violations(self) -> list[Violation]:
         """Everything that does not fit, or nothing."""
-        return [*self.astray(), *self._counted()]
+        return [*self.astray(), *self._find_wrong_counts()]
 
     def astray(self) -> list[Violation]:
         """What does not fit of how requests and calls ended, whatever was said in them."""
@@ -85,12 +85,12 @@ class History(Struct, frozen=True):
     # --- each request ends once -------------------------------------------------------------------
 
     def _once(self) -> Iterator[Violation]:
-        heard = Counter(one.id for one in self.heard)
+        counts = Counter(one.id for one in self.observations)
         recorded = Counter(record.id for record in self.records)
-        yield from (Violation("sent twice", id_) for id_, times in heard.items() if times > 1)
+        yield from (Violation("sent twice", id_) for id_, times in counts.items() if times > 1)
         yield from (Violation("recorded twice", one) for one, n in recorded.items() if n > 1)
-        yield from (Violation("not recorded", id_) for id_ in heard if id_ not in recorded)
-        yield from (Violation("not asked", id_) for id_ in recorded if id_ not in heard)
+        yield from (Violation("not recorded", id_) for id_ in counts if id_ not in recorded)
+        yield from (Violation("not asked", id_) for id_ in recorded if id_ not in counts)
 
     def _agreed(self) -> Iterator[Violation]:
         """The client and the record say the same of the end."""
@@ -105,29 +105,29 @@ class History(Struct, frozen=True):
     # --- each call ends ---------------------------------------------------------------------------
 
     def _calls(self) -> Iterator[Violation]:
-        said = defaultdict[str, Counter[str]](Counter)
+        counts = defaultdict[str, Counter[str]](Counter)
         for line in self.lines:
-            said[line.id][line.what] += 1
-        seen = {one.id: one.seen for one in self.heard}
-        for id_, times in said.items():
+            counts[line.id][line.what] += 1
+        seen = {one.id: one.seen for one in self.observations}
+        for id_, times in counts.items():
             ended = times["completed"] + times["cancelled"]
             if id_ not in seen:
                 yield Violation("a call for nobody", id_)
-            if times["asked"] > ended:
+            if times["received"] > ended:
                 yield Violation("a call without an end", id_)
-            if times["asked"] < ended:
+            if times["received"] < ended:
                 yield Violation("a call that ended twice", id_)
             if times["completed"] > 1:
                 yield Violation("answered twice", id_, f"{times['completed']} times")
         for id_, end in seen.items():
-            if end == "complete" and not said[id_]["completed"]:
+            if end == "complete" and not counts[id_]["completed"]:
                 yield Violation("made up", id_, "no worker completed it")
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def _counted(self) -> Iterator[Violation]:
-        said = {line.id: line.tokens for line in self.lines if line.what == "cancelled"}
-        said |= {line.id: line.tokens for line in self.lines if line.what == "completed"}
+    def _find_wrong_counts(self) -> Iterator[Violation]:
+        tokens_by_id = {line.id: line.tokens for line in self.lines if line.what == "cancelled"}
+        tokens_by_id |= {line.id: line.tokens for line in self.lines if line.what == "completed"}
         for one, record in self._pairs():
             delivered = len(one.tokens)
             recorded = _count_billed_tokens(one, record)
@@ -137,14 +137,14 @@ class History(Struct, frozen=True):
                 yield Violation("tokens differ", one.id, f"{delivered} > {recorded} recorded")
             if one.seen != "left" and delivered != recorded:
                 yield Violation("tokens differ", one.id, f"{delivered} and {recorded} recorded")
-            if recorded > (most := said.get(one.id, 0)):
+            if recorded > (most := tokens_by_id.get(one.id, 0)):
                 yield Violation("tokens made up", one.id, f"{recorded}, and {most} said")
             if one.seen == "complete" and recorded < most:
                 yield Violation("tokens lost", one.id, f"{recorded} of {most}")
 
     def _pairs(self) -> Iterator[tuple[ClientObservation, RequestRecord]]:
         records = {record.id: record for record in self.records}
-        for one in self.heard:
+        for one in self.observations:
             if one.id in records:
                 yield one, records[one.id]
 
@@ -154,7 +154,7 @@ _ENDS: Final[dict[tuple[Seen, RequestOutcome], End]] = {
     ("error", "client_error"): "refused",
     ("error", "gateway_error"): "refused",
     ("error", "worker_error"): "failed",
-    ("told", "truncated"): "truncated",
+    ("error event", "truncated"): "truncated",
     ("left", "cancelled"): "left",
     ("left", "ok"): "left",  # all of it was on its way when the client left
 }

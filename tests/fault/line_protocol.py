@@ -130,7 +130,7 @@ async def run_pool(
     *workers: WorkerConfig | str,
     timeouts: Timeouts = SOON,
     upstream: HttpClient | None = None,
-    dialect: UpstreamAdapter | None = None,
+    adapter: UpstreamAdapter | None = None,
     clock: Clock = monotonic,
     models: Sequence[str] = (),
     health: HealthCheckSettings | None = None,
@@ -141,7 +141,7 @@ async def run_pool(
         pool_settings(
             *workers, timeouts=timeouts, health=health or HealthCheckSettings(), **settings
         ),
-        adapter=dialect or LineProtocol(),
+        adapter=adapter or LineProtocol(),
         clock=clock,
         draw=Random(7).random,
         context=PoolContext(models=models),

@@ -28,12 +28,14 @@ class LoadGenerator:
     Of every ``leaves`` requests one leaves when it has heard something; 0: all stay.
     """
 
-    def __init__(self, port: int, clients: Sequence[Client] = CLIENTS, *, leaves: int = 0) -> None:
+    def __init__(
+        self, port: int, clients: Sequence[Client] = CLIENTS, *, disconnect_every: int = 0
+    ) -> None:
         self._url = f"http://127.0.0.1:{port}"
         self._clients = clients
-        self._leaves = leaves
+        self._disconnect_every = disconnect_every
         self._number = 0
-        self.heard: list[ClientObservation] = []
+        self.observations: list[ClientObservation] = []
         self.rate = 0.0
         """Requests a second that were really sent."""
 
@@ -68,7 +70,7 @@ class LoadGenerator:
         """The request of this number."""
         client = self._clients[number % len(self._clients)]
         stream = number // len(self._clients) % 2 == 0
-        leaves = bool(self._leaves) and number % self._leaves == 1
+        disconnects = bool(self._disconnect_every) and number % self._disconnect_every == 1
         path, body = client.way.call("m", stream=stream)
         headers = JSON | {"x-request-id": f"q{number}"}
         seen: Seen = "cut"
@@ -78,7 +80,7 @@ class LoadGenerator:
                 status = answer.status
                 async for data in answer.content.iter_any():
                     got += data
-                    if leaves and _WORD.search(got):
+                    if disconnects and _WORD.search(got):
                         seen = "left"
                         answer.close()
                         break
@@ -87,7 +89,7 @@ class LoadGenerator:
         except (aiohttp.ClientError, TimeoutError):
             pass  # it stays cut
         words = tuple(int(word) for word in _WORD.findall(got))
-        self.heard.append(
+        self.observations.append(
             ClientObservation(f"q{number}", client.name, stream, seen, status, len(got), words)
         )
 
@@ -98,6 +100,6 @@ def _classify_response(client: Client, status: int, got: bytes, *, stream: bool)
         return "error" if got else "cut"
     if not stream:
         return "complete"
-    if client.told in got:
-        return "told"
+    if client.error_text in got:
+        return "error event"
     return "complete" if client.ends in got else "cut"

@@ -45,7 +45,7 @@ def run_repeatedly(runs: int, once: Callable[[Path], Coroutine[Any, Any, LoadRun
         odd = got.history.violations()
         failed = failed or got.failed or bool(odd)
         click.echo(
-            f"run {number + 1}: {len(got.history.heard)} requests at {got.rate:.0f}/s, "
+            f"run {number + 1}: {len(got.history.observations)} requests at {got.rate:.0f}/s, "
             f"{got.done}, {got.lost} lost, {len(odd)} violations"
         )
         for one in odd[:10]:

@@ -32,8 +32,8 @@ class StubNameserver:
         self._open = AsyncExitStack()
         self.zone: dict[Question, list[tuple[int, Value]]] = {}
         self.fault: Fault = None
-        self.asked: list[Question] = []
-        self.questions: list[bytes] = []
+        self.questions: list[Question] = []
+        self.messages: list[bytes] = []
         """The messages of ``asked``."""
         self.over_tcp: list[Question] = []
         self.room: int | None = None
@@ -79,9 +79,9 @@ class StubNameserver:
 
     def answer(self, question: bytes, room: int) -> bytes:
         """The bytes that answer; none in silence."""
-        asked, end = _parse_question(question)
-        self.asked.append(asked)
-        self.questions.append(question)
+        query, end = _parse_question(question)
+        self.questions.append(query)
+        self.messages.append(question)
         extended = question[10:12] != b"\0\0"
         body = question[12:end]
         match self.fault:
@@ -101,9 +101,9 @@ class StubNameserver:
                 pass
         if extended and not self.extended:
             return _build_message(question, b"", code=1)
-        if asked not in self.zone:
+        if query not in self.zone:
             return _build_message(question, body, code=3)
-        records = [_build_record(asked[0], ttl, value) for ttl, value in self.zone[asked]]
+        records = [_build_record(query[0], ttl, value) for ttl, value in self.zone[query]]
         whole = _build_message(question, body, records)
         room = self.room or (room if extended else 512)
         return whole if len(whole) <= room else _build_message(question, body, cut=True)
@@ -128,19 +128,19 @@ class _Datagrams(asyncio.DatagramProtocol):
 def bind_same_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket]:
     """Sockets of these addresses and sorts, all bound to one port."""
     for _ in range(50):
-        made: list[socket.socket] = []
+        sockets: list[socket.socket] = []
         port = 0
         try:
             for host, kind in wanted:
-                made.append(socket.socket(socket.AF_INET, kind))
-                made[-1].setblocking(False)
-                made[-1].bind((host, port))
-                port = made[-1].getsockname()[1]
+                sockets.append(socket.socket(socket.AF_INET, kind))
+                sockets[-1].setblocking(False)
+                sockets[-1].bind((host, port))
+                port = sockets[-1].getsockname()[1]
         except OSError:
-            for one in made:
+            for one in sockets:
                 one.close()
         else:
-            return made
+            return sockets
     raise AssertionError("no port is free for all of them")
 
 

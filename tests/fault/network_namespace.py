@@ -32,7 +32,7 @@ _FLAGS_AT: Final = 13
 _MEMORY: Final = Path("/sys/fs/cgroup/memory")
 _numbers = itertools.count()
 
-Fate = Callable[[bytes, bool], float | None]
+PacketDelay = Callable[[bytes, bool], float | None]
 """Seconds that a packet is on its way, or None if it never arrives. True: it goes to the worker."""
 
 
@@ -64,7 +64,7 @@ class NetworkLink:
         """When the last packet so far arrives, each way: none overtakes another."""
         self._late: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
-        self.fate: Fate = self.carry
+        self.get_delay: PacketDelay = self.carry
         self.rate: float | None = None
         self.lost = 0
         """How many packets never arrived."""
@@ -90,10 +90,10 @@ class NetworkLink:
             asyncio.get_running_loop().remove_reader(end)
         self._remove()
 
-    def worker(self, port: int = 8000, **told: Any) -> WorkerProcess:
+    def worker(self, port: int = 8000, **options: Any) -> WorkerProcess:
         """A worker at the other end."""
         inside = ["ip", "netns", "exec", self._namespace]
-        return WorkerProcess(address=f"{self.there}:{port}", inside=inside, **told)
+        return WorkerProcess(address=f"{self.there}:{port}", inside=inside, **options)
 
     # --- fates ------------------------------------------------------------------------------------
 
@@ -109,11 +109,11 @@ class NetworkLink:
         """No new connection comes about."""
         return None if _get_tcp_flags(packet) & _SYN else 0.0
 
-    def lose_some(self, part: float) -> Fate:
+    def lose_some(self, part: float) -> PacketDelay:
         """This part of all packets is lost."""
         return lambda packet, there: None if self._random.random() < part else 0.0
 
-    def delay(self, least: float, most: float) -> Fate:
+    def delay(self, least: float, most: float) -> PacketDelay:
         """Each packet takes a while, from ``least`` to ``most`` seconds."""
         return lambda packet, there: self._random.uniform(least, most)
 
@@ -132,12 +132,12 @@ class NetworkLink:
             return
         if packet[0] >> 4 != 4:  # nobody speaks IPv6 here
             return
-        takes = self.fate(packet, end == 0)
-        if takes is None:
+        delay = self.get_delay(packet, end == 0)
+        if delay is None:
             self.lost += 1
             return
         now = asyncio.get_running_loop().time()
-        due = max(now + takes, self._clear[end])
+        due = max(now + delay, self._clear[end])
         if self.rate is not None and end == 1:
             due += len(packet) / self.rate
         self._clear[end] = due

@@ -27,12 +27,14 @@ class WorkerProcess:
         address: str | None = None,
         inside: Sequence[str] = (),
         settle: Callable[[int], object] | None = None,
-        **told: float | str | Path,
+        **options: float | str | Path,
     ) -> None:
         self._address = address
         self._inside = inside
         self._settle = settle
-        self._told = [part for name, value in told.items() for part in (f"--{name}", str(value))]
+        self._options = [
+            part for name, value in options.items() for part in (f"--{name}", str(value))
+        ]
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -105,7 +107,7 @@ class WorkerProcess:
             self._spawn(["--fd", str(listener.fileno())], keep=[listener.fileno()])
 
     def _spawn(self, where: Sequence[str], keep: Sequence[int] = ()) -> None:
-        command = [*self._inside, sys.executable, "-I", "-S", str(SCRIPT), *where, *self._told]
+        command = [*self._inside, sys.executable, "-I", "-S", str(SCRIPT), *where, *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, pass_fds=keep)
         if self._settle is not None:
             self._settle(self._process.pid)

@@ -29,8 +29,8 @@ from tests.integration.test_end_to_end import JSON, WAYS, ClientProtocol
 def build_event(text: str = "", finish: str | None = None) -> bytes:
     """One event, of a conversation and of a completion alike."""
     choice = {"index": 0, "text": text, "delta": {"content": text}, "finish_reason": finish}
-    told = {"id": "c", "object": "chunk", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: " + msgspec.json.encode(told) + b"\n\n"
+    body = {"id": "c", "object": "chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def build_response_body(text: str) -> bytes:
@@ -38,8 +38,8 @@ def build_response_body(text: str) -> bytes:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "text": text, "message": message, "finish_reason": "stop"}
     usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
-    told = {"id": "c", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-    return msgspec.json.encode(told)
+    body = {"id": "c", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    return msgspec.json.encode(body)
 
 
 HELLO = build_event("Hello") + build_event(" world")
@@ -85,14 +85,14 @@ def build_pool_config(
 ) -> str:
     """A gateway in every dialect before workers of these URLs. ``pool`` as in the file."""
     times = TIMEOUTS | dict(timeouts or {})
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "listeners": [{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
         "limits": {"drain_timeout": "1s"} | dict(limits or {}),
         "defaults": {"timeouts": times},
         "backends": {"pool": POOL | {"workers": workers, "timeouts": times} | pool},
         "models": {"*": {"backend": "pool"}},
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(config).decode()
 
 
 async def serve_gateway(
@@ -148,7 +148,7 @@ class Client(Struct, frozen=True):
     way: ClientProtocol
     ends: bytes
     """Nothing for Triton, whose streams end with their body."""
-    told: bytes
+    error_text: bytes
     bad: tuple[int, ...]
     """The statuses that it has for a worker that failed."""
 
@@ -158,7 +158,7 @@ class Client(Struct, frozen=True):
 
 
 _ENDS = {"triton": b"", "mindie": b'"finish_reason":"'}
-_TOLD = {"mindie": b"Failed to get engine", "mindie chat": b"Failed to get engine"}
+_ERROR_TEXTS = {"mindie": b"Failed to get engine", "mindie chat": b"Failed to get engine"}
 _BAD = {
     "databricks": (500, 504),
     "triton": (400, 503),
@@ -170,7 +170,7 @@ CLIENTS = [
     Client(
         way,
         _ENDS.get(way.name, b"[DONE]"),
-        _TOLD.get(way.name, b'"error"'),
+        _ERROR_TEXTS.get(way.name, b'"error"'),
         _BAD.get(way.name, (502, 504)),
     )
     for way in WAYS
@@ -203,7 +203,11 @@ async def send_request(front: RunningGateway, client: Client, *, stream: bool) -
 
 def is_complete(got: httpx.Response, client: Client) -> bool:
     """Whether a stream had its dialect's end, and no error."""
-    return got.status_code == 200 and client.ends in got.content and client.told not in got.content
+    return (
+        got.status_code == 200
+        and client.ends in got.content
+        and client.error_text not in got.content
+    )
 
 
 def assert_error_in_stream(got: httpx.Response, client: Client) -> None:
@@ -211,15 +215,15 @@ def assert_error_in_stream(got: httpx.Response, client: Client) -> None:
     assert got.status_code == 200, (got.status_code, got.content)
     rest = got.content.rpartition(b"Hello")[2]
     assert rest != got.content, "Hello was not passed on"
-    assert client.told in rest
+    assert client.error_text in rest
     assert not client.ends or client.ends not in got.content
 
 
 def assert_error_response(got: httpx.Response, *statuses: int) -> None:
     """An error of one of these statuses, in JSON or as an event, and nothing of the answer."""
     assert got.status_code in statuses, (got.status_code, got.content)
-    told = msgspec.json.decode(got.content.removeprefix(b"data: "))
-    assert told.get("error") or told.get("message"), told
+    body = msgspec.json.decode(got.content.removeprefix(b"data: "))
+    assert body.get("error") or body.get("message"), body
     assert b"Hello" not in got.content
     assert b"127.0.0.1" not in got.content
 
@@ -249,13 +253,13 @@ class RawClient:
 
     async def hear(self, what: bytes) -> bytes:
         """Read until ``what`` has come."""
-        heard = b""
+        received = b""
         async with asyncio.timeout(5):
-            while what not in heard:
+            while what not in received:
                 if not (data := await self.reader.read(1 << 16)):
-                    raise EOFError(heard)
-                heard += data
-        return heard
+                    raise EOFError(received)
+                received += data
+        return received
 
     def leave(self) -> None:
         """Close the connection."""

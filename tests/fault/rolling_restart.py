@@ -60,7 +60,7 @@ class RollingRestartRun(Struct, frozen=True):
     def lost(self) -> int:
         """Requests that are not complete, and whose clients stayed."""
         ends = self.history.ends()
-        return len(self.history.heard) - ends["complete"] - ends["left"]
+        return len(self.history.observations) - ends["complete"] - ends["left"]
 
 
 @asynccontextmanager
@@ -78,46 +78,53 @@ async def run_gateway(
 
 
 async def run_rolling_restarts(
-    folder: Path, *, rounds: int = 3, rate: float = 200.0, workers: int = 3, leaves: int = 0
+    folder: Path,
+    *,
+    rounds: int = 3,
+    rate: float = 200.0,
+    workers: int = 3,
+    disconnect_every: int = 0,
 ) -> RollingRestartRun:
     """Restart each worker once in each round, and load the gateway all the while.
 
-    Of every ``leaves`` clients one leaves in the middle; 0: all stay.
+    Of every ``disconnect_every`` clients one leaves in the middle; 0: all stay.
     """
     logs = [folder / f"worker{number}.log" for number in range(workers)]
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
-        crew = [
+        processes = [
             await stack.enter_async_context(WorkerProcess(pace=PACE, grace=GRACE, log=log))
             for log in logs
         ]
-        for one in crew:
+        for one in processes:
             await _wait_until_healthy(one)
-        text = build_pool_config([one.url for one in crew], policy="least_load", health=HEALTH)
+        text = build_pool_config([one.url for one in processes], policy="least_load", health=HEALTH)
         app, port = await stack.enter_async_context(run_gateway(text, records))
-        load = await stack.enter_async_context(LoadGenerator(port, leaves=leaves))
+        load = await stack.enter_async_context(
+            LoadGenerator(port, disconnect_every=disconnect_every)
+        )
         pool = get_pool(app)
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run(rate, over))
             try:
                 for number in range(rounds):
-                    await _restart_each_worker(crew, pool, number)
+                    await _restart_each_worker(processes, pool, number)
             finally:
                 over.set()
-        await wait_until(lambda: len(records) >= len(load.heard))
-        for one in crew:
+        await wait_until(lambda: len(records) >= len(load.observations))
+        for one in processes:
             one.process.send_signal(signal.SIGINT)
             await one.ended()
     return RollingRestartRun(
-        History(load.heard, records, read_logs(logs)), load.rate, rounds * workers
+        History(load.observations, records, read_logs(logs)), load.rate, rounds * workers
     )
 
 
 async def _restart_each_worker(
-    crew: Sequence[WorkerProcess], pool: PoolBackend, number: int
+    workers: Sequence[WorkerProcess], pool: PoolBackend, number: int
 ) -> None:
-    for place, one in enumerate(crew):
+    for place, one in enumerate(workers):
         one.process.send_signal(WAYS[(number + place) % 2])
         status = await one.ended()
         assert status == 0, f"the worker ended with {status}"

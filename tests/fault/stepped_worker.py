@@ -56,7 +56,7 @@ class SteppedWorker:
             body = await reader.readexactly(length)
             self.sizes.append(length)
             id_ = head.partition(b"x-request-id:")[2].partition(b"\r\n")[0].strip().decode()
-            self.lines.append(WorkerLogLine(id_, "asked"))
+            self.lines.append(WorkerLogLine(id_, "received"))
             mine = asyncio.get_running_loop().create_future()
             self.inside.append(mine)
             self.most = max(self.most, len(self.inside))

@@ -37,16 +37,18 @@ class StreamingRequest:
     def is_complete(self) -> bool:
         """Whether it ended as a good answer does in its dialect."""
         client = self.client
-        return self.status == 200 and client.ends in self.data and client.told not in self.data
+        return (
+            self.status == 200 and client.ends in self.data and client.error_text not in self.data
+        )
 
     @property
-    def is_told(self) -> bool:
+    def has_error(self) -> bool:
         """Whether an error follows what came, and nothing looks like an end."""
         client = self.client
         rest = self.data[max(map(self.data.rfind, map(_encode_word, self.words)), default=0) :]
         ended = client.ends and client.ends in self.data
-        told = client.told in rest or (client.name.startswith("mindie") and _LATE in rest)
-        return self.status == 200 and told and not ended
+        reported = client.error_text in rest or (client.name.startswith("mindie") and _LATE in rest)
+        return self.status == 200 and reported and not ended
 
     async def _listen(self) -> None:
         path, body = self._asks

@@ -51,51 +51,51 @@ class CancellableProtocol(LineProtocol):
         return UpstreamRequest("/stop", msgspec.json.encode({"id": request.client_id}))
 
 
-ASKED = GenerationRequest(
+REQUEST = GenerationRequest(
     model="m", kind="completion", prompts=("hi",), stream=True, client_id="the client's own"
 )
 GIVEN_UP: list[tuple[str, Reply, GenerationRequest]] = [
-    ("before the head", [HANG], ASKED),
-    ("mid-stream", [SAYS, HANG], ASKED),
+    ("before the head", [HANG], REQUEST),
+    ("mid-stream", [SAYS, HANG], REQUEST),
     ("before a whole answer", [HANG], UNARY),
 ]
 
 
 @pytest.mark.parametrize(
-    ("reply", "asked"), [one[1:] for one in GIVEN_UP], ids=[one[0] for one in GIVEN_UP]
+    ("reply", "client_request"), [one[1:] for one in GIVEN_UP], ids=[one[0] for one in GIVEN_UP]
 )
 async def test_client_disconnect_sends_a_cancel_request(
-    reply: Reply, asked: GenerationRequest
+    reply: Reply, client_request: GenerationRequest
 ) -> None:
     async with (
         ScriptedWorker(reply, OK) as worker,
         run_pool(
             WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")),
-            dialect=CancellableProtocol(),
+            adapter=CancellableProtocol(),
         ) as backend,
     ):
-        task = asyncio.get_running_loop().create_task(collect_events(backend, asked))
-        await worker.until_asked()
+        task = asyncio.get_running_loop().create_task(collect_events(backend, client_request))
+        await worker.wait_for_request()
         await asyncio.sleep(0.05)
         task.cancel()
-        await worker.until_asked(2)
+        await worker.wait_for_request(2)
 
-    said, stop = worker.requests
-    assert (said.path, stop.path) == ("/say", "/stop")
-    assert stop.body == said.body
+    generate, stop = worker.requests
+    assert (generate.path, stop.path) == ("/say", "/stop")
+    assert stop.body == generate.body
     assert msgspec.json.decode(stop.body)["id"].startswith("req-1-")
     assert stop.headers["authorization"] == "Bearer s3cret"
-    assert stop.connection != said.connection
+    assert stop.connection != generate.connection
 
 
 async def test_closing_the_stream_sends_a_cancel_request() -> None:
     async with (
         ScriptedWorker([SAYS, HANG], OK) as worker,
-        run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+        run_pool(worker.url, adapter=CancellableProtocol()) as backend,
     ):
         async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
             await anext(batches)
-        await worker.until_asked(2)
+        await worker.wait_for_request(2)
 
     assert worker.requests[1].path == "/stop"
 
@@ -103,7 +103,7 @@ async def test_closing_the_stream_sends_a_cancel_request() -> None:
 async def test_each_attempt_has_its_own_request_id() -> None:
     async with (
         ScriptedWorker(GOOD) as worker,
-        run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+        run_pool(worker.url, adapter=CancellableProtocol()) as backend,
     ):
         for _ in range(3):
             await collect_events(backend)
@@ -116,18 +116,18 @@ async def test_timed_out_worker_gets_a_cancel_request_and_another_serves() -> No
         ScriptedWorker([HANG], OK) as slow,
         ScriptedWorker(GOOD) as good,
         run_pool(
-            slow.url, good.url, dialect=CancellableProtocol(), timeouts=HASTY, policy="round_robin"
+            slow.url, good.url, adapter=CancellableProtocol(), timeouts=HASTY, policy="round_robin"
         ) as backend,
     ):
         assert join_text(await collect_events(backend)) == "Hello"
-        await slow.until_asked(2)
+        await slow.wait_for_request(2)
 
     assert [request.path for request in slow.requests] == ["/say", "/stop"]
 
 
 OVER: list[tuple[str, Reply]] = [
-    ("told", GOOD[0:1]),
-    ("told, and a body that goes on", [SAYS + chunk(b"end\n"), HANG]),
+    ("error event", GOOD[0:1]),
+    ("error event, and a body that goes on", [SAYS + chunk(b"end\n"), HANG]),
     ("refused", [make_reply(b"{}", "500 Oops")]),
     ("cut", [SAYS, CLOSE]),
     ("reset", [RESET]),
@@ -138,7 +138,7 @@ OVER: list[tuple[str, Reply]] = [
 async def test_finished_request_gets_no_cancel_request(reply: Reply) -> None:
     limits = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=10.0)
     async with ScriptedWorker(reply, OK) as worker:
-        async with run_pool(worker.url, dialect=CancellableProtocol(), timeouts=limits) as backend:
+        async with run_pool(worker.url, adapter=CancellableProtocol(), timeouts=limits) as backend:
             with suppress(GatewayError):
                 async with aclosing(
                     backend.send(PreparedRequest(STREAMED), build_context())
@@ -154,21 +154,21 @@ async def test_protocol_without_cancel_only_closes_the_connection() -> None:
     async with ScriptedWorker([SAYS, HANG], OK) as worker, run_pool(worker.url) as backend:
         async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
             await anext(batches)
-        await worker.until_left()
+        await worker.wait_for_disconnect()
         await asyncio.sleep(0.1)
 
-    assert worker.asked == 1
+    assert worker.request_count == 1
 
 
 async def test_pool_close_waits_for_pending_cancel_requests() -> None:
     async with ScriptedWorker([SAYS, HANG], [0.2, *OK]) as worker:
         async with (
-            run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+            run_pool(worker.url, adapter=CancellableProtocol()) as backend,
             aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches,
         ):
             await anext(batches)
 
-        assert worker.asked == 2
+        assert worker.request_count == 2
         assert worker.active == 0
 
 
@@ -180,9 +180,9 @@ async def test_concurrent_cancel_requests_are_bounded() -> None:
         stopping = CancelSender(upstream)
         for _ in range(300):
             stopping.send(WorkerConfig(worker.url), UpstreamRequest("/stop", b""))
-        await worker.until_asked(256)
+        await worker.wait_for_request(256)
         gate.set()
         await stopping.aclose()
     await upstream.aclose()
 
-    assert worker.asked == 256
+    assert worker.request_count == 256

@@ -52,10 +52,10 @@ async def test_cancelled_request_closes_the_upstream_connection(
     async with ScriptedWorker(reply, GOOD) as worker, run_pool(worker.url) as backend:
         events: list[Event] = []
         task = asyncio.get_running_loop().create_task(hear(backend, request_, events))
-        await worker.until_asked()
+        await worker.wait_for_request()
         await asyncio.sleep(0.05)
         task.cancel()
-        took = await worker.until_left(within=2.0)
+        took = await worker.wait_for_disconnect(within=2.0)
         record_property("milliseconds until the worker saw it", round(took * 1000, 1))
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -78,7 +78,7 @@ async def test_closed_generator_closes_the_upstream_connection() -> None:
         run_pool(worker.url) as backend,
     ):
         await read_one_batch(backend)
-        await worker.until_left(within=2.0)
+        await worker.wait_for_disconnect(within=2.0)
 
         assert join_text(await collect_events(backend)) == "Hello"
     assert worker.connections == 2
@@ -113,7 +113,7 @@ async def test_cancel_during_an_upload_closes_the_upstream_connection(reply: Rep
         run_pool(worker.url, upstream=upstream) as backend,
     ):
         task = asyncio.get_running_loop().create_task(collect_events(backend, BIG))
-        await worker.until_asked()
+        await worker.wait_for_request()
         await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -125,7 +125,7 @@ async def test_pool_close_does_not_wait_for_an_upload() -> None:
     async with ScriptedWorker([asyncio.Event()], read_body=False) as worker:
         async with asyncio.timeout(3.0), run_pool(worker.url) as backend:
             task = asyncio.get_running_loop().create_task(collect_events(backend, BIG))
-            await worker.until_asked()
+            await worker.wait_for_request()
             await asyncio.sleep(0.2)
         with pytest.raises(StreamBroken):
             await task
@@ -135,7 +135,7 @@ async def test_pool_close_cancels_running_requests() -> None:
     async with ScriptedWorker([CHUNKED + SAYS, HANG]) as worker:
         async with run_pool(worker.url) as backend:
             task = asyncio.get_running_loop().create_task(collect_events(backend))
-            await worker.until_asked()
-        await worker.until_left(within=2.0)
+            await worker.wait_for_request()
+        await worker.wait_for_disconnect(within=2.0)
         with pytest.raises(StreamBroken):
             await task

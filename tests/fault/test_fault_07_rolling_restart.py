@@ -22,7 +22,7 @@ async def test_fault_07_rolling_restart_loses_no_request(
     assert got.history.violations() == []
     assert got.lost == 0
     assert got.restarts == 9
-    assert len(got.history.heard) > 9 * 20, "hardly anything was asked meanwhile"
+    assert len(got.history.observations) > 9 * 20, "hardly anything was asked meanwhile"
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ async def test_fault_07_32_client_disconnects_during_a_rolling_restart_are_not_l
     tmp_path: Path,
 ) -> None:
     """What they got until then is what was recorded, and their workers' calls have ended."""
-    got = await run_rolling_restarts(tmp_path, rate=RATE, rounds=1, leaves=3)
+    got = await run_rolling_restarts(tmp_path, rate=RATE, rounds=1, disconnect_every=3)
 
     assert got.history.violations() == []
     assert got.lost == 0

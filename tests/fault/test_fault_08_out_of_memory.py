@@ -30,11 +30,11 @@ async def test_fault_08_oom_killed_worker_breaks_streams_with_an_error_and_slow_
             await wait_for_end(hearings, within=1.0)
 
             for one in hearings:
-                assert one.is_told, (one.client.name, bytes(one.data))
+                assert one.has_error, (one.client.name, bytes(one.data))
                 assert one.words == list(range(len(one.words)))
                 assert 5 <= len(one.words) < 50
-            heard = sorted(len(one.words) for one in hearings)
-            assert sorted(record.tokens for record in front.records) == heard
+            word_counts = sorted(len(one.words) for one in hearings)
+            assert sorted(record.tokens for record in front.records) == word_counts
             assert {record.outcome for record in front.records} == {"truncated"}
             [report] = get_worker_reports(front)
             assert (report.state, report.error, report.in_flight) == ("out", "disconnect", 0)

@@ -29,7 +29,7 @@ from tests.fault.protocol_clients import (
 from tests.fault.streaming_request import StreamingRequest, wait_for_end, wait_for_word
 
 CHAT = CLIENTS[0]
-SELDOM = {"interval": "60s"}
+RARE_HEALTH_CHECKS = {"interval": "60s"}
 """Probes do not tell what requests are to find out."""
 
 
@@ -56,8 +56,10 @@ async def test_fault_09_dropped_connection_attempts_time_out_and_are_retried_els
 ) -> None:
     limits = TIMEOUTS | {"connect": "300ms"}
     async with network_link.worker(words=5) as far, WorkerProcess(words=5) as near:
-        network_link.fate = network_link.lose_calls
-        front = await serve_gateway(serve, far.url, near.url, timeouts=limits, health=SELDOM)
+        network_link.get_delay = network_link.lose_calls
+        front = await serve_gateway(
+            serve, far.url, near.url, timeouts=limits, health=RARE_HEALTH_CHECKS
+        )
         statuses = await send_to_all_protocols(front, stream=stream)
 
         assert statuses == [200] * len(CLIENTS)
@@ -91,7 +93,9 @@ async def test_fault_09_full_accept_backlog_times_out_and_is_retried_elsewhere(
     limits = TIMEOUTS | {"connect": "300ms"}
     with run_full_backlog() as url:
         async with WorkerProcess(words=5) as near:
-            front = await serve_gateway(serve, url, near.url, timeouts=limits, health=SELDOM)
+            front = await serve_gateway(
+                serve, url, near.url, timeouts=limits, health=RARE_HEALTH_CHECKS
+            )
             statuses = await send_to_all_protocols(front, stream=True)
 
             assert statuses == [200] * len(CLIENTS)
@@ -109,10 +113,12 @@ async def test_fault_10_rejected_connections_are_retried_elsewhere_at_once(
     """Both on connections that are kept, and on new ones. A long time limit is not waited for."""
     limits = TIMEOUTS | {"connect": "60s", "first_token": "60s", "total": "60s"}
     async with network_link.worker(words=5) as far, WorkerProcess(words=5) as near:
-        front = await serve_gateway(serve, far.url, near.url, timeouts=limits, health=SELDOM)
+        front = await serve_gateway(
+            serve, far.url, near.url, timeouts=limits, health=RARE_HEALTH_CHECKS
+        )
         assert await send_to_all_protocols(front, stream=stream) == [200] * len(CLIENTS)
         assert [one.state for one in get_worker_reports(front)] == ["up", "up"]
-        network_link.fate = network_link.reset
+        network_link.get_delay = network_link.reset
         statuses = await send_to_all_protocols(front, stream=stream)
 
         assert statuses == [200] * len(CLIENTS)
@@ -128,12 +134,12 @@ async def test_fault_10_connection_reset_is_retried_on_another_worker_at_once(
 ) -> None:
     well = build_good_reply(stream=stream)
     async with create_raw_worker(well, [RESET]) as bad, create_raw_worker(well) as other:
-        front = await serve_gateway(serve, bad, other, health=SELDOM)
+        front = await serve_gateway(serve, bad, other, health=RARE_HEALTH_CHECKS)
         answers = [await send_request(front, CHAT, stream=stream) for _ in range(4)]
 
     assert {answer.status_code for answer in answers} == {200}
     assert all(b"Hello" in answer.content for answer in answers)
-    assert bad.asked == 3, "one more than was asked: a kept connection may have been stale"
+    assert bad.request_count == 3, "one more than was asked: a kept connection may have been stale"
     assert get_worker_reports(front)[0].error == "disconnect"
 
 
@@ -150,20 +156,20 @@ async def test_fault_11_network_loss_mid_stream_ends_streams_and_closes_connecti
         front = await serve_gateway(serve, far.url, timeouts=limits, health=health, breaker=patient)
         hearings = [StreamingRequest(front, client) for client in CLIENTS]
         await wait_for_word(hearings, 4)
-        network_link.fate = network_link.lose_all
+        network_link.get_delay = network_link.lose_all
         await wait_for_end(hearings, within=5.0)
 
         for one in hearings:
-            assert one.is_told, (one.client.name, bytes(one.data))
+            assert one.has_error, (one.client.name, bytes(one.data))
             assert 5 <= len(one.words) < 50
-        heard = sorted(len(one.words) for one in hearings)
-        assert sorted(record.tokens for record in front.records) == heard
+        word_counts = sorted(len(one.words) for one in hearings)
+        assert sorted(record.tokens for record in front.records) == word_counts
         assert {record.outcome for record in front.records} == {"truncated"}
         await wait_until(lambda: get_worker_reports(front)[0].state == "out")
         assert get_worker_reports(front)[0].in_flight == 0
         await wait_until(lambda: not list_connections(network_link))
 
-        network_link.fate = network_link.carry
+        network_link.get_delay = network_link.carry
         await wait_until(lambda: get_worker_reports(front)[0].state == "up")
 
 
@@ -185,13 +191,15 @@ async def test_fault_11_tcp_keepalive_detects_network_loss_for_unary_requests(
     monkeypatch.setattr(http_client, "_TCP_KEEPALIVE", dict.fromkeys(http_client._TCP_KEEPALIVE, 1))
     async with network_link.worker(first=60.0) as far, WorkerProcess() as near:
         limits = TIMEOUTS | {"total": "60s"}
-        front = await serve_gateway(serve, far.url, near.url, timeouts=limits, health=SELDOM)
-        asked = asyncio.get_running_loop().create_task(send_request(front, CHAT, stream=False))
+        front = await serve_gateway(
+            serve, far.url, near.url, timeouts=limits, health=RARE_HEALTH_CHECKS
+        )
+        task = asyncio.get_running_loop().create_task(send_request(front, CHAT, stream=False))
         await wait_until(lambda: get_worker_reports(front)[0].in_flight == 1)
         await asyncio.sleep(0.1)
-        network_link.fate = network_link.lose_all
+        network_link.get_delay = network_link.lose_all
         async with asyncio.timeout(10):
-            answer = await asked
+            answer = await task
 
     assert answer.status_code == 200
     assert get_worker_reports(front)[0].error in {"disconnect", "connect"}, (
@@ -212,8 +220,10 @@ async def test_fault_12_packet_loss_causes_no_client_errors(
         network_link.worker(words=20, pace=0.01) as far,
         network_link.worker(port=8001, words=20, pace=0.01) as other,
     ):
-        front = await serve_gateway(serve, far.url, other.url, timeouts=limits, health=SELDOM)
-        network_link.fate = network_link.lose_some(0.05)
+        front = await serve_gateway(
+            serve, far.url, other.url, timeouts=limits, health=RARE_HEALTH_CHECKS
+        )
+        network_link.get_delay = network_link.lose_some(0.05)
         hearings = [
             StreamingRequest(front, client, stream=stream)
             for client, stream, _ in product(CLIENTS, (True, False), range(3))
@@ -237,8 +247,10 @@ async def test_fault_13_load_balancing_prefers_the_worker_with_low_latency(
     """200 ms there and back, a half more or less, against none: 80 requests, four at a time."""
     log = tmp_path / "log"
     async with network_link.worker(log=log) as far, WorkerProcess() as near:
-        network_link.fate = network_link.delay(0.05, 0.15)
-        front = await serve_gateway(serve, far.url, near.url, policy="two_choices", health=SELDOM)
+        network_link.get_delay = network_link.delay(0.05, 0.15)
+        front = await serve_gateway(
+            serve, far.url, near.url, policy="two_choices", health=RARE_HEALTH_CHECKS
+        )
         places = asyncio.Semaphore(4)
 
         async def one() -> list[int]:
@@ -254,7 +266,7 @@ async def test_fault_13_load_balancing_prefers_the_worker_with_low_latency(
     assert far_now.latency is not None
     assert near_now.latency is not None
     assert near_now.latency < far_now.latency
-    assert 0 < log.read_bytes().count(b"asked") < 16, "a fifth of all at most"
+    assert 0 < log.read_bytes().count(b"received") < 16, "a fifth of all at most"
 
 
 # ── 14: a narrow line ───────────────────────────────────────────────────────────────────────────
@@ -290,12 +302,14 @@ async def test_fault_14_slow_worker_does_not_delay_streams_of_other_workers(
         network_link.rate = 125_000.0
         slow = [StreamingRequest(front, client, "far") for client in CLIENTS[:2]]
         await wait_for_word(slow, 0)
-        beside = await measure_gaps(front)
+        other_gaps = await measure_gaps(front)
         unfinished = [one for one in slow if not one.task.done()]
         await wait_for_end(slow, within=20.0)
 
     record_property("median milliseconds between words, alone", round(1000 * median(alone), 2))
-    record_property("median milliseconds between words, beside", round(1000 * median(beside), 2))
+    record_property(
+        "median milliseconds between words, beside", round(1000 * median(other_gaps), 2)
+    )
     assert len(unfinished) == len(slow)
     for one in slow:
         assert one.is_complete

@@ -25,10 +25,10 @@ class RecordedSleep:
     """Pauses of no length. ``asked`` are the seconds that were asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.durations: list[float] = []
 
     async def __call__(self, seconds: float) -> None:
-        self.asked.append(seconds)
+        self.durations.append(seconds)
         await asyncio.sleep(0.001)
 
 
@@ -88,7 +88,7 @@ async def test_fault_15_new_address_becomes_a_worker_within_ttl_plus_one_second(
         await wait_until(lambda: len(pool.sets) == 2)
 
     assert pool.sets[1] == ["http://127.0.0.2:8000", "http://127.0.0.3:8000"]
-    assert max(pauses.asked) <= 3 + 1
+    assert max(pauses.durations) <= 3 + 1
 
 
 async def test_fault_15_new_srv_record_becomes_a_worker(stub: StubNameserver) -> None:
@@ -102,7 +102,7 @@ async def test_fault_15_new_srv_record_becomes_a_worker(stub: StubNameserver) ->
         ["http://127.0.0.1:8000"],
         ["http://127.0.0.1:8000", "http://127.0.0.7:8001"],
     ]
-    assert max(pauses.asked) <= 3 + 1
+    assert max(pauses.durations) <= 3 + 1
 
 
 async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
@@ -133,7 +133,7 @@ async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
         )
         await discovery.start()
         running = asyncio.get_running_loop().create_task(collect_events(backend))
-        await old.until_asked()
+        await old.wait_for_request()
         stub.zone["A", "w.local"] = [(3, "127.0.0.2")]
         await wait_until(lambda: [worker.url for worker in discovery.workers] == [new.url])
 
@@ -142,7 +142,7 @@ async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
 
         assert join_text(await running) == "old stream"
         assert answers == ["new"] * 3
-        assert (old.asked, new.asked) == (1, 3)
+        assert (old.request_count, new.request_count) == (1, 3)
         await discovery.aclose()
 
 
@@ -169,11 +169,11 @@ async def test_fault_16_dns_failure_keeps_the_last_workers_and_is_counted(
     stub: StubNameserver, fault: Fault, *, service: bool
 ) -> None:
     async with run_discovery(stub, RecordedSleep(), service=service) as (discovery, pool):
-        known, before = list(discovery.workers), discovery.failures
+        workers, before = list(discovery.workers), discovery.failures
         stub.fault = fault
         await wait_until(lambda: discovery.failures >= before + 2)
 
-        assert list(discovery.workers) == known
+        assert list(discovery.workers) == workers
         assert len(pool.sets) == 1
         assert discovery.source_errors
 
@@ -206,7 +206,7 @@ async def test_fault_16_unreachable_nameserver_does_not_delay_the_start(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("silence", "does not answer"),
         ("other", "does not answer"),
@@ -215,14 +215,16 @@ async def test_fault_16_unreachable_nameserver_does_not_delay_the_start(
         ("oversized", "truncated even over TCP"),
     ],
 )
-async def test_dns_failure_names_its_cause(stub: StubNameserver, fault: Fault, said: str) -> None:
+async def test_dns_failure_names_its_cause(
+    stub: StubNameserver, fault: Fault, message: str
+) -> None:
     stub.fault = fault
-    timeout = 0.05 if said == "does not answer" else 5.0
+    timeout = 0.05 if message == "does not answer" else 5.0
 
-    with pytest.raises(DiscoveryError, match=f"A of w.local: .*{said}"):
+    with pytest.raises(DiscoveryError, match=f"A of w.local: .*{message}"):
         await StubResolver(stub.address, timeout=timeout).query("w.local", "A")
 
-    assert stub.asked.count(("A", "w.local")) >= 2
+    assert stub.questions.count(("A", "w.local")) >= 2
 
 
 async def test_stray_and_duplicate_dns_datagrams_are_ignored(stub: StubNameserver) -> None:
@@ -258,14 +260,14 @@ async def test_nameserver_without_edns_gets_a_query_without_edns(stub: StubNames
 
     assert len(answer.addresses) == 2
     size = bytes.fromhex("0000 2904d0 00000000 0000")  # OPT: a datagram may have 1232 bytes
-    assert [question.endswith(size) for question in stub.questions] == [True, False]
+    assert [question.endswith(size) for question in stub.messages] == [True, False]
 
 
 async def test_nxdomain_response_is_not_retried(stub: StubNameserver) -> None:
     answer = await StubResolver(stub.address).query("nobody.local", "A")
 
     assert answer == DnsAnswer(name_exists=False)
-    assert len(stub.asked) == 1
+    assert len(stub.questions) == 1
 
 
 async def test_resolv_conf_nameservers_are_used_in_order(tmp_path: Path) -> None:

@@ -30,8 +30,12 @@ async def stub() -> AsyncIterator[StubNameserver]:
 
 async def serve_dns_gateway(serve: Serve, stub: StubNameserver, port: str) -> RunningGateway:
     """A gateway that asks for its workers' addresses, for as long as they say at most."""
-    told: Any = {"dns": f"w.local:{port}", "nameserver": stub.address, "refresh_interval": "1s"}
-    return await serve(build_pool_config([told]))
+    discovery: Any = {
+        "dns": f"w.local:{port}",
+        "nameserver": stub.address,
+        "refresh_interval": "1s",
+    }
+    return await serve(build_pool_config([discovery]))
 
 
 def list_worker_addresses(front: RunningGateway) -> list[str]:

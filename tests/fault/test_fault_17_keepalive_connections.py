@@ -46,5 +46,5 @@ async def test_fault_17_connection_closed_during_reuse_loses_no_request(
 
     assert {status for got in statuses for status in got} == {200}
     assert [record.outcome for record in front.records] == ["ok"] * 4 * PAIRS
-    assert worker.asked >= 4 * PAIRS
+    assert worker.request_count >= 4 * PAIRS
     assert (report.state, report.error, report.in_flight) == ("up", "", 0)

@@ -42,7 +42,7 @@ async def test_fault_18_intermittently_failing_worker_is_ejected_by_failure_rate
     worked = sum(answer.status_code == 200 for answer in answers)
     assert worked >= 0.995 * len(answers)
     assert states == ["out", "up", "up"]
-    assert bad.asked >= 20
+    assert bad.request_count >= 20
 
 
 def build_busy_reply(seconds: int) -> Reply:
@@ -62,13 +62,15 @@ async def test_fault_19_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ej
     ):
         front = await serve_gateway(serve, a, b)
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(send_request(front, CHAT, stream=stream)) for _ in range(6)]
-            await wait_until(lambda: a.asked == 3)
-            await wait_until(lambda: b.asked == 4)
+            requests = [
+                tasks.create_task(send_request(front, CHAT, stream=stream)) for _ in range(6)
+            ]
+            await wait_until(lambda: a.request_count == 3)
+            await wait_until(lambda: b.request_count == 4)
             limited = get_worker_reports(front)
             gate.set()
 
-    assert [task.result().status_code for task in asked] == [200] * 6
+    assert [task.result().status_code for task in requests] == [200] * 6
     assert [one.state for one in limited] == ["up", "up"]
     assert [one.error for one in limited] == ["429", ""]
     assert limited[0].limit == 2, "it is given no more than it took"
@@ -91,7 +93,7 @@ async def test_fault_19_all_workers_busy_returns_429_with_the_shortest_retry_aft
 
     assert_error_response(answer, 429)
     assert answer.headers["retry-after"] == "4"
-    assert [one.asked for one in (a, b, c)] == [1, 1, 1]
+    assert [one.request_count for one in (a, b, c)] == [1, 1, 1]
     assert states == ["up", "up", "up"]
 
 
@@ -105,7 +107,7 @@ async def test_fault_19_free_worker_serves_requests_while_another_is_busy(serve:
         answers = [await send_request(front, CHAT, stream=False) for _ in range(20)]
 
     assert {answer.status_code for answer in answers} == {200}
-    assert b.asked == 20
+    assert b.request_count == 20
 
 
 PUSHBACK = [
@@ -129,7 +131,7 @@ async def test_fault_20_overloaded_worker_is_not_retried(
 
     assert_error_response(answer, 503)
     assert int(answer.headers["retry-after"]) >= 1
-    assert worker.asked == 1
+    assert worker.request_count == 1
     assert (report.state, report.limit) == ("up", 1), "it is given less, and is not ill"
 
 
@@ -142,4 +144,4 @@ async def test_fault_20_overloaded_worker_is_replaced_by_another_worker(
         answer = await send_request(front, CHAT, stream=True)
 
     assert answer.status_code == 200
-    assert (a.asked, b.asked) == (1, 1)
+    assert (a.request_count, b.request_count) == (1, 1)

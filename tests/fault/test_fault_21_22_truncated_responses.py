@@ -49,18 +49,18 @@ async def test_fault_21_22_truncated_stream_ends_with_an_error(
 
     assert_error_in_stream(got, client)
     assert (record.outcome, record.error, record.tokens) == ("truncated", "StreamBroken", 2)
-    assert (worker.asked, other.asked) == (1, 0), "what was said is final"
+    assert (worker.request_count, other.request_count) == (1, 0), "what was said is final"
     assert get_worker_reports(front)[0].error == "disconnect"
 
 
-WHOLES: dict[str, Reply] = {
+COMPLETE_RESPONSES: dict[str, Reply] = {
     "21": [CHUNKED + chunk(BODY[:-9]), CLOSE],
     "21 but for the last chunk": [CHUNKED + chunk(BODY), CLOSE],
     "22": [head(content_type="application/json") + BODY[:-9], CLOSE],
 }
 
 
-@parametrize_cases(WHOLES, "21")
+@parametrize_cases(COMPLETE_RESPONSES, "21")
 async def test_fault_21_22_truncated_unary_response_is_an_error(
     serve: Serve, client: Client, case: Reply
 ) -> None:
@@ -73,7 +73,7 @@ async def test_fault_21_22_truncated_unary_response_is_an_error(
     assert (record.outcome, record.usage) == ("worker_error", None)
 
 
-@pytest.mark.parametrize("reply", WHOLES.values(), ids=WHOLES)
+@pytest.mark.parametrize("reply", COMPLETE_RESPONSES.values(), ids=COMPLETE_RESPONSES)
 async def test_fault_21_22_truncated_unary_response_is_retried_on_another_worker(
     serve: Serve, reply: Reply
 ) -> None:
@@ -82,4 +82,4 @@ async def test_fault_21_22_truncated_unary_response_is_retried_on_another_worker
         got = await send_request(front, CHAT, stream=False)
 
     assert got.status_code == 200
-    assert (worker.asked, other.asked) == (1, 1)
+    assert (worker.request_count, other.request_count) == (1, 1)

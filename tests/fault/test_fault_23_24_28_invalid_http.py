@@ -152,12 +152,12 @@ async def test_fault_24_endless_1xx_responses_time_out(serve: Serve) -> None:
         )
         async with asyncio.TaskGroup() as tasks:
             flooded = tasks.create_task(send_request(front, CHAT, stream=True))
-            await worker.until_asked()
-            beside = await send_request(front, CHAT, stream=True)
+            await worker.wait_for_request()
+            other_response = await send_request(front, CHAT, stream=True)
             assert not flooded.done()
         await wait_until(lambda: not worker.active)
 
-    assert beside.status_code == 200
+    assert other_response.status_code == 200
     assert_error_response(flooded.result(), 502, 504)
 
 
@@ -200,9 +200,9 @@ async def read_response_head(front: RunningGateway, *, stream: bool) -> tuple[by
     """The status line and the headers that a client gets, as they are on the wire."""
     path, body = CHAT.way.call("m", stream=stream)
     caller = await RawClient.ask(front, path, body)
-    heard = await caller.hear(b"\r\n\r\n")
+    received = await caller.hear(b"\r\n\r\n")
     caller.leave()
-    status, *lines = heard.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    status, *lines = received.partition(b"\r\n\r\n")[0].split(b"\r\n")
     return status, lines
 
 

@@ -67,7 +67,7 @@ async def test_fault_25_worker_with_repeated_malformed_events_is_ejected(serve: 
         answers = [await send_request(front, CHAT, stream=True) for _ in range(20)]
         states = [one.state for one in get_worker_reports(front)]
 
-    assert bad.asked == 3
+    assert bad.request_count == 3
     assert sum(b"[DONE]" in answer.content for answer in answers) == 17
     assert states == ["out", "up"]
 
@@ -153,14 +153,14 @@ REFUSAL = b'{"error":{"message":"The prompt is too large for us.","type":"invali
 
 async def test_fault_29_early_413_is_forwarded_and_stops_the_upload(serve: Serve) -> None:
     """The worker answers by the head alone, and reads on only when the client was told."""
-    taken, told = 0, asyncio.Event()
+    taken, responded = 0, asyncio.Event()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal taken
         while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
             writer.write(WELL)
         writer.write(head("413 Too Large", content_length=str(len(REFUSAL))) + REFUSAL)
-        await told.wait()
+        await responded.wait()
         while data := await reader.read(1 << 20):
             taken += len(data)
 
@@ -169,7 +169,7 @@ async def test_fault_29_early_413_is_forwarded_and_stops_the_upload(serve: Serve
         path, body = CHAT.way.call("m", stream=False)
         body = body.replace(b"say hi", b"x" * LARGE)
         got = await front.http.post(path, content=body, headers=JSON)
-        told.set()
+        responded.set()
         record = await get_single_record(front)
 
     assert got.status_code == 400

@@ -44,7 +44,7 @@ async def test_fault_30_client_disconnect_in_the_queue_sends_no_upstream_request
         front = await serve_gateway(serve, worker, max_concurrency=1)
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(send_request(front, client, stream=stream))
-            await worker.until_asked()
+            await worker.wait_for_request()
             caller = await RawClient.ask(front, *client.way.call("m", stream=stream))
             await wait_until(lambda: get_queue_length(front) == 1)
             caller.leave()
@@ -53,7 +53,7 @@ async def test_fault_30_client_disconnect_in_the_queue_sends_no_upstream_request
         after = await send_request(front, client, stream=stream)
 
     assert first.result().status_code == after.status_code == 200
-    assert worker.asked == 2, "the one that left was not asked for"
+    assert worker.request_count == 2, "the one that left was not asked for"
     outcomes = sorted(record.outcome for record in front.records)
     assert outcomes == ["cancelled", "ok", "ok"]
 
@@ -74,15 +74,15 @@ async def test_fault_31_client_disconnect_before_the_first_token_cancels_the_wor
     async with create_raw_worker(reply) as worker:
         front = await serve_gateway(serve, worker)
         caller = await RawClient.ask(front, *client.way.call("m", stream=stream))
-        await worker.until_asked()
+        await worker.wait_for_request()
         await asyncio.sleep(0.01)
         caller.leave()
-        took = await worker.until_left(within=HANGING)
+        took = await worker.wait_for_disconnect(within=HANGING)
         record_property("milliseconds until the worker saw it", round(took * 1000, 1))
         record = await get_single_record(front)
 
     assert (record.outcome, record.tokens) == ("cancelled", 0)
-    assert worker.asked == 1
+    assert worker.request_count == 1
     assert [one.state for one in get_worker_reports(front)] == ["up"]
 
 
@@ -96,12 +96,12 @@ async def test_fault_32_client_disconnect_mid_stream_cancels_the_worker(
         caller = await RawClient.ask(front, *client.way.call("m", stream=True))
         await caller.hear(b"Hello")
         caller.leave()
-        took = await worker.until_left(within=HANGING)
+        took = await worker.wait_for_disconnect(within=HANGING)
         record_property("milliseconds until the worker saw it", round(took * 1000, 1))
         record = await get_single_record(front)
 
     assert (record.outcome, record.tokens, record.status) == ("cancelled", 2, 200)
-    assert worker.asked == 1
+    assert worker.request_count == 1
     assert [one.state for one in get_worker_reports(front)] == ["up"]
 
 
@@ -126,6 +126,6 @@ async def test_fault_32_client_disconnects_do_not_affect_other_clients(
         for caller in callers[1::2]:
             caller.leave()
 
-    assert all(client.told not in end for end in ends)
+    assert all(client.error_text not in end for end in ends)
     assert [record.outcome for record in front.records] == ["cancelled"] * 10 + ["ok"] * 10
     assert [one.in_flight for one in get_worker_reports(front)] == [0]

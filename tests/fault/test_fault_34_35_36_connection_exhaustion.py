@@ -90,13 +90,13 @@ async def test_fault_34_slow_headers_and_bodies_time_out_and_others_are_served(
 async def open_idle_connections(port: int, most: int) -> AsyncIterator[list[socket.socket]]:
     """So many connections on which nothing is ever said."""
     async with AsyncExitStack() as stack:
-        made = []
+        connections = []
         for n in range(most):
             one = stack.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
-            made.append(one)
+            connections.append(one)
             if n % 50 == 0:
                 await asyncio.sleep(0)
-        yield made
+        yield connections
 
 
 @pytest.mark.slow
@@ -107,21 +107,21 @@ async def test_fault_35_idle_connections_above_the_limit_evict_only_idle_connect
     raise_fd_limit()
     echo = {"kind": "echo", "script": ["t "] * 40, "delay": "50ms"}
     text = build_config(backends={"echo": echo}, limits={"connections": 500})
-    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     async with GatewayProcess(tmp_path, text) as gateway:
         before = gateway.descriptors()
         url = f"{gateway.urls[0]}/v1/chat/completions"
-        async with gateway.http.stream("POST", url, json=asked) as answer:
-            said = answer.aiter_text()
-            heard = await anext(said)
+        async with gateway.http.stream("POST", url, json=body) as answer:
+            chunks = answer.aiter_text()
+            received = await anext(chunks)
             for _ in range(10):
                 async with open_idle_connections(gateway.port, 500), httpx.AsyncClient() as new:
                     assert gateway.descriptors() <= before + 510
                     for _ in range(5):
-                        told = await new.get(f"{gateway.urls[0]}/health")
-                        assert told.status_code == httpx.codes.OK
-            heard += "".join([part async for part in said])
-    assert heard.endswith("data: [DONE]\n\n")
+                        health = await new.get(f"{gateway.urls[0]}/health")
+                        assert health.status_code == httpx.codes.OK
+            received += "".join([part async for part in chunks])
+    assert received.endswith("data: [DONE]\n\n")
 
 
 # ── 36 ──────────────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +147,7 @@ async def test_fault_36_gateway_survives_file_descriptor_exhaustion(
         resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, few)
         async with open_idle_connections(gateway.port, 60):
             await asyncio.sleep(3)
-            lines = gateway.said().splitlines()[1:]
+            lines = gateway.read_output().splitlines()[1:]
             assert gateway.process.poll() is None
         resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
         async with asyncio.timeout(5):
@@ -167,4 +167,4 @@ async def test_fault_36_client_connections_use_at_most_half_of_the_descriptors(
         async with open_idle_connections(gateway.port, 300):
             assert await is_served(gateway.urls[0])
             assert gateway.descriptors() <= before + 51
-    assert "accept" not in gateway.said()
+    assert "accept" not in gateway.read_output()

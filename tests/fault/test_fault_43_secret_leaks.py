@@ -23,7 +23,7 @@ from tests.fault.gateway_process import GatewayProcess, build_config
 
 CANARY = "kanari7f3a"
 KEY = f"{CANARY}-key"
-WISHES = (
+REQUEST_FIELDS = (
     RequestOptions(),
     RequestOptions(stream=True),
     RequestOptions(stops=(f"{CANARY}-stop",), tool=True),
@@ -34,14 +34,14 @@ REFUSED = (
     f'{{"error": {{"message": "out of memory, said to {TOKEN}", '
     f'"param": "{CANARY}", "code": "{CANARY}"}}}}'
 )
-KEPT = frozenset({"role", "type", "model", "tool_choice"})
+PLAIN_FIELDS = frozenset({"role", "type", "model", "tool_choice"})
 """Fields whose texts are words of their dialects."""
 
 
 def insert_canary(value: Any, name: str = "") -> Any:
     """The same with the word in every text, and a number where none is wanted, too."""
     match value:
-        case str() if name not in KEPT:
+        case str() if name not in PLAIN_FIELDS:
             return f"{CANARY} {value}"
         case dict():
             return {key: insert_canary(one, key) for key, one in value.items()}
@@ -54,9 +54,9 @@ def insert_canary(value: Any, name: str = "") -> Any:
 def list_request_bodies(model: str) -> Iterator[tuple[str, Any]]:
     """Paths, and what is sent there: good requests of every dialect, and what spoils them."""
     for client in CLIENTS:
-        for wish in WISHES:
-            path = (wish.stream and client.stream_path) or client.path
-            fields = dict(insert_canary(client.fields(model, wish)))
+        for request_fields in REQUEST_FIELDS:
+            path = (request_fields.stream and client.stream_path) or client.path
+            fields = dict(insert_canary(client.fields(model, request_fields)))
             path = path.replace("MODEL", model)
             yield path, fields
             yield path, fields | {"user": CANARY, "unknown": CANARY, "metadata": {"a": CANARY}}
@@ -97,25 +97,25 @@ async def test_fault_43_confidential_text_is_not_in_logs_usage_or_admin_pages(
         f"Content-Length: {len(REFUSED)}\r\n\r\n{REFUSED}"
     ).encode()
     healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-    heard, sent = [], 0
+    responses, sent = [], 0
     async with ScriptedWorker([reply], probed=healthy) as worker:
         text = build_canary_config(worker.url, file)
         async with GatewayProcess(tmp_path, text, "--log-level", "debug") as gateway:
             for model in ("says", "fails", "cut", "worker"):
                 for path, body in list_request_bodies(model):
-                    heard.append(await _send_request(gateway, path, body, KEY))
-            heard.append(
+                    responses.append(await _send_request(gateway, path, body, KEY))
+            responses.append(
                 await _send_request(gateway, "/v1/chat/completions", "{}", f"{CANARY}-wrong")
             )
-            sent = len(heard)
+            sent = len(responses)
             pages = [
                 (await gateway.http.get(f"{gateway.urls[-1]}{path}")).text
                 for path in ("/metrics", "/-/workers", "/-/ready")
             ]
             assert await gateway.stop() == 0
         assert any(CANARY in request.body.decode() for request in worker.requests)
-    assert sum(CANARY in one.text for one in heard) > 50
-    assert {200, 400, 401, 500} <= {one.status_code for one in heard}
+    assert sum(CANARY in one.text for one in responses) > 50
+    assert {200, 400, 401, 500} <= {one.status_code for one in responses}
     assert len([one for one in gateway.records() if one.protocol]) == sent
     with closing(sqlite3.connect(file)) as rows:
         usage = "\n".join(rows.iterdump())
@@ -126,8 +126,8 @@ async def test_fault_43_confidential_text_is_not_in_logs_usage_or_admin_pages(
         if one.worker_failures
     }
     assert texts == ("out of memory, said to ***",)
-    for told in (gateway.said(), usage, *pages):
-        assert CANARY not in told
+    for output in (gateway.read_output(), usage, *pages):
+        assert CANARY not in output
 
 
 async def _send_request(gateway: GatewayProcess, path: str, body: Any, key: str) -> httpx.Response:

@@ -48,19 +48,19 @@ LISTENER = {"address": "127.0.0.1:0", "protocols": PROTOCOLS}
 def build_pool_config(worker: str, **parts: Any) -> str:
     """A gateway in every dialect before this worker."""
     pool = POOL | {"workers": [worker], "timeouts": TIMEOUTS, "policy": "least_load"}
-    told = {
+    response = {
         "listeners": [LISTENER],
         "limits": {"drain_timeout": "30s"},
         "defaults": {"timeouts": TIMEOUTS},
         "backends": {"pool": pool},
         "models": {"m": {"backend": "pool"}},
     }
-    return build_config(**(told | parts))
+    return build_config(**(response | parts))
 
 
 @contextlib.asynccontextmanager
 async def run_under_load(
-    gateway: GatewayProcess, heard: list[ClientObservation], rate: float = RATE
+    gateway: GatewayProcess, observations: list[ClientObservation], rate: float = RATE
 ) -> AsyncIterator[None]:
     """Clients of every dialect come all the while; what they heard is kept at the end."""
     async with LoadGenerator(gateway.port) as load:
@@ -71,7 +71,7 @@ async def run_under_load(
                 yield
             finally:
                 over.set()
-        heard += load.heard
+        observations += load.observations
 
 
 # ── 44 ──────────────────────────────────────────────────────────────────────────────────────────
@@ -112,30 +112,30 @@ async def test_fault_44_invalid_configuration_is_rejected_with_its_reason(
 ) -> None:
     """Under load, by each way of noticing it; the next valid one is loaded."""
     bad, line, why = BROKEN[case]
-    heard: list[ClientObservation] = []
+    observations: list[ClientObservation] = []
     async with GatewayProcess(tmp_path, GOOD) as gateway:
         await gateway.serves(GOOD)
         was = await gateway.counts()
-        async with run_under_load(gateway, heard, 20.0):
+        async with run_under_load(gateway, observations, 20.0):
             if bad is None:
                 gateway.file.unlink()
             else:
                 gateway.file.write_bytes(bad)
-            said = re.compile(rf"gateway\.yaml:{line}:\d+: {re.escape(why)}")
-            await wait_until(lambda: said.search(gateway.said()), 10)
+            log_line = re.compile(rf"gateway\.yaml:{line}:\d+: {re.escape(why)}")
+            await wait_until(lambda: log_line.search(gateway.read_output()), 10)
             now = await gateway.counts()
-            told = await gateway.post()
+            response = await gateway.post()
         gateway.put(NEXT)
         await gateway.serves(NEXT)
         then = await gateway.counts()
 
-    assert {one.seen for one in heard} == {"complete"}
+    assert {one.seen for one in observations} == {"complete"}
     assert was["last_reload_successful"] == 1
     assert now["last_reload_successful"] == 0
     assert now['reloads_total{result="failure"}'] == 1
     assert now[SUCCEEDED] == was[SUCCEEDED]
-    assert told.status_code == 422
-    assert [one["line"] for one in told.json()["issues"]] == [line]
+    assert response.status_code == 422
+    assert [one["line"] for one in response.json()["issues"]] == [line]
     assert then["last_reload_successful"] == 1
     assert then['reloads_total{result="success"}'] == 1
     assert then[SUCCEEDED] > was[SUCCEEDED]
@@ -175,31 +175,31 @@ async def test_fault_45_reloads_under_load_lose_no_request_and_leak_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """At 50 requests a second and 50 open streams, descriptors and memory stay flat."""
-    heard: list[ClientObservation] = []
+    observations: list[ClientObservation] = []
     log = tmp_path / "worker.log"
     async with (
         WorkerProcess(words=WORDS, pace=PACE, log=log) as worker,
         GatewayProcess(tmp_path, build_pool_config(worker.url)) as gateway,
     ):
-        async with run_under_load(gateway, heard):
+        async with run_under_load(gateway, observations):
             memory, descriptors = [], []
             for number in range(RELOADS):
                 await reload_config(gateway, build_config_variant(worker.url, number), number)
                 memory.append(gateway.memory())
                 descriptors.append(gateway.descriptors())
                 await asyncio.sleep(BETWEEN)
-        await wait_until(lambda: len(gateway.records()) >= len(heard), 10)
+        await wait_until(lambda: len(gateway.records()) >= len(observations), 10)
         worker.process.send_signal(signal.SIGINT)
         await worker.ended()
         counts = await gateway.counts()
         records = gateway.records()
 
-    history = History(heard, records, read_logs([log]))
-    record_property("requests", len(heard))
+    history = History(observations, records, read_logs([log]))
+    record_property("requests", len(observations))
     record_property("memory", memory)
     record_property("descriptors", descriptors)
     assert history.violations() == []
-    assert history.ends()["complete"] == len(heard) > 20 * RATE
+    assert history.ends()["complete"] == len(observations) > 20 * RATE
     assert counts['reloads_total{result="failure"}'] == 0
     assert counts['reloads_total{result="success"}'] >= RELOADS
     assert compute_growth(memory) < MEMORY
@@ -220,24 +220,24 @@ class StreamedRequest:
     def __init__(self, client: Client, gateway: GatewayProcess) -> None:
         self.client = client
         self.began = asyncio.Event()
-        self.heard = b""
+        self.received = b""
         path, body = client.way.call("m", stream=True)
-        self.asked = gateway.http.build_request(
+        self.request = gateway.http.build_request(
             "POST", f"{gateway.urls[0]}{path}", content=body, headers=JSON
         )
         self._http = gateway.http
 
     async def hear(self) -> None:
         """All of it."""
-        answer = await self._http.send(self.asked, stream=True)
+        answer = await self._http.send(self.request, stream=True)
         async for piece in answer.aiter_bytes():
-            self.heard += piece
-            if b"t0 " in self.heard:
+            self.received += piece
+            if b"t0 " in self.received:
                 self.began.set()
 
     async def again(self) -> httpx.Response:
         """The same asked once more."""
-        return await self._http.send(self.asked)
+        return await self._http.send(self.request)
 
 
 async def test_fault_46_removed_model_finishes_its_streams_and_returns_404(
@@ -262,13 +262,13 @@ async def test_fault_46_removed_model_finishes_its_streams_and_returns_404(
             gateway.put(without)
             assert (await gateway.post()).status_code == 200
             refused = {one.client.name: await one.again() for one in streams}
-            under_way = [one for one in streams if f"t{WORDS - 1} ".encode() not in one.heard]
+            under_way = [one for one in streams if f"t{WORDS - 1} ".encode() not in one.received]
 
     assert under_way == streams, "they ended before the model went"
     for one in streams:
-        assert f"t{WORDS - 1} ".encode() in one.heard
-        assert one.client.ends in one.heard
-        assert one.client.told not in one.heard
+        assert f"t{WORDS - 1} ".encode() in one.received
+        assert one.client.ends in one.received
+        assert one.client.error_text not in one.received
     for name, answer in refused.items():
         status, words = NOT_FOUND[name]
         assert answer.status_code == status

@@ -14,7 +14,7 @@ from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
 
 ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
-ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 WAYS: Mapping[str, tuple[str, ...]] = {
     "one process": (),
     "two processes": ("--processes", "2"),
@@ -32,7 +32,7 @@ async def read_stream(one: GatewayProcess, began: asyncio.Event) -> str:
     url, got = f"{one.urls[0]}/v1/chat/completions", ""
     async with (
         httpx.AsyncClient(timeout=30) as client,
-        client.stream("POST", url, json=ASKED) as answer,
+        client.stream("POST", url, json=REQUEST) as answer,
     ):
         async for text in answer.aiter_text():
             got += text
@@ -49,13 +49,13 @@ async def send_until_refused(
     client: httpx.AsyncClient, one: GatewayProcess
 ) -> list[httpx.Response]:
     """Every answer of new connections until there are none any more."""
-    heard = []
+    responses = []
     async with asyncio.timeout(30):
         while True:
             try:
-                heard.append(await client.get(f"{one.urls[0]}/v1/models"))
+                responses.append(await client.get(f"{one.urls[0]}/v1/models"))
             except httpx.TransportError:
-                return heard
+                return responses
             await asyncio.sleep(0.05)
 
 
@@ -67,25 +67,25 @@ async def test_fault_47_sigterm_serves_during_shutdown_delay_and_then_drains(
     began = asyncio.Event()
     async with (
         create_gateway(tmp_path, *WAYS[way], shutdown_delay="2s", drain_timeout="1s") as one,
-        httpx.AsyncClient() as kept,
+        httpx.AsyncClient() as kept_alive,
         create_client_without_keepalive() as new,
     ):
         running = asyncio.create_task(read_stream(one, began))
         await began.wait()
-        assert (await kept.get(f"{one.urls[0]}/health")).status_code == httpx.codes.OK
+        assert (await kept_alive.get(f"{one.urls[0]}/health")).status_code == httpx.codes.OK
         one.process.send_signal(signal.SIGTERM)
-        await wait_until(lambda: "Shutting down" in one.said(), 20)
+        await wait_until(lambda: "Shutting down" in one.read_output(), 20)
         ready = await new.get(f"{one.urls[-1]}/-/ready")
-        health = await kept.get(f"{one.urls[0]}/health")
-        heard = await send_until_refused(new, one)
+        health = await kept_alive.get(f"{one.urls[0]}/health")
+        observations = await send_until_refused(new, one)
         whole = await running
         await wait_until(lambda: one.process.poll() is not None, 20)
 
     assert ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert (health.status_code, health.json()) == (503, {"status": "draining"})
-    assert len(heard) > 1
-    assert {answer.status_code for answer in heard} == {200}
-    for answer in (health, *heard):
+    assert len(observations) > 1
+    assert {answer.status_code for answer in observations} == {200}
+    for answer in (health, *observations):
         assert answer.headers["connection"] == "close"
     assert whole.endswith("}\n\n")
     assert '"the gateway stops"' in whole
@@ -110,7 +110,7 @@ async def test_fault_47_second_sigterm_ends_the_process_at_once(tmp_path: Path) 
     one = create_gateway(tmp_path, shutdown_delay="1h")
     async with one:
         one.process.send_signal(signal.SIGTERM)
-        await wait_until(lambda: "Shutting down" in one.said(), 20)
+        await wait_until(lambda: "Shutting down" in one.read_output(), 20)
         served = await one.http.get(f"{one.urls[0]}/v1/models")
         assert served.status_code == httpx.codes.OK
         one.process.send_signal(signal.SIGTERM)
@@ -129,11 +129,11 @@ async def test_fault_47_drain_state_survives_a_reload_and_can_be_cancelled(
     front.app.set_draining()
     await front.app.apply_config(load_bytes(both, "g.yaml", env={}, insecure=False))
 
-    async def told() -> list[tuple[int, bool]]:
+    async def read_statuses() -> list[tuple[int, bool]]:
         async with create_client_without_keepalive() as new:
             answers = [await new.get(f"{url}/health") for url in front.app.listener_urls.values()]
         return [(one.status_code, "close" in one.headers.get("connection", "")) for one in answers]
 
-    assert await told() == [(503, True)] * 2
+    assert await read_statuses() == [(503, True)] * 2
     front.app.set_draining(on=False)
-    assert await told() == [(200, False)] * 2
+    assert await read_statuses() == [(200, False)] * 2

@@ -24,7 +24,7 @@ RATE = 100.0
 SLOW = {"echo": {"kind": "echo", "script": ["t0 ", "t1 ", "t2 "], "delay": "300ms"}}
 LISTENER = {"address": "127.0.0.1:0", "protocols": ["openai"]}
 SERVE = (sys.executable, "-m", "gateway", "serve")
-ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ async def test_fault_49_upgrade_under_load_loses_no_request(
     assert got.history.violations() == []
     assert got.lost == 0
     assert got.codes == [0, 0]
-    assert len(got.history.heard) > 100, "hardly anything was asked meanwhile"
+    assert len(got.history.observations) > 100, "hardly anything was asked meanwhile"
 
 
 async def get_status_on_new_connection(url: str) -> int:
@@ -62,9 +62,9 @@ async def test_fault_49_running_stream_finishes_in_the_old_process(tmp_path: Pat
         old = await line.start()
         try:
             url = f"{old.urls[0]}/v1/chat/completions"
-            async with old.http.stream("POST", url, json=ASKED) as stream:
-                said = stream.aiter_text()
-                heard = await anext(said)
+            async with old.http.stream("POST", url, json=REQUEST) as stream:
+                text = stream.aiter_text()
+                received = await anext(text)
                 new = await line.start()
                 assert new.urls == old.urls
                 assert old.process.poll() is None
@@ -72,8 +72,8 @@ async def test_fault_49_running_stream_finishes_in_the_old_process(tmp_path: Pat
                 ready = await new.http.get(f"{new.urls[-1]}/-/ready")
                 assert ready.json() == {"status": "ready"}
                 go_on.set()
-                heard += "".join([part async for part in said])
-            assert heard.endswith("data: [DONE]\n\n")
+                received += "".join([part async for part in text])
+            assert received.endswith("data: [DONE]\n\n")
         finally:
             await line.close()
     assert not (tmp_path / "handover").exists()
@@ -124,6 +124,6 @@ def test_fault_49_handover_without_sockets_ends_the_start_with_an_error(tmp_path
 def test_fault_49_handover_is_rejected_with_several_processes(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(build_config())
-    told = ["serve", str(file), "--processes", "2", "--handover", "x"]
-    done = CliRunner().invoke(main, told)
+    command = ["serve", str(file), "--processes", "2", "--handover", "x"]
+    done = CliRunner().invoke(main, command)
     assert (done.exit_code, "works only with one process" in done.output) == (2, True)

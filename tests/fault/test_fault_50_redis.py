@@ -88,9 +88,9 @@ class LoadGenerator:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, gateway: GatewayProcess) -> None:
-        url, asked = f"{gateway.urls[0]}/v1/completions", build_body(self._model, stream=True)
+        url, body = f"{gateway.urls[0]}/v1/completions", build_body(self._model, stream=True)
         while True:
-            async with gateway.http.stream("POST", url, json=asked) as answer:
+            async with gateway.http.stream("POST", url, json=body) as answer:
                 self.statuses[answer.status_code] += 1
                 if answer.status_code == 200:
                     await self._read(answer)
@@ -183,12 +183,12 @@ async def send_until(
     front: RunningGateway, true: Callable[[], object], within: float = 5.0
 ) -> Counter[int]:
     """Send requests until the condition is true; returns the number of each status."""
-    told = Counter[int]()
+    statuses = Counter[int]()
     async with asyncio.timeout(within):
         while not true():
-            told += await count_statuses(front, 1)
+            statuses += await count_statuses(front, 1)
             await asyncio.sleep(0.01)
-    return told
+    return statuses
 
 
 @pytest.mark.parametrize("policy", REFUSED)
@@ -201,9 +201,9 @@ async def test_fault_50_failure_policy_applies_while_redis_is_down(
         assert await count_statuses(front, 1) == {200: 1}
         redis.kill()
         before = 1 + (await send_until(front, lambda: not get_store(front).up))[200]
-        told = await count_statuses(front, 3 * PART)
-        own = told.pop(200) if policy == "local" else 0
-        assert told == {REFUSED[policy]: 3 * PART - own}
+        statuses = await count_statuses(front, 3 * PART)
+        own = statuses.pop(200) if policy == "local" else 0
+        assert statuses == {REFUSED[policy]: 3 * PART - own}
         # The process's own part counts what was used before the outage.
         assert own == (PART - before if policy == "local" else 0)
 
@@ -213,9 +213,9 @@ async def test_fault_50_limits_are_shared_again_after_redis_recovers(serve: Serv
     with RedisServer() as redis:
         redis.kill()
         front = await serve(build_redis_config(redis, {"requests": f"{2 * PART}/day"}))
-        told = await send_until(front, lambda: not get_store(front).up)
-        told += await count_statuses(front, 3 * PART)
-        assert PART <= told[200] <= 2 * PART
+        statuses = await send_until(front, lambda: not get_store(front).up)
+        statuses += await count_statuses(front, 3 * PART)
+        assert PART <= statuses[200] <= 2 * PART
         redis.start()
         await send_until(front, lambda: get_store(front).up, 2 * redis_limiter.STORE_RETRY_DELAY)
         assert (await count_statuses(front, 1)) == {200: 1}
@@ -229,14 +229,14 @@ async def test_fault_50_requests_do_not_wait_for_a_hanging_redis(
         front = await serve(
             build_redis_config(redis, {"requests": "1000000/day", "concurrent": 100})
         )
-        asked = asyncio.Event()
+        requested = asyncio.Event()
 
         async def never(*_: object) -> None:
-            asked.set()
+            requested.set()
             await asyncio.Event().wait()
 
         monkeypatch.setattr(get_store(front), "request_leases", never)
-        await send_until(front, asked.is_set)
+        await send_until(front, requested.is_set)
         assert await count_statuses(front, 20) == {200: 20}
         monkeypatch.undo()
 

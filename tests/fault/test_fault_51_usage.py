@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
 
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def build_usage_config(file: Path) -> str:
@@ -16,7 +16,7 @@ def build_usage_config(file: Path) -> str:
 
 async def send_chats(gateway: GatewayProcess, times: int) -> None:
     for _ in range(times):
-        answer = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=ASKED)
+        answer = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=REQUEST)
         assert answer.status_code == 200
 
 
@@ -32,8 +32,8 @@ async def get_dropped_rows(gateway: GatewayProcess) -> float:
 
 def count_rows(file: Path) -> int:
     """The rows that there are by now."""
-    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(file)) as found:
-        return int(found.execute("SELECT count(*) FROM usage").fetchone()[0])
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(file)) as database:
+        return int(database.execute("SELECT count(*) FROM usage").fetchone()[0])
     return 0
 
 
@@ -45,7 +45,7 @@ async def test_fault_51_usage_rows_are_buffered_while_the_file_is_locked(tmp_pat
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             await send_chats(gateway, 20)
-            await wait_until(lambda: "database is locked" in gateway.said(), 10)
+            await wait_until(lambda: "database is locked" in gateway.read_output(), 10)
             await send_chats(gateway, 1)
             assert await get_dropped_rows(gateway) == 0
             other.execute("ROLLBACK")
@@ -59,10 +59,10 @@ async def test_fault_51_removed_usage_directory_drops_rows_and_no_responses(tmp_
     async with GatewayProcess(tmp_path, build_usage_config(folder / "usage.sqlite")) as gateway:
         folder.rmdir()
         await send_chats(gateway, 1)
-        await wait_until(lambda: "unable to open database file" in gateway.said(), 10)
+        await wait_until(lambda: "unable to open database file" in gateway.read_output(), 10)
         await send_chats(gateway, 20)
         assert await gateway.stop() == 0
-        assert "usage: 21 rows were dropped" in gateway.said()
+        assert "usage: 21 rows were dropped" in gateway.read_output()
 
 
 async def test_fault_51_full_disk_does_not_affect_responses(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_fault_51_full_disk_does_not_affect_responses(tmp_path: Path) -> N
     async with GatewayProcess(tmp_path, build_usage_config(file)) as gateway:
         file.symlink_to("/dev/full")
         await send_chats(gateway, 1)
-        await wait_until(lambda: "usage is not written" in gateway.said(), 10)
+        await wait_until(lambda: "usage is not written" in gateway.read_output(), 10)
         await send_chats(gateway, 20)
         file.unlink()
         await wait_until(lambda: file.exists() and count_rows(file) == 21, 10)

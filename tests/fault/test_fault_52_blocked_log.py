@@ -17,7 +17,7 @@ import pytest
 from tests.fault.gateway_process import build_config
 from tests.fault.protocol_clients import wait_until
 
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 BUFFER = 10
 EXCHANGES = 500
 """Their lines are far more than a pipe and the buffer hold."""
@@ -60,11 +60,11 @@ class PipedGateway:
 
 @pytest.fixture
 def piped_gateway(tmp_path: Path) -> Iterator[PipedGateway]:
-    made = PipedGateway(tmp_path)
-    yield made
-    made.process.kill()
-    made.process.wait()
-    for one in (made.reads, made.writes):
+    piped = PipedGateway(tmp_path)
+    yield piped
+    piped.process.kill()
+    piped.process.wait()
+    for one in (piped.reads, piped.writes):
         if one >= 0:
             os.close(one)
 
@@ -75,17 +75,19 @@ async def test_fault_52_full_log_pipe_drops_lines_and_no_responses(
     piped_gateway.let_go()
     async with httpx.AsyncClient(timeout=30) as http:
         for _ in range(EXCHANGES):
-            answer = await http.post(f"{piped_gateway.url}/v1/chat/completions", json=ASKED)
+            answer = await http.post(f"{piped_gateway.url}/v1/chat/completions", json=REQUEST)
             assert answer.status_code == 200
         page = await http.get(f"{piped_gateway.admin}/metrics")
-        [told] = re.findall(r"^interlingua_log_lines_dropped_total (\S+)$", page.text, re.MULTILINE)
-        lost = int(float(told))
+        [dropped] = re.findall(
+            r"^interlingua_log_lines_dropped_total (\S+)$", page.text, re.MULTILINE
+        )
+        lost = int(float(dropped))
         assert 0 < lost < EXCHANGES
         reading = LogReader(piped_gateway.reads)
-        await wait_until(lambda: reading.told() == lost, 20)
+        await wait_until(lambda: reading.count_dropped() == lost, 20)
         await wait_until(lambda: reading.read.count(b'"id"') + lost >= EXCHANGES, 20)
         assert reading.read.count(b'"id"') + lost == EXCHANGES
-        await http.post(f"{piped_gateway.url}/v1/chat/completions", json=ASKED)
+        await http.post(f"{piped_gateway.url}/v1/chat/completions", json=REQUEST)
     assert await piped_gateway.stop() == 0
     await asyncio.to_thread(reading.thread.join, 20)
     assert reading.read.count(b'"id"') + lost == EXCHANGES + 1
@@ -109,7 +111,7 @@ class LogReader:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def told(self) -> int:
+    def count_dropped(self) -> int:
         """How many lines the log says that it lost."""
         return sum(
             map(

@@ -12,7 +12,7 @@ import httpx
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
 
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 BUFFER = 10
 EXCHANGES = 100
 SCRAPERS = 10
@@ -59,15 +59,15 @@ async def send_chats(gateway: GatewayProcess, times: int) -> None:
     """Each within less time than the gateway would wait for a collector."""
     async with httpx.AsyncClient(timeout=4) as http:
         for _ in range(times):
-            answer = await http.post(f"{gateway.urls[0]}/v1/chat/completions", json=ASKED)
+            answer = await http.post(f"{gateway.urls[0]}/v1/chat/completions", json=REQUEST)
             assert answer.status_code == 200
             assert answer.text.endswith("data: [DONE]\n\n")
 
 
 async def get_dropped_traces(gateway: GatewayProcess) -> float:
     page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
-    [told] = re.findall(r"^interlingua_traces_dropped_total (\S+)$", page.text, re.MULTILINE)
-    return float(told)
+    [dropped] = re.findall(r"^interlingua_traces_dropped_total (\S+)$", page.text, re.MULTILINE)
+    return float(dropped)
 
 
 async def test_fault_53_hanging_collector_drops_traces_and_no_responses(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ async def test_fault_53_unreachable_collector_does_not_affect_responses(tmp_path
         pass
     async with run_gateway(tmp_path, url) as gateway:
         await send_chats(gateway, EXCHANGES)
-        await wait_until(lambda: "accepts nothing" in gateway.said(), 20)
+        await wait_until(lambda: "accepts nothing" in gateway.read_output(), 20)
         await send_chats(gateway, 1)
         assert await gateway.stop() == 0
-    assert gateway.said().count("accepts nothing") <= 2
+    assert gateway.read_output().count("accepts nothing") <= 2
 
 
 async def test_fault_53_metrics_scraper_that_never_reads_does_not_affect_responses(
@@ -98,12 +98,12 @@ async def test_fault_53_metrics_scraper_that_never_reads_does_not_affect_respons
     async with GatewayProcess(tmp_path, build_config()) as gateway:
         before = gateway.memory()
         host = httpx.URL(gateway.urls[-1])
-        asked = f"GET /metrics HTTP/1.1\r\nHost: {host.host}:{host.port}\r\n\r\n".encode()
+        request = f"GET /metrics HTTP/1.1\r\nHost: {host.host}:{host.port}\r\n\r\n".encode()
         scrapers = [
             _connect_with_small_buffer(str(host.host), host.port or 0) for _ in range(SCRAPERS)
         ]
         for one in scrapers:
-            one.sendall(asked * 100)
+            one.sendall(request * 100)
         await send_chats(gateway, EXCHANGES)
         page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
         assert f'outcome="ok",protocol="openai",split="",version="1"}} {EXCHANGES}.0' in page.text
@@ -115,7 +115,7 @@ async def test_fault_53_metrics_scraper_that_never_reads_does_not_affect_respons
 
 def _connect_with_small_buffer(host: str, port: int) -> socket.socket:
     """A connection that takes little."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.connect((host, port))
-    return made
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((host, port))
+    return client

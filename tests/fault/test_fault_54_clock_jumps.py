@@ -79,12 +79,12 @@ async def test_fault_54_clock_jump_does_not_end_a_paused_stream(jump: float) -> 
         create_raw_worker([SAYS, go, rest]) as worker,
         run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
     ):
-        asking = asyncio.create_task(send_request(front, CHAT, stream=True))
-        await worker.until_asked()
+        task = asyncio.create_task(send_request(front, CHAT, stream=True))
+        await worker.wait_for_request()
         wall.off = jump
         await asyncio.sleep(0.3)
         go.set()
-        answer = await asking
+        answer = await task
     assert answer.text.endswith("data: [DONE]\n\n")
     assert 0.2 < front.records[0].duration < HOUR / 2
 
@@ -96,10 +96,10 @@ async def test_fault_54_clock_jump_does_not_prevent_the_idle_timeout(jump: float
         create_raw_worker([SAYS, HANG]) as worker,
         run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
     ):
-        asking = asyncio.create_task(send_request(front, CHAT, stream=True))
-        await worker.until_asked()
+        task = asyncio.create_task(send_request(front, CHAT, stream=True))
+        await worker.wait_for_request()
         wall.off = jump
-        assert_error_in_stream(await asking, CHAT)
+        assert_error_in_stream(await task, CHAT)
     assert 0.2 < front.records[0].duration < HOUR / 2
 
 

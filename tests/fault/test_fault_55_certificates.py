@@ -25,14 +25,14 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "a name": ({"host": "worker.example"}, "IP address mismatch"),
     "signed by itself": ({"alone": True}, "self-signed certificate"),
 }
-ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
 
 class CountingWorker:
     """Answers well, and counts who got so far as to ask."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.request_count = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -41,7 +41,7 @@ class CountingWorker:
             if head.startswith(b"GET"):
                 writer.write(WELL)
                 continue
-            self.asked += 1
+            self.request_count += 1
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length))
             writer.write(STREAM)
@@ -53,12 +53,12 @@ async def send_to_tls_worker(serve: Serve, ca: Path, pem: Path) -> tuple[int, ht
     async with run_server(worker.answer, tls=create_server_context(pem)) as url:
         front = await serve_gateway(serve, url, tls={"ca": str(ca)})
         answer = await send_request(front, CHAT, stream=True)
-    return worker.asked, answer
+    return worker.request_count, answer
 
 
-def assert_not_connected(asked: int, answer: httpx.Response) -> None:
+def assert_not_connected(port: int, answer: httpx.Response) -> None:
     """It was not asked; and that it has a certificate is none of the client's business."""
-    assert asked == 0
+    assert port == 0
     assert answer.status_code in (502, 503)
     assert "certificate" not in answer.text
 
@@ -98,7 +98,7 @@ async def test_fault_55_certificate_renewal_under_load_loses_no_request(
     echo = {"kind": "echo", "script": ["t "] * 5, "delay": "20ms"}
     text = build_config(listeners=[here | {"tls": tls}], backends={"echo": echo})
     trusting = ssl.create_default_context(cafile=str(authority.path))
-    heard, over = list[bytes](), asyncio.Event()
+    responses, over = list[bytes](), asyncio.Event()
     async with GatewayProcess(tmp_path, text) as gateway:
 
         async def client(*, keep: bool) -> None:
@@ -106,31 +106,31 @@ async def test_fault_55_certificate_renewal_under_load_loses_no_request(
             async with aiohttp.ClientSession(connector=connector) as session:
                 while not over.is_set():
                     url = f"{gateway.urls[0]}/v1/chat/completions"
-                    async with session.post(url, json=ASKED) as answer:
-                        heard.append(await answer.read())
+                    async with session.post(url, json=REQUEST) as answer:
+                        responses.append(await answer.read())
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(8):
                 tasks.create_task(client(keep=number % 2 == 0))
             assert await read_served(gateway, trusting) == get_serial(first.read_bytes())
-            beside = pem.with_suffix(".new")
-            beside.write_bytes(second.read_bytes())
-            beside.replace(pem)
+            new_file = pem.with_suffix(".new")
+            new_file.write_bytes(second.read_bytes())
+            new_file.replace(pem)
             async with asyncio.timeout(10):
                 while await read_served(gateway, trusting) != get_serial(second.read_bytes()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            so_far = len(heard)
-            await wait_until(lambda: len(heard) >= so_far + 40)
+            so_far = len(responses)
+            await wait_until(lambda: len(responses) >= so_far + 40)
             over.set()
 
-    assert len(heard) > 40
-    assert all(one.endswith(b"data: [DONE]\n\n") for one in heard)
+    assert len(responses) > 40
+    assert all(one.endswith(b"data: [DONE]\n\n") for one in responses)
 
 
 async def read_served(gateway: GatewayProcess, trusting: ssl.SSLContext) -> int:
     """The number of the certificate that a new connection is met with."""
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting)
-    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
     await writer.wait_closed()
-    return x509.load_der_x509_certificate(found).serial_number
+    return x509.load_der_x509_certificate(certificate).serial_number

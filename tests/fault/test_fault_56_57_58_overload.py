@@ -42,8 +42,8 @@ CAPACITY = 2 * EACH
 """Requests in a beat: of two workers."""
 QUEUE = 16
 BEATS = 20
-URGENT, USUAL, IDLE = 0, 128, 255
-ARRIVALS = [IDLE] * 12 + [USUAL] * 8 + [URGENT] * 4
+URGENT, NORMAL, IDLE = 0, 128, 255
+ARRIVALS = [IDLE] * 12 + [NORMAL] * 8 + [URGENT] * 4
 """Three times the capacity in each beat, and what matters most comes last."""
 
 
@@ -59,7 +59,7 @@ class SteppedClients:
         self._beat = 0
         self._sent = 0
         self.refusals: list[str] = []
-        self.heard: list[ClientObservation] = []
+        self.observations: list[ClientObservation] = []
         self.ends = defaultdict[int, Counter[int]](Counter)
         self.waits: list[int] = []
 
@@ -92,13 +92,13 @@ class SteppedClients:
         await wait_until(quiet, 20.0)
 
     async def _one(self, priority: int) -> None:
-        asked = {"model": "m", "prompt": "hi", "priority": priority}
+        body = {"model": "m", "prompt": "hi", "priority": priority}
         came = self._beat
-        answer = await self._front.http.post("/v1/completions", json=asked)
+        answer = await self._front.http.post("/v1/completions", json=body)
         self.ends[priority][answer.status_code] += 1
         seen: Seen = "complete" if answer.status_code == 200 else "error"
         id_ = answer.headers["x-request-id"]
-        self.heard.append(ClientObservation(id_, "openai", False, seen, answer.status_code))
+        self.observations.append(ClientObservation(id_, "openai", False, seen, answer.status_code))
         if answer.status_code != 200:
             self.refusals.append(answer.headers["retry-after"])
         elif priority == URGENT:
@@ -128,12 +128,12 @@ async def test_fault_56_overload_keeps_throughput_and_prefers_high_priority(
     assert (a.most, b.most) == (EACH, EACH)
     assert ends[URGENT] == {200: 4 * BEATS}, "what matters most is never refused"
     assert max(crowd.waits) <= 2
-    assert ends[USUAL][200] >= 0.9 * (CAPACITY - 4) * BEATS - QUEUE
+    assert ends[NORMAL][200] >= 0.9 * (CAPACITY - 4) * BEATS - QUEUE
     assert ends[IDLE][200] <= CAPACITY + QUEUE, "only while nobody else was there"
     assert {status for count in ends.values() for status in count} == {200, 503}
     assert all(int(seconds) >= 1 for seconds in crowd.refusals)
     assert states == ["up", "up"]
-    assert History(crowd.heard, front.records, [*a.lines, *b.lines]).astray() == []
+    assert History(crowd.observations, front.records, [*a.lines, *b.lines]).astray() == []
 
 
 @both
@@ -145,22 +145,22 @@ async def test_fault_56_full_queue_is_an_error_with_retry_after_in_every_protoco
         front = await serve_gateway(
             serve, bench.url, max_concurrency=1, queue={"max": 1, "wait": "5s"}
         )
-        kept = [tasks.create_task(send_request(front, client, stream=stream)) for _ in range(2)]
+        running = [tasks.create_task(send_request(front, client, stream=stream)) for _ in range(2)]
         await wait_until(lambda: len(bench.inside) == 1 and get_queue_length(front) == 1)
         got = await send_request(front, client, stream=stream)
-        while not all(task.done() for task in kept):
+        while not all(task.done() for task in running):
             bench.beat()
             await asyncio.sleep(0.005)
 
     assert_error_response(got, 429, 503)
     assert int(got.headers["retry-after"]) >= 1
-    assert [task.result().status_code for task in kept] == [200, 200]
+    assert [task.result().status_code for task in running] == [200, 200]
     assert len(bench.sizes) == 2
 
 
 # ── 57 ──────────────────────────────────────────────────────────────────────────────────────────
 
-ASKED = 60
+REQUEST_COUNT = 60
 FAILURES: dict[str, Reply] = {
     "429": build_error_reply("429 Busy", retry_after="1"),
     "500": build_error_reply("500 Oops"),
@@ -189,12 +189,12 @@ async def test_fault_57_retry_budget_limits_retries_when_all_workers_fail(
     """
     probed = make_reply(b"{}", connection="close")
     async with AsyncExitStack() as stack:
-        crew = [
+        workers = [
             await stack.enter_async_context(create_raw_worker(reply, probed=probed))
             for _ in range(4)
         ]
         front = await serve_gateway(
-            serve, *crew, breaker=breaker, retries={"max": 3}, timeouts={"first_token": "50ms"}
+            serve, *workers, breaker=breaker, retries={"max": 3}, timeouts={"first_token": "50ms"}
         )
         places = asyncio.Semaphore(20)
 
@@ -202,10 +202,10 @@ async def test_fault_57_retry_budget_limits_retries_when_all_workers_fail(
             async with places:
                 return (await send_request(front, CHAT, stream=True)).status_code
 
-        statuses = await asyncio.gather(*(one() for _ in range(ASKED)))
+        statuses = await asyncio.gather(*(one() for _ in range(REQUEST_COUNT)))
 
     assert all(status >= 429 for status in statuses)
-    assert sum(worker.asked for worker in crew) <= 1.2 * ASKED + 3
+    assert sum(worker.request_count for worker in workers) <= 1.2 * REQUEST_COUNT + 3
 
 
 async def test_fault_57_requests_succeed_after_all_workers_recover(serve: Serve) -> None:
@@ -272,14 +272,14 @@ async def test_fault_58_slow_upload_takes_no_concurrency_slot(serve: Serve) -> N
         path, body = build_large_request(CHAT)
         caller = await RawClient.ask(front, path, body[:-1], length=len(body))
         small = [await send_request(front, CHAT, stream=True) for _ in range(SMALL)]
-        assert worker.asked == SMALL
+        assert worker.request_count == SMALL
         assert len(front.records) == SMALL
         await caller.send(body[-1:])
         await caller.hear(b"[DONE]")
         caller.leave()
 
     assert {one.status_code for one in small} == {200}
-    assert worker.asked == SMALL + 1
+    assert worker.request_count == SMALL + 1
 
 
 @pytest.mark.parametrize("client", [RELAYED, TRANSLATED], ids=lambda one: one.name)
@@ -301,13 +301,13 @@ async def test_fault_58_long_response_does_not_block_small_requests(
             while data := await caller.reader.read(1 << 16):
                 heard += len(data)
 
-        listening = asyncio.get_running_loop().create_task(listen())
+        reader_task = asyncio.get_running_loop().create_task(listen())
         await wait_until(lambda: heard > 1 << 16)
         answers = [await send_request(front, CHAT, stream=True) for _ in range(10)]
-        running = not listening.done()
-        listening.cancel()
+        running = not reader_task.done()
+        reader_task.cancel()
         caller.leave()
 
     assert running, "the long one was over before the small ones"
     assert {one.status_code for one in answers} == {200}
-    assert (busy.asked, other.asked) == (1, 10)
+    assert (busy.request_count, other.request_count) == (1, 10)

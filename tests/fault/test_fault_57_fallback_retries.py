@@ -81,7 +81,7 @@ async def test_fallback_to_same_workers_stays_within_retry_budget(
         answers = [await send(gateway, number) for number in range(REQUESTS)]
 
     assert all(answer.status_code >= 429 for answer in answers)
-    assert sum(worker.asked for worker in workers) <= 1.2 * REQUESTS + 3
+    assert sum(worker.request_count for worker in workers) <= 1.2 * REQUESTS + 3
     assert not list_repeated_attempts(workers)
 
 
@@ -99,7 +99,7 @@ async def test_fallback_to_other_workers_loses_no_request(serve: Serve, failure:
         answers = [await send(gateway, number) for number in range(REQUESTS)]
 
     assert {answer.status_code for answer in answers} == {200}
-    assert good.asked == REQUESTS
+    assert good.request_count == REQUESTS
 
 
 async def test_fallback_prefers_worker_that_failed_pool_does_not_have(serve: Serve) -> None:
@@ -108,7 +108,7 @@ async def test_fallback_prefers_worker_that_failed_pool_does_not_have(serve: Ser
         answers = [await send(gateway, number) for number in range(REQUESTS)]
 
     assert {answer.status_code for answer in answers} == {200}
-    assert (bad.asked, good.asked) == (REQUESTS, REQUESTS)
+    assert (bad.request_count, good.request_count) == (REQUESTS, REQUESTS)
 
 
 async def test_fallback_uses_untried_worker_within_retry_budget(serve: Serve) -> None:
@@ -128,7 +128,7 @@ async def test_fallback_without_worker_left_reports_first_error(serve: Serve) ->
         answer = await send(gateway, 0)
 
     assert answer.status_code == 429
-    assert bad.asked == 1
+    assert bad.request_count == 1
     assert gateway.records[0].failed_attempts == ("h@1 all workers tried",)
     assert gateway.records[0].model == "g"
 
@@ -141,7 +141,7 @@ async def test_pools_of_same_workers_share_retry_budget(serve: Serve) -> None:
             await send(gateway, number, "g")
             await send(gateway, number, "h")
 
-    assert a.asked + b.asked <= 1.2 * 20 + 3
+    assert a.request_count + b.request_count <= 1.2 * 20 + 3
 
 
 async def test_prompt_too_long_for_one_model_goes_to_another_at_same_worker(serve: Serve) -> None:
@@ -158,4 +158,4 @@ async def test_prompt_too_long_for_one_model_goes_to_another_at_same_worker(serv
         answer = await send(gateway, 0)
 
     assert answer.status_code == 200
-    assert worker.asked == 2
+    assert worker.request_count == 2

@@ -20,7 +20,7 @@ from tests.fakes import make_reply
 from tests.fault.gateway_process import build_config
 from tests.fault.protocol_clients import create_raw_worker
 
-SAID = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
+REPLY = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
 MANY = [{"role": "user", "content": "hi"}] * 20_000
 HINDRANCES = {"read": (ResponseStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
 
@@ -33,11 +33,11 @@ class BlockedCall:
         owner, name = where
         real = getattr(owner, name)
 
-        def held(*given: Any) -> Any:
+        def held(*args: Any) -> Any:
             self.begun.set()
             if not self._go.wait(10):
                 raise RuntimeError("nobody else could be served meanwhile")
-            return real(*given)
+            return real(*args)
 
         monkeypatch.setattr(owner, name, held)
 
@@ -58,16 +58,16 @@ async def test_fault_60_large_request_processing_does_not_block_the_event_loop(
 ) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    async with create_raw_worker([SAID]) as worker:
+    async with create_raw_worker([REPLY]) as worker:
         pool = {"protocol": "triton", "workers": [worker.url], "chat_template": str(template)}
         text = build_config(admin=None, backends={"p": pool}, models={"m": {"backend": "p"}})
         front = await serve(text)
         held = BlockedCall(monkeypatch, HINDRANCES[case])
-        asking = asyncio.create_task(send_chat(front, MANY))
+        task = asyncio.create_task(send_chat(front, MANY))
         assert await asyncio.to_thread(held.begun.wait, 10)
         others = [await front.http.get("/health") for _ in range(5)]
         held.let_go()
-        answer = await asking
+        answer = await task
 
     assert {one.status_code for one in others} == {httpx.codes.OK}
     assert answer.status_code == httpx.codes.OK, answer.text
@@ -80,11 +80,11 @@ async def test_fault_60_fallback_of_a_large_request_does_not_block_the_event_loo
 ) -> None:
     where, real = list[bool](), ResponseStrategy.__init__
 
-    def made(*given: Any) -> None:
+    def build_request(*args: Any) -> None:
         where.append(threading.current_thread() is threading.main_thread())
-        real(*given)
+        real(*args)
 
-    monkeypatch.setattr(ResponseStrategy, "__init__", made)
+    monkeypatch.setattr(ResponseStrategy, "__init__", build_request)
     down = {"kind": "echo", "fail": {"mode": "unavailable"}}
     text = build_config(
         admin=None,

@@ -99,9 +99,9 @@ def build_pool_config(*workers: Any) -> str:
 
 
 def test_fault_61_configuration_rejects_forbidden_worker_urls() -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         load_text(build_pool_config(*CORPUS), "g.yaml", env={})
-    refused = re.findall(r"workers\[(\d+)\]", str(told.value))
+    refused = re.findall(r"workers\[(\d+)\]", str(caught.value))
     assert [*map(int, refused)] == [*range(len(CORPUS))]
 
 
@@ -119,8 +119,8 @@ async def test_fault_61_admin_api_and_file_discovery_reject_forbidden_urls(
     ) as gateway:
         admin = f"{gateway.urls[-1]}/-/workers"
         for url in CORPUS:
-            told = await gateway.http.post(admin, json={"backend": "p", "url": url})
-            assert told.status_code == httpx.codes.BAD_REQUEST, url
+            response = await gateway.http.post(admin, json={"backend": "p", "url": url})
+            assert response.status_code == httpx.codes.BAD_REQUEST, url
         assert await list_worker_urls(gateway.http, admin) == ["http://127.0.0.1:9"]
         listed.write_bytes(msgspec.json.encode(["http://127.0.0.1:10", CORPUS[11]]))
         await wait_for_log(gateway, "is an address that no worker can have")
@@ -133,7 +133,7 @@ async def list_worker_urls(http: httpx.AsyncClient, admin: str) -> list[str]:
 
 
 async def wait_for_log(gateway: GatewayProcess, text: str) -> None:
-    await wait_until(lambda: text in gateway.said(), 10)
+    await wait_until(lambda: text in gateway.read_output(), 10)
 
 
 class StubNameResolution:
@@ -141,12 +141,12 @@ class StubNameResolution:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.asked = 0
+        self.request_count = 0
 
     def find(self, host: str, port: int, *args: Any, **more: Any) -> Sequence[Any]:
         """See socket.getaddrinfo."""
         del host, args, more
-        self.asked += 1
+        self.request_count += 1
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self.address, port))]
 
@@ -168,10 +168,10 @@ async def test_fault_61_dns_rebinding_to_a_forbidden_address_is_not_followed(
         for one in front.app.backends.values():
             await one.aclose()  # its connections: the next request has to have a new one
             await one.start()
-        asked = names.asked
+        query_count = names.request_count
         answer = await send_request(front, CHAT, stream=True)
 
     assert answer.status_code in (502, 503)
-    assert names.asked > asked
+    assert names.request_count > query_count
     assert "resolves to a forbidden address" in caplog.text
     assert METADATA not in answer.text

@@ -53,11 +53,11 @@ async def test_fault_67_killed_process_leaves_readable_recordings(tmp_path: Path
         process.process.send_signal(signal.SIGKILL)
         process.process.wait()
         await process.http.aclose()
-        found, skipped = read_whole(to)
+        records, skipped = read_whole(to)
         assert skipped <= number + 1
-        assert len(found) >= total
-        assert all(one.request == BODY for one in found)
-        total = len(found)
+        assert len(records) >= total
+        assert all(one.request == BODY for one in records)
+        total = len(records)
     assert total > 0
 
 
@@ -72,19 +72,19 @@ async def test_fault_67_full_disk_costs_records_and_no_responses(tmp_path: Path)
         before = resource.prlimit(pid, limit, (size + 100, resource.RLIM_INFINITY))
         try:
             await send_chats(gateway, 1)
-            await wait_until(lambda: "requests are not recorded in" in gateway.said(), 10)
+            await wait_until(lambda: "requests are not recorded in" in gateway.read_output(), 10)
             resource.prlimit(pid, limit, (1, resource.RLIM_INFINITY))
             await send_chats(gateway, 4)
             await wait_until(lambda: read_whole(to)[1] == 0, 10)
         finally:
             resource.prlimit(pid, limit, before)
         await send_chats(gateway, 2)
-        await wait_until(lambda: "requests are recorded in" in gateway.said(), 10)
+        await wait_until(lambda: "requests are recorded in" in gateway.read_output(), 10)
         dropped = await get_dropped(gateway)
         assert dropped >= 1
         assert await gateway.stop() == 0
-    found, skipped = read_whole(to)
-    assert (len(found), skipped) == (9 - dropped, 0)
+    records, skipped = read_whole(to)
+    assert (len(records), skipped) == (9 - dropped, 0)
 
 
 async def test_fault_67_graceful_shutdown_writes_the_rest(tmp_path: Path) -> None:
@@ -93,6 +93,6 @@ async def test_fault_67_graceful_shutdown_writes_the_rest(tmp_path: Path) -> Non
     async with GatewayProcess(tmp_path, build_recording_config(to), "--processes", "2") as gateway:
         await send_chats(gateway, 30)
         assert await gateway.stop() == 0
-    found, skipped = read_whole(to)
-    assert (len(found), skipped) == (30, 0)
+    records, skipped = read_whole(to)
+    assert (len(records), skipped) == (30, 0)
     assert {one.stat().st_mode & 0o777 for one in to.iterdir()} == {0o600}

@@ -43,7 +43,7 @@ async def test_health_check_uses_the_protocol_request_and_the_worker_key() -> No
             health=OFTEN,
         ),
     ):
-        await worker.until_asked(3)
+        await worker.wait_for_request(3)
 
     assert worker.requests[0].method == "GET"
     assert worker.requests[0].path == "/base/health"
@@ -53,7 +53,7 @@ async def test_health_check_uses_the_protocol_request_and_the_worker_key() -> No
 async def test_health_check_uses_the_configured_path() -> None:
     probe = HealthCheckSettings(interval=0.02, path="/v2/health/ready")
     async with ScriptedWorker(WELL) as worker, run_pool(worker.url, health=probe):
-        await worker.until_asked()
+        await worker.wait_for_request()
 
     assert (worker.requests[0].method, worker.requests[0].path) == ("GET", "/v2/health/ready")
 
@@ -75,7 +75,7 @@ async def test_failed_health_checks_eject_a_worker_until_recovery(ill: Reply) ->
         assert backend.ready
         await wait_until(lambda: get_worker_state(backend) == "up")
 
-    assert bad.asked >= 6
+    assert bad.request_count >= 6
 
 
 @pytest.fixture
@@ -104,14 +104,14 @@ async def test_health_checks_follow_the_set_of_workers() -> None:
         ScriptedWorker(WELL) as b,
         run_pool(a.url, health=OFTEN) as backend,
     ):
-        await a.until_asked()
+        await a.wait_for_request()
         backend.replace_workers([WorkerConfig(b.url)])
-        await b.until_asked(2)
+        await b.wait_for_request(2)
         await asyncio.sleep(0.1)
-        asked = a.asked
-        await b.until_asked(b.asked + 5)
+        request_count = a.request_count
+        await b.wait_for_request(b.request_count + 5)
 
-        assert a.asked == asked
+        assert a.request_count == request_count
         assert [one.url for one in backend.report_workers()] == [b.url]
 
 
@@ -119,7 +119,7 @@ async def test_workers_set_at_runtime_are_health_checked() -> None:
     async with ScriptedWorker(WELL) as worker, run_pool(health=OFTEN) as backend:
         assert not backend.ready
         backend.replace_workers([WorkerConfig(worker.url)])
-        await worker.until_asked()
+        await worker.wait_for_request()
         assert backend.ready
 
 
@@ -129,18 +129,18 @@ async def test_invalid_health_check_path_ejects_the_worker() -> None:
         async with run_pool(worker.url, health=apply_strict_thresholds(probe)) as backend:
             await wait_until(lambda: get_worker_state(backend) == "out")
 
-        assert worker.asked == 0
+        assert worker.request_count == 0
 
 
 async def test_closed_pool_sends_no_health_checks() -> None:
     async with ScriptedWorker([HANG]) as worker:
         async with run_pool(worker.url, health=HealthCheckSettings(interval=0.02, timeout=60.0)):
-            await worker.until_asked()
-        await worker.until_left()
-        asked = worker.asked
+            await worker.wait_for_request()
+        await worker.wait_for_disconnect()
+        request_count = worker.request_count
         await asyncio.sleep(0.1)
 
-    assert worker.asked == asked
+    assert worker.request_count == request_count
 
 
 async def test_only_healthy_workers_get_requests() -> None:
@@ -177,7 +177,7 @@ async def test_request_without_data_from_an_ejected_worker_is_retried_elsewhere(
             frozen.url, other.url, health=apply_strict_thresholds(OFTEN), policy="round_robin"
         ) as backend,
     ):
-        await frozen.until_asked()
+        await frozen.wait_for_request()
         assert join_text(await collect_events(backend, request_)) == "Hello"
         assert get_worker_state(backend) == "out"
 
@@ -187,7 +187,7 @@ async def test_request_to_the_only_worker_continues_after_ejection() -> None:
         ScriptedWorker(WELL, [0.6, *GOOD], [HANG], ILL) as slow,
         run_pool(slow.url, health=apply_strict_thresholds(OFTEN)) as backend,
     ):
-        await slow.until_asked()
+        await slow.wait_for_request()
         answer = asyncio.get_running_loop().create_task(collect_events(backend, WHOLE))
         await wait_until(lambda: get_worker_state(backend) == "out")
         assert join_text(await answer) == "Hello"
@@ -205,7 +205,7 @@ async def test_ejected_worker_that_still_responds_finishes_its_requests(
             leaving.url, other.url, health=apply_strict_thresholds(OFTEN), policy="round_robin"
         ) as backend,
     ):
-        await leaving.until_asked()
+        await leaving.wait_for_request()
         answer = asyncio.get_running_loop().create_task(collect_events(backend, request_))
         await wait_until(lambda: get_worker_state(backend) == "out")
         assert not answer.done()
@@ -224,7 +224,7 @@ async def test_warm_up_waits_for_one_health_check_of_each_worker() -> None:
             run_pool(worker.url, hangs, health=slow) as backend,
         ):
             warm = asyncio.get_running_loop().create_task(backend.warm_up())
-            await worker.until_asked(1)
+            await worker.wait_for_request(1)
             await asyncio.sleep(0.05)
             assert not warm.done()
             backend.replace_workers([WorkerConfig(worker.url)])

@@ -25,7 +25,7 @@ def build_record(
 
 
 def build_log_lines(id_: str = "a", end: str = "completed", tokens: int = 2) -> list[WorkerLogLine]:
-    return [WorkerLogLine(id_, "asked"), WorkerLogLine(id_, end, tokens)]  # type: ignore[arg-type]
+    return [WorkerLogLine(id_, "received"), WorkerLogLine(id_, end, tokens)]  # type: ignore[arg-type]
 
 
 WELL: dict[str, History] = {
@@ -48,7 +48,7 @@ WELL: dict[str, History] = {
         build_log_lines(end="cancelled", tokens=0),
     ),
     "truncated": History(
-        [build_observation("a", "told", 200, 1)],
+        [build_observation("a", "error event", 200, 1)],
         [build_record("a", "truncated", 200, 1)],
         build_log_lines(end="cancelled"),
     ),
@@ -74,7 +74,7 @@ WELL: dict[str, History] = {
 @pytest.mark.parametrize("history", WELL.values(), ids=WELL)
 def test_consistent_history_has_no_violations(history: History) -> None:
     assert history.violations() == []
-    assert sum(history.ends().values()) == len(history.heard)
+    assert sum(history.ends().values()) == len(history.observations)
 
 
 GARBLED = ClientObservation("a", "openai", True, "complete", 200, 10, (0, 2))
@@ -100,7 +100,9 @@ ODD: dict[str, History] = {
     ),
     "a call for nobody": History([], [], build_log_lines()),
     "a call without an end": History(
-        [build_observation()], [build_record()], [*build_log_lines(), WorkerLogLine("a", "asked")]
+        [build_observation()],
+        [build_record()],
+        [*build_log_lines(), WorkerLogLine("a", "received")],
     ),
     "a call that ended twice": History(
         [build_observation()],
@@ -134,8 +136,8 @@ LIES: list[tuple[Seen, RequestOutcome]] = [
     ("complete", "worker_error"),
     ("error", "ok"),
     ("error", "truncated"),
-    ("told", "ok"),
-    ("told", "worker_error"),
+    ("error event", "ok"),
+    ("error event", "worker_error"),
     ("left", "client_error"),
 ]
 

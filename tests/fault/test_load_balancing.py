@@ -51,8 +51,8 @@ async def test_least_load_spreads_requests() -> None:
         run_pool(a.url, b.url) as backend,
     ):
         tasks = start_requests(backend, 20)
-        await a.until_asked(10)
-        await b.until_asked(10)
+        await a.wait_for_request(10)
+        await b.wait_for_request(10)
         gate.set()
         await asyncio.gather(*tasks)
 
@@ -67,13 +67,13 @@ async def test_least_load_avoids_a_worker_that_is_slow() -> None:
         run_pool(slow.url, fast.url) as backend,
     ):
         [task] = start_requests(backend, 1)
-        await slow.until_asked()
+        await slow.wait_for_request()
         for _ in range(10):
             await collect_events(backend)
         gate.set()
         await task
 
-    assert (slow.asked, fast.asked) == (1, 10)
+    assert (slow.request_count, fast.request_count) == (1, 10)
 
 
 async def test_round_robin_follows_weights() -> None:
@@ -85,7 +85,7 @@ async def test_round_robin_follows_weights() -> None:
         for _ in range(40):
             await collect_events(backend)
 
-    assert (a.asked, b.asked) == (30, 10)
+    assert (a.request_count, b.request_count) == (30, 10)
 
 
 async def test_queued_requests_are_served_in_fifo_order() -> None:
@@ -109,14 +109,14 @@ async def test_full_queue_rejects_requests_as_overloaded() -> None:
         one = WorkerConfig(worker.url, max_concurrency=1)
         async with run_pool(one, queue=QueueSettings(max=2, wait=5)) as backend:
             tasks = start_requests(backend, 3)
-            await worker.until_asked()
+            await worker.wait_for_request()
             with pytest.raises(Overloaded):
                 await collect_events(backend)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert worker.asked == 1
+    assert worker.request_count == 1
 
 
 async def test_queue_wait_times_out() -> None:
@@ -124,7 +124,7 @@ async def test_queue_wait_times_out() -> None:
         one = WorkerConfig(worker.url, max_concurrency=1)
         async with run_pool(one, queue=QueueSettings(max=2, wait=0.1)) as backend:
             [task] = start_requests(backend, 1)
-            await worker.until_asked()
+            await worker.wait_for_request()
             with pytest.raises(DeadlineExceeded) as caught:
                 await collect_events(backend)
             task.cancel()
@@ -140,7 +140,7 @@ async def test_cancelled_queued_requests_leak_no_concurrency_slots() -> None:
         run_pool(WorkerConfig(worker.url, max_concurrency=2)) as backend,
     ):
         tasks = start_requests(backend, 40)
-        await worker.until_asked(2)
+        await worker.wait_for_request(2)
         for number, task in enumerate(tasks):
             if number % 4:
                 task.cancel()
@@ -170,9 +170,9 @@ async def test_prefix_policy_sends_the_same_prompt_prefix_to_the_same_worker() -
     ):
         where = []
         for prompt in TWICE:
-            before = a.asked
+            before = a.request_count
             await collect_events(backend, build_request(prompt))
-            where.append(a.asked > before)
+            where.append(a.request_count > before)
 
     half = len(where) // 2
     assert where[:half] == where[half:]
@@ -188,9 +188,9 @@ async def test_session_policy_sends_the_same_session_to_the_same_worker(label: s
     ):
         where = []
         for number, name in enumerate(TWICE):
-            before = a.asked
+            before = a.request_count
             await collect_events(backend, build_request(str(number), **{label: name}))
-            where.append(a.asked > before)
+            where.append(a.request_count > before)
 
     half = len(where) // 2
     assert where[:half] == where[half:]
@@ -207,7 +207,7 @@ async def test_session_policy_uses_the_principal_without_a_session_label() -> No
             async for _ in backend.send(PreparedRequest(STREAMED), build_context(principal="web")):
                 pass
 
-    assert {a.asked, b.asked} == {0, 6}
+    assert {a.request_count, b.request_count} == {0, 6}
 
 
 async def test_queued_requests_are_served_by_priority() -> None:
@@ -224,7 +224,7 @@ async def test_queued_requests_are_served_by_priority() -> None:
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(one(1))
-            await worker.until_asked()
+            await worker.wait_for_request()
             for priority in (200, 50, None, 0):
                 tasks.create_task(one(priority))
                 await asyncio.sleep(0)
@@ -241,7 +241,7 @@ async def test_removed_worker_finishes_its_requests() -> None:
         run_pool(old.url) as backend,
     ):
         [task] = start_requests(backend, 1)
-        await old.until_asked()
+        await old.wait_for_request()
         backend.replace_workers([WorkerConfig(new.url)])
         for _ in range(3):
             await collect_events(backend)
@@ -249,4 +249,4 @@ async def test_removed_worker_finishes_its_requests() -> None:
 
         assert join_text(await task) == "Hello"
         assert [one.url for one in backend.report_workers()] == [new.url]
-    assert (old.asked, new.asked) == (1, 3)
+    assert (old.request_count, new.request_count) == (1, 3)

@@ -26,7 +26,7 @@ from tests.fault.line_protocol import (
 )
 
 GOOD = chunked(encode_line("Hello"), b"end\n")
-TOLD = make_reply(b'{"takes": 3}')
+METADATA_REPLY = make_reply(b'{"takes": 3}')
 WELL = make_reply(b"ok")
 SILENT: Reply = [b"220 mail ready\r\n", CLOSE]
 OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
@@ -36,20 +36,20 @@ class MetadataProtocol(LineProtocol):
     """Lines, which asks two things of each model, and sends what it knows with each request."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Sequence[bytes | None]] = {}
+        self.metadata_by_model: dict[str, Sequence[bytes | None]] = {}
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
         return [UpstreamRequest(f"/{model}/{what}", b"", method="GET") for what in ("size", "kind")]
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        self.known[model] = answers
+        self.metadata_by_model[model] = answers
         size, _ = answers
-        takes: int | None = msgspec.json.decode(size)["takes"] if size else None
-        return takes
+        size_limit: int | None = msgspec.json.decode(size)["takes"] if size else None
+        return size_limit
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        known = "known" if request.model in self.known else "unknown"
-        return UpstreamRequest(f"/say/{known}", b"{}")
+        path = "known" if request.model in self.metadata_by_model else "unknown"
+        return UpstreamRequest(f"/say/{path}", b"{}")
 
 
 def list_paths(worker: ScriptedWorker) -> list[str]:
@@ -57,11 +57,11 @@ def list_paths(worker: ScriptedWorker) -> list[str]:
 
 
 async def test_first_request_waits_for_the_model_metadata() -> None:
-    dialect = MetadataProtocol()
+    adapter = MetadataProtocol()
     async with (
-        ScriptedWorker([TOLD], [make_reply(b"", "404 No")], [GOOD]) as worker,
+        ScriptedWorker([METADATA_REPLY], [make_reply(b"", "404 No")], [GOOD]) as worker,
         run_pool(
-            WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")), dialect=dialect
+            WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")), adapter=adapter
         ) as backend,
     ):
         for _ in range(2):
@@ -70,16 +70,16 @@ async def test_first_request_waits_for_the_model_metadata() -> None:
 
     assert list_paths(worker) == ["/m/size", "/m/kind", "/say/known", "/say/known"]
     assert worker.requests[0].headers["authorization"] == "Bearer s3cret"
-    assert dialect.known == {"m": [b'{"takes": 3}', None]}
+    assert adapter.metadata_by_model == {"m": [b'{"takes": 3}', None]}
 
 
 async def test_concurrent_requests_share_one_metadata_query() -> None:
     async with (
-        ScriptedWorker([0.05, TOLD], [TOLD], [GOOD]) as worker,
-        run_pool(worker.url, dialect=MetadataProtocol()) as backend,
+        ScriptedWorker([0.05, METADATA_REPLY], [METADATA_REPLY], [GOOD]) as worker,
+        run_pool(worker.url, adapter=MetadataProtocol()) as backend,
     ):
         tasks = [asyncio.get_running_loop().create_task(collect_events(backend)) for _ in range(3)]
-        await worker.until_asked()
+        await worker.wait_for_request()
         tasks[0].cancel()
         answers = await asyncio.gather(*tasks[1:])
 
@@ -90,8 +90,8 @@ async def test_concurrent_requests_share_one_metadata_query() -> None:
 async def test_metadata_query_is_retried_on_another_worker() -> None:
     async with (
         ScriptedWorker(SILENT, SILENT, [GOOD]) as silent,
-        ScriptedWorker([TOLD], [TOLD], [GOOD]) as other,
-        run_pool(silent.url, other.url, dialect=MetadataProtocol()) as backend,
+        ScriptedWorker([METADATA_REPLY], [METADATA_REPLY], [GOOD]) as other,
+        run_pool(silent.url, other.url, adapter=MetadataProtocol()) as backend,
     ):
         await collect_events(backend)
 
@@ -101,7 +101,7 @@ async def test_metadata_query_is_retried_on_another_worker() -> None:
 async def test_missing_metadata_is_no_error_and_not_queried_per_request() -> None:
     async with (
         ScriptedWorker(SILENT, SILENT, [GOOD]) as worker,
-        run_pool(worker.url, dialect=MetadataProtocol()) as backend,
+        run_pool(worker.url, adapter=MetadataProtocol()) as backend,
     ):
         for _ in range(3):
             assert join_text(await collect_events(backend)) == "Hello"
@@ -111,22 +111,22 @@ async def test_missing_metadata_is_no_error_and_not_queried_per_request() -> Non
 
 
 async def test_metadata_404_counts_as_a_result() -> None:
-    dialect = MetadataProtocol()
+    adapter = MetadataProtocol()
     no: Reply = [make_reply(b"", "404 No")]
     async with (
         ScriptedWorker(no, no, [GOOD]) as worker,
-        run_pool(worker.url, dialect=dialect) as backend,
+        run_pool(worker.url, adapter=adapter) as backend,
     ):
         await collect_events(backend)
 
-    assert dialect.known == {"m": [None, None]}
+    assert adapter.metadata_by_model == {"m": [None, None]}
 
 
 async def test_metadata_query_is_bounded_by_the_request_timeout() -> None:
     limits = Timeouts(connect=1.0, first_token=0.3, idle=5.0, total=0.3)
     async with (
         ScriptedWorker([HANG]) as worker,
-        run_pool(worker.url, dialect=MetadataProtocol(), timeouts=limits) as backend,
+        run_pool(worker.url, adapter=MetadataProtocol(), timeouts=limits) as backend,
     ):
         with pytest.raises(DeadlineExceeded):
             await collect_events(backend)
@@ -135,10 +135,10 @@ async def test_metadata_query_is_bounded_by_the_request_timeout() -> None:
 
 
 async def test_metadata_cache_is_bounded() -> None:
-    dialect = MetadataProtocol()
+    adapter = MetadataProtocol()
     async with (
-        ScriptedWorker([TOLD]) as worker,
-        run_pool(worker.url, dialect=dialect) as backend,
+        ScriptedWorker([METADATA_REPLY]) as worker,
+        run_pool(worker.url, adapter=adapter) as backend,
     ):
         learner = backend._metadata_cache
         assert learner is not None
@@ -149,15 +149,15 @@ async def test_metadata_cache_is_bounded() -> None:
 
 
 async def test_successful_health_check_loads_metadata_before_any_request() -> None:
-    dialect = MetadataProtocol()
+    adapter = MetadataProtocol()
     async with (
-        ScriptedWorker([WELL], [TOLD], [TOLD], [WELL]) as worker,
-        run_pool(worker.url, dialect=dialect, health=OFTEN, models=("m",)) as backend,
+        ScriptedWorker([WELL], [METADATA_REPLY], [METADATA_REPLY], [WELL]) as worker,
+        run_pool(worker.url, adapter=adapter, health=OFTEN, models=("m",)) as backend,
     ):
-        await worker.until_asked(6)
+        await worker.wait_for_request(6)
         assert backend.report_workers()[0].limit == 3
 
-    assert dialect.known.keys() == {"m"}
+    assert adapter.metadata_by_model.keys() == {"m"}
     assert list_paths(worker)[:3] == ["/health", "/m/size", "/m/kind"]
     assert set(list_paths(worker)[3:]) == {"/health"}
 
@@ -167,15 +167,15 @@ async def test_recovered_worker_gets_a_new_metadata_query() -> None:
         [make_reply(b"", "503 No")],
         [WELL],
         [make_reply(b'{"takes": 7}')],
-        [TOLD],
+        [METADATA_REPLY],
         [WELL],
     ]
     health = replace(OFTEN, fall=5)
     async with (
-        ScriptedWorker([WELL], [TOLD], [TOLD], *again) as worker,
-        run_pool(worker.url, dialect=MetadataProtocol(), models=("m",), health=health) as backend,
+        ScriptedWorker([WELL], [METADATA_REPLY], [METADATA_REPLY], *again) as worker,
+        run_pool(worker.url, adapter=MetadataProtocol(), models=("m",), health=health) as backend,
     ):
-        await worker.until_asked(9)
+        await worker.wait_for_request(9)
         await wait_until(lambda: backend.report_workers()[0].limit == 7)
 
 
@@ -190,18 +190,18 @@ async def test_protocol_adapter_error_does_not_stop_health_checks(
     caplog.set_level(logging.ERROR, "interlingua")
     async with (
         ScriptedWorker([WELL]) as worker,
-        run_pool(worker.url, dialect=FailingMetadataProtocol(), health=OFTEN, models=("m",)),
+        run_pool(worker.url, adapter=FailingMetadataProtocol(), health=OFTEN, models=("m",)),
     ):
-        await worker.until_asked(3)
+        await worker.wait_for_request(3)
 
     assert "ZeroDivisionError" in caplog.text
 
 
 async def test_closed_pool_cancels_metadata_queries() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        async with run_pool(worker.url, dialect=MetadataProtocol()) as backend:
+        async with run_pool(worker.url, adapter=MetadataProtocol()) as backend:
             task = asyncio.get_running_loop().create_task(collect_events(backend, STREAMED))
-            await worker.until_asked()
-        await worker.until_left()
+            await worker.wait_for_request()
+        await worker.wait_for_disconnect()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

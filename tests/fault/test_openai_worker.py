@@ -212,19 +212,19 @@ FAILURES: list[tuple[str, Reply, type[GatewayError], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "said"),
+    ("reply", "error", "message"),
     [case[1:] for case in FAILURES],
     ids=[case[0] for case in FAILURES],
 )
 async def test_failure_is_raised_after_the_received_events(
-    reply: Reply, error: type[GatewayError], said: str
+    reply: Reply, error: type[GatewayError], message: str
 ) -> None:
     events: list[Event] = []
     async with ScriptedWorker(reply) as worker, run_openai_pool(worker) as pool:
         with pytest.raises(error):
             await collect_events(pool, STREAMED, events)
 
-    assert join_text(events) == said
+    assert join_text(events) == message
     assert not any(isinstance(event, StreamEnd) for event in events)
 
 

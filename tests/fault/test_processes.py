@@ -26,7 +26,7 @@ from tests.integration.test_command import Command
 ECHO = {"backend": "echo"}
 OTHER = build_config(models={"m": ECHO, "n": ECHO})
 TWO = ("--processes", "2")
-ASKED: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 HEALTH = {"interval": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 
 
@@ -37,16 +37,16 @@ def create_two_process_gateway(folder: Path, text: str, *more: str) -> GatewayPr
 def list_serving_pids(gateway: GatewayProcess) -> list[int]:
     """The processes, by their ids."""
     pid = gateway.process.pid
-    said = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
-    return [int(one) for one in said.split()]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
+    return [int(one) for one in children.split()]
 
 
 async def sum_metric(gateway: GatewayProcess, name: str) -> float:
     """What the metrics of this name come to."""
     page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
     assert page.status_code == HTTPStatus.OK
-    found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page.text, re.MULTILINE)
-    return sum(map(float, found))
+    values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page.text, re.MULTILINE)
+    return sum(map(float, values))
 
 
 async def wait_until_both_serve(gateway: GatewayProcess) -> None:
@@ -58,19 +58,19 @@ async def wait_until_both_serve(gateway: GatewayProcess) -> None:
 
 async def list_models_on_new_connections(gateway: GatewayProcess, times: int) -> set[str]:
     """What so many new connections are told of the models."""
-    told = set()
+    models = set()
     for _ in range(times):
         async with httpx.AsyncClient() as client:
             listed = await client.get(f"{gateway.urls[0]}/v1/models")
-            told.add(" ".join(one["id"] for one in listed.json()["data"]))
-    return told
+            models.add(" ".join(one["id"] for one in listed.json()["data"]))
+    return models
 
 
 async def send_chat(gateway: GatewayProcess, **headers: str) -> httpx.Response:
     """One request, on a new connection."""
     async with httpx.AsyncClient(timeout=20) as client:
         url = f"{gateway.urls[0]}/v1/chat/completions"
-        return await client.post(url, json=ASKED, headers=headers)
+        return await client.post(url, json=REQUEST, headers=headers)
 
 
 # --- as one --------------------------------------------------------------------------------------
@@ -91,15 +91,15 @@ async def test_admin_worker_changes_apply_in_all_processes(tmp_path: Path) -> No
     text = build_config(backends={"p": pool}, models={"m": {"backend": "p"}})
     async with create_two_process_gateway(tmp_path, text) as gateway:
         url = f"{gateway.urls[-1]}/-/workers"
-        told = (await gateway.http.get(url)).json()
-        assert [(one["url"], one["limit"]) for one in told["backends"]["p"]] == [
+        workers = (await gateway.http.get(url)).json()
+        assert [(one["url"], one["limit"]) for one in workers["backends"]["p"]] == [
             ("http://127.0.0.1:9", 4)
         ]
         added = {"backend": "p", "url": "http://127.0.0.1:10", "max_concurrency": 3}
         assert (await gateway.http.post(url, json=added)).status_code == HTTPStatus.CREATED
         assert (await gateway.http.post(url, json=added)).status_code == HTTPStatus.OK
-        told = (await gateway.http.get(url)).json()
-        assert len(told["backends"]["p"]) == 2
+        workers = (await gateway.http.get(url)).json()
+        assert len(workers["backends"]["p"]) == 2
         query = {"backend": "p", "url": "http://127.0.0.1:10"}
         gone = await gateway.http.delete(url, params=query)
         assert gone.status_code == HTTPStatus.NO_CONTENT
@@ -110,19 +110,19 @@ async def test_admin_worker_changes_apply_in_all_processes(tmp_path: Path) -> No
 
 async def test_explanations_of_any_process_are_found(tmp_path: Path) -> None:
     async with create_two_process_gateway(tmp_path, build_config()) as gateway:
-        told = {
+        ids = {
             f"e{n}": await send_chat(gateway, **{"x-interlingua-explain": "1"}) for n in range(12)
         }
-        for answer in told.values():
+        for answer in ids.values():
             assert answer.status_code == HTTPStatus.OK
             id_ = answer.headers["x-request-id"]
-            found = await gateway.http.get(f"{gateway.urls[-1]}/-/explain/{id_}")
-            assert found.status_code == HTTPStatus.OK, "whichever has it"
+            explanation = await gateway.http.get(f"{gateway.urls[-1]}/-/explain/{id_}")
+            assert explanation.status_code == HTTPStatus.OK, "whichever has it"
         lost = await gateway.http.get(f"{gateway.urls[-1]}/-/explain/nobody")
         assert lost.status_code == HTTPStatus.NOT_FOUND
-        dry = {"path": "/v1/chat/completions", "body": ASKED}
-        foretold = await gateway.http.post(f"{gateway.urls[-1]}/-/explain", json=dry)
-        assert foretold.status_code == HTTPStatus.OK, foretold.text
+        dry = {"path": "/v1/chat/completions", "body": REQUEST}
+        dry_run = await gateway.http.post(f"{gateway.urls[-1]}/-/explain", json=dry)
+        assert dry_run.status_code == HTTPStatus.OK, dry_run.text
 
 
 async def test_supervisor_admin_listener_requires_key_and_limits_body_size(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_reload_applies_in_all_processes_and_in_restarted_ones(
         await gateway.serves(OTHER)
         assert await list_models_on_new_connections(gateway, 20) == {"m n"}
         os.kill(list_serving_pids(gateway)[0], signal.SIGKILL)
-        await wait_until(lambda: "SIGKILL" in gateway.said())
+        await wait_until(lambda: "SIGKILL" in gateway.read_output())
         await wait_until_both_serve(gateway)
         assert await list_models_on_new_connections(gateway, 20) == {"m n"}, (
             "who comes later has it too"
@@ -167,9 +167,9 @@ async def test_reload_applies_in_all_processes_and_in_restarted_ones(
 async def test_invalid_configuration_changes_no_process(tmp_path: Path) -> None:
     async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
         gateway.put(OTHER.replace('"echo"', '"ohce"'))
-        told = await gateway.post()
-        assert told.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert told.json()["issues"]
+        response = await gateway.post()
+        assert response.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert response.json()["issues"]
         assert (await gateway.counts())['reloads_total{result="failure"}'] == 1
         assert await list_models_on_new_connections(gateway, 20) == {"m"}
 
@@ -183,7 +183,7 @@ async def test_reload_that_fails_in_one_process_is_rolled_back_in_all(tmp_path: 
         resource.prlimit(first, resource.RLIMIT_NOFILE, (0, hard))
         gateway.put(text)
         gateway.hang_up()  # the admin's connections are such files, too
-        await wait_until(lambda: "stays" in gateway.said(), 20)
+        await wait_until(lambda: "stays" in gateway.read_output(), 20)
         resource.prlimit(first, resource.RLIMIT_NOFILE, (soft, hard))
         assert await list_models_on_new_connections(gateway, 20) == {"m"}
         assert (await gateway.post()).status_code == HTTPStatus.OK, "now it can"
@@ -196,14 +196,14 @@ async def test_reload_adds_and_removes_listeners_in_all_processes(tmp_path: Path
     async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
         gateway.put(both)
         assert (await gateway.post()).status_code == HTTPStatus.OK
-        await wait_until(lambda: gateway.said().count("listening on") == 2)
-        [url] = set(re.findall(r"listening on ([^\s\"]+)", gateway.said()))
+        await wait_until(lambda: gateway.read_output().count("listening on") == 2)
+        [url] = set(re.findall(r"listening on ([^\s\"]+)", gateway.read_output()))
         assert (await gateway.http.get(f"{url}/health")).status_code == HTTPStatus.OK
         taken = build_config(listeners=[here, here | {"address": f"127.0.0.1:{gateway.port}"}])
         gateway.put(taken)
-        told = await gateway.post()
-        assert told.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert "can't listen there" in told.text
+        response = await gateway.post()
+        assert response.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert "can't listen there" in response.text
         gateway.put(build_config())
         assert (await gateway.post()).status_code == HTTPStatus.OK
         with pytest.raises(httpx.ConnectError):
@@ -228,7 +228,7 @@ async def test_hanging_process_is_replaced_and_does_not_block_a_reload(tmp_path:
         os.kill(list_serving_pids(gateway)[0], signal.SIGSTOP)
         gateway.put(other)
         gateway.hang_up()
-        await wait_until(lambda: "SIGKILL" in gateway.said(), 20)
+        await wait_until(lambda: "SIGKILL" in gateway.read_output(), 20)
         await gateway.serves(other)
         await wait_until_both_serve(gateway)
         assert await list_models_on_new_connections(gateway, 20) == {"m n"}
@@ -249,7 +249,7 @@ async def test_47_sigterm_drains_all_processes_without_losing_streams(tmp_path: 
             async with (
                 aiohttp.ClientSession() as session,
                 session.post(
-                    f"{gateway.urls[0]}/v1/chat/completions", json=ASKED | {"stream": True}
+                    f"{gateway.urls[0]}/v1/chat/completions", json=REQUEST | {"stream": True}
                 ) as answer,
             ):
                 async for data in answer.content.iter_any():
@@ -273,19 +273,19 @@ async def test_second_sigterm_ends_all_processes_at_once(tmp_path: Path) -> None
     echo = {"kind": "echo", "script": ["a "], "delay": "60s"}
     gateway = create_two_process_gateway(tmp_path, build_config(backends={"echo": echo}))
     async with gateway:
-        asking = asyncio.create_task(send_chat(gateway))
+        task = asyncio.create_task(send_chat(gateway))
         async with asyncio.timeout(10):
             while not any(_has_connection(pid, gateway.port) for pid in list_serving_pids(gateway)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         children = list_serving_pids(gateway)
         gateway.process.send_signal(signal.SIGTERM)
-        await wait_until(lambda: "Send the signal again" in gateway.said())
+        await wait_until(lambda: "Send the signal again" in gateway.read_output())
         gateway.process.send_signal(signal.SIGTERM)
         await wait_until(lambda: gateway.process.poll() is not None, 10)
         assert gateway.process.returncode == -signal.SIGTERM
         await wait_until(lambda: not any(map(_is_running, children)), 10)
         with pytest.raises(httpx.HTTPError):
-            await asking
+            await task
         gateway.process.returncode = 0  # as GatewayProcess would have it at the end
 
 
@@ -304,29 +304,31 @@ async def test_48_killed_process_is_restarted_while_the_others_serve(tmp_path: P
         ):
             over = asyncio.Event()
             running = asyncio.create_task(load.run(60, over))
-            await wait_until(lambda: len(load.heard) > 20, 20)
-            counted = await sum_metric(gateway, "interlingua_requests_total")
+            await wait_until(lambda: len(load.observations) > 20, 20)
+            request_count = await sum_metric(gateway, "interlingua_requests_total")
             os.kill(list_serving_pids(gateway)[0], signal.SIGKILL)
-            await wait_until(lambda: "restarting it in" in gateway.said())
-            assert await sum_metric(gateway, "interlingua_requests_total") >= counted
+            await wait_until(lambda: "restarting it in" in gateway.read_output())
+            assert await sum_metric(gateway, "interlingua_requests_total") >= request_count
             await wait_until_both_serve(gateway)
-            before = len(load.heard)
-            await wait_until(lambda: len(load.heard) > before + 30, 20)
+            before = len(load.observations)
+            await wait_until(lambda: len(load.observations) > before + 30, 20)
             over.set()
             await running
             assert await sum_metric(gateway, "interlingua_process_restarts_total") == 1
             worker.process.send_signal(signal.SIGINT)
             await worker.ended()
-        history = History(load.heard, gateway.records(), read_logs([log]))
-        cut = {one.id for one in load.heard if one.seen == "cut"}
+        history = History(load.observations, gateway.records(), read_logs([log]))
+        cut = {one.id for one in load.observations if one.seen == "cut"}
         assert cut, "nothing ran there when it was killed"
-        known = {record.id for record in history.records}
-        unwritten = {one.id for one in load.heard[:before]} - known  # its log's last lines died
+        ids = {record.id for record in history.records}
+        unwritten = {
+            one.id for one in load.observations[:before]
+        } - ids  # its log's last lines died
         wrong = [one for one in history.violations() if one.id not in cut]
         assert {one.id for one in wrong if one.kind == "not recorded"} <= unwritten
         assert [one for one in wrong if one.kind != "not recorded"] == []
-        assert {one.seen for one in load.heard} == {"complete", "cut"}
-        assert all(one.seen == "complete" for one in load.heard[before:])
+        assert {one.seen for one in load.observations} == {"complete", "cut"}
+        assert all(one.seen == "complete" for one in load.observations[before:])
 
 
 async def test_serving_processes_end_with_their_supervisor(tmp_path: Path) -> None:
@@ -361,7 +363,8 @@ def test_process_that_crashes_at_start_is_not_restarted(
     try:
         assert command.ended() == 1
         assert (
-            "interlingua can't serve: the process ended at start with exit code 3" in command.said()
+            "interlingua can't serve: the process ended at start with exit code 3"
+            in command.read_output()
         )
     finally:
         command.close()
@@ -381,7 +384,7 @@ async def test_supervisor_exits_when_no_process_can_be_restarted(
             os.kill(int(one), signal.SIGKILL)
         await wait_until(lambda: command.process.poll() is not None, 20)
         assert command.process.returncode == 1
-        assert "no process is left; the last error: the process ended at" in command.said()
+        assert "no process is left; the last error: the process ended at" in command.read_output()
     finally:
         command.close()
 
@@ -395,7 +398,7 @@ def test_port_in_use_ends_the_start_with_an_error(tmp_path: Path) -> None:
         command = Command("serve", str(file), *TWO)
         try:
             assert command.ended() == 1
-            assert "can't serve: [Errno 98]" in command.said()
+            assert "can't serve: [Errno 98]" in command.read_output()
         finally:
             command.close()
 
@@ -407,8 +410,10 @@ def test_local_model_with_several_processes_is_rejected_with_a_hint(tmp_path: Pa
     command = Command("serve", str(file), *TWO)
     try:
         assert command.ended() == 1
-        assert re.search(rf"{re.escape(str(file))}:\d+:\d+: each process would", command.said())
-        assert "interlingua worker" in command.said()
+        assert re.search(
+            rf"{re.escape(str(file))}:\d+:\d+: each process would", command.read_output()
+        )
+        assert "interlingua worker" in command.read_output()
     finally:
         command.close()
 

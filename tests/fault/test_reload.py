@@ -33,9 +33,9 @@ async def test_sighup_reloads_at_once(tmp_path: Path) -> None:
 async def test_admin_reload_endpoint_reloads_and_returns_the_new_hash(tmp_path: Path) -> None:
     async with GatewayProcess(tmp_path, build_config(), "--no-watch") as gateway:
         gateway.put(OTHER)
-        told = await gateway.post()
-        assert told.status_code == 200
-        assert f'info{{hash="{told.json()["hash"]}"}}' in await gateway.counts()
+        response = await gateway.post()
+        assert response.status_code == 200
+        assert f'info{{hash="{response.json()["hash"]}"}}' in await gateway.counts()
         assert await list_models(gateway) == ["m", "n"]
 
 
@@ -81,7 +81,7 @@ async def test_watcher_detects_a_renewed_certificate(tmp_path: Path) -> None:
         await asyncio.sleep(1.5)  # a look, and a half
         shutil.copy(HERE / "loopback-renewed.pem", tmp_path / "next.pem")
         (tmp_path / "next.pem").replace(pem)
-        await wait_until(lambda: "is served" in gateway.said())
+        await wait_until(lambda: "is served" in gateway.read_output())
         trusted = ssl.create_default_context(cafile=str(HERE / "loopback-renewed.pem"))
         async with httpx.AsyncClient(verify=trusted) as client:
             health = await client.get(f"{gateway.urls[0]}/health")
@@ -94,7 +94,7 @@ async def test_sighup_reloads_a_built_in_configuration(tmp_path: Path) -> None:
     try:
         command.serving()
         command.process.send_signal(signal.SIGHUP)
-        await wait_until(lambda: "is served" in command.said())
+        await wait_until(lambda: "is served" in command.read_output())
         assert command.stop() == 0
     finally:
         command.close()

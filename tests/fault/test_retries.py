@@ -72,7 +72,7 @@ async def test_retryable_failure_is_retried_on_another_worker(lost: Reply) -> No
     assert sum(isinstance(event, StreamStart) for event in events) == 1, (
         "only of the one that answers"
     )
-    assert (bad.asked, good.asked) == (1, 1)
+    assert (bad.request_count, good.request_count) == (1, 1)
 
 
 async def test_events_without_content_are_buffered_in_order() -> None:
@@ -87,7 +87,7 @@ async def test_events_without_content_are_buffered_in_order() -> None:
     events: list[Event] = []
     async with ScriptedWorker(reply) as worker, run_pool(worker.url) as backend:
         task = asyncio.get_running_loop().create_task(collect_events(backend, into=events))
-        await worker.until_asked()
+        await worker.wait_for_request()
         await asyncio.sleep(0.05)
         assert not events
         gate.set()
@@ -112,7 +112,7 @@ async def test_truncated_unary_response_is_retried() -> None:
         events = await collect_events(backend, UNARY)
 
     assert join_text(events) == "Hello world"
-    assert (bad.asked, good.asked) == (1, 1)
+    assert (bad.request_count, good.request_count) == (1, 1)
 
 
 async def test_buffer_of_events_without_content_is_bounded() -> None:
@@ -144,7 +144,7 @@ async def test_first_failure_is_returned_without_retries() -> None:
         with pytest.raises(WorkerFailed):
             await collect_events(backend)
 
-    assert good.asked == 0
+    assert good.request_count == 0
 
 
 async def test_all_attempts_share_one_total_timeout() -> None:
@@ -158,7 +158,7 @@ async def test_all_attempts_share_one_total_timeout() -> None:
             await collect_events(backend)
 
     assert caught.value.phase == "total"
-    assert (a.asked, b.asked) == (1, 1)
+    assert (a.request_count, b.request_count) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,15 @@ async def test_worker_with_consecutive_failures_is_ejected(reply: Reply) -> None
             breaker=CircuitBreakerSettings(consecutive_failures=2),
         ) as backend,
     ):
-        told: list[GatewayError] = []
+        errors: list[GatewayError] = []
         for _ in range(8):
             try:
                 await collect_events(backend)
             except GatewayError as error:
-                told.append(error)
+                errors.append(error)
 
-    assert len(told) == bad.asked == 2
-    assert good.asked == 6
+    assert len(errors) == bad.request_count == 2
+    assert good.request_count == 6
 
 
 async def test_client_errors_do_not_eject_a_worker() -> None:
@@ -206,7 +206,7 @@ async def test_client_disconnects_do_not_eject_a_worker() -> None:
     async with ScriptedWorker([HANG]) as worker, run_pool(worker.url, breaker=breaker) as backend:
         for number in range(10):
             task = asyncio.get_running_loop().create_task(collect_events(backend))
-            await worker.until_asked(number + 1)
+            await worker.wait_for_request(number + 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -231,7 +231,7 @@ async def test_latency_is_the_time_to_first_token() -> None:
         aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches,
     ):
         first = asyncio.get_running_loop().create_task(anext(batches))
-        await worker.until_asked()
+        await worker.wait_for_request()
         now[0] += 3.0
         begin.set()
         await first

@@ -82,7 +82,7 @@ class Fault(Struct, frozen=True):
     name: str
     reply: Reply
     error: type[GatewayError]
-    said: str = ""
+    text: str = ""
 
 
 SAYS = chunk(encode_line("Hello"))
@@ -147,7 +147,7 @@ async def test_broken_response_raises_after_the_received_text(
         with pytest.raises(case.error) as caught:
             await hear(backend, into=events)
 
-    assert join_text(events) == case.said
+    assert join_text(events) == case.text
     assert not any(isinstance(event, StreamEnd) for event in events)
     assert "127.0.0.1" not in caught.value.message
 
@@ -214,7 +214,7 @@ class ProtocolWithoutEnd(LineProtocol):
 async def test_http_body_end_is_the_stream_end_without_a_protocol_end(hear: CollectEvents) -> None:
     async with (
         ScriptedWorker(GOOD) as worker,
-        run_pool(worker.url, dialect=ProtocolWithoutEnd()) as backend,
+        run_pool(worker.url, adapter=ProtocolWithoutEnd()) as backend,
     ):
         events = await hear(backend)
 
@@ -239,8 +239,8 @@ async def test_slow_consumer_applies_backpressure_to_the_worker() -> None:
 
 async def test_consumer_that_rejects_a_batch_gets_the_next_batches_later() -> None:
     """Whoever reads is told by an empty batch, each time."""
-    said = [chunk(encode_line(f"{number} ")) for number in range(5)]
-    slowly: Reply = [step for one in said for step in (one, 0.05)]
+    chunks = [chunk(encode_line(f"{number} ")) for number in range(5)]
+    slowly: Reply = [step for one in chunks for step in (one, 0.05)]
     taken: list[Sequence[Event]] = []
 
     def take(data: bytes | None, batch: Sequence[Event]) -> bool:
@@ -271,7 +271,7 @@ async def test_consumer_exception_does_not_count_against_the_worker() -> None:
         with pytest.raises(LookupError):
             async for _ in backend.send(PreparedRequest(STREAMED), build_context(), take):
                 pass
-        await worker.until_left()
+        await worker.wait_for_disconnect()
         [report] = backend.report_workers()
 
     assert (report.state, report.error, report.in_flight) == ("up", "", 0)
@@ -286,7 +286,7 @@ class SilentWorker(Struct, frozen=True):
     name: str
     reply: Reply
     which: str
-    said: str = ""
+    text: str = ""
 
 
 SILENT = [
@@ -311,19 +311,19 @@ async def test_fault_02_05_silent_worker_times_out_and_is_disconnected(
     ):
         with pytest.raises(DeadlineExceeded) as caught:
             await hear(backend, into=events)
-        await worker.until_left()
+        await worker.wait_for_disconnect()
 
     assert caught.value.phase == case.which
-    assert join_text(events) == case.said
+    assert join_text(events) == case.text
 
 
-@pytest.mark.parametrize("asked", [STREAMED, UNARY], ids=["streamed", "whole"])
-async def test_total_timeout_ends_the_request(asked: GenerationRequest) -> None:
+@pytest.mark.parametrize("client_request", [STREAMED, UNARY], ids=["streamed", "whole"])
+async def test_total_timeout_ends_the_request(client_request: GenerationRequest) -> None:
     limits = Timeouts(connect=1.0, first_token=9.0, idle=9.0, total=0.3)
     async with ScriptedWorker([HANG]) as worker, run_pool(worker.url, timeouts=limits) as backend:
         with pytest.raises(DeadlineExceeded) as caught:
-            await collect_events(backend, asked)
-        await worker.until_left()
+            await collect_events(backend, client_request)
+        await worker.wait_for_disconnect()
 
     assert caught.value.phase == "total"
 

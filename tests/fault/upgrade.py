@@ -51,7 +51,7 @@ class UpgradeRun(Struct, frozen=True):
     @property
     def lost(self) -> int:
         """Requests that are not complete."""
-        return len(self.history.heard) - self.history.ends()["complete"]
+        return len(self.history.observations) - self.history.ends()["complete"]
 
 
 class GatewayChain:
@@ -67,10 +67,10 @@ class GatewayChain:
         """One more, which takes the place of the last."""
         home = Path(tempfile.mkdtemp(dir=self._folder))
         way = ("--handover", str(self._folder / "handover"))
-        made = GatewayProcess(home, "", *way, file=self.file)
-        await made.__aenter__()
-        self.gateways.append(made)
-        return made
+        process = GatewayProcess(home, "", *way, file=self.file)
+        await process.__aenter__()
+        self.gateways.append(process)
+        return process
 
     async def close(self) -> None:
         """Stop the last; all have ended well."""
@@ -84,9 +84,11 @@ async def run_upgrades(folder: Path, *, upgrades: int = 3, rate: float = 200.0) 
     """Upgrade a gateway so often, and load it all the while."""
     logs = [folder / f"worker{number}.log" for number in range(2)]
     async with AsyncExitStack() as stack:
-        crew = [await stack.enter_async_context(WorkerProcess(pace=PACE, log=log)) for log in logs]
+        workers = [
+            await stack.enter_async_context(WorkerProcess(pace=PACE, log=log)) for log in logs
+        ]
         text = build_pool_config(
-            [one.url for one in crew], limits={"shutdown_delay": "1s", "drain_timeout": "20s"}
+            [one.url for one in workers], limits={"shutdown_delay": "1s", "drain_timeout": "20s"}
         )
         line = GatewayChain(folder, msgspec.json.format(text))
         stack.push_async_callback(line.close)
@@ -105,10 +107,12 @@ async def run_upgrades(folder: Path, *, upgrades: int = 3, rate: float = 200.0) 
                     old = new
             finally:
                 over.set()
-        whole = len(load.heard)
+        whole = len(load.observations)
         await wait_until(lambda: sum(len(one.records()) for one in line.gateways) >= whole, 20)
         records = [record for one in line.gateways for record in one.records()]
-    return UpgradeRun(History(load.heard, records, read_logs(logs)), load.rate, upgrades, codes)
+    return UpgradeRun(
+        History(load.observations, records, read_logs(logs)), load.rate, upgrades, codes
+    )
 
 
 async def _wait_for_exit(gateway: GatewayProcess) -> int:

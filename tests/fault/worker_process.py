@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-USUAL = 5
+DEFAULT_TOKENS = 5
 GREEDY_FROM = 5
 
 
@@ -35,15 +35,15 @@ def format_word(number: int, size: int = 0) -> str:
 
 
 class Worker:
-    def __init__(self, told: argparse.Namespace) -> None:
-        self._told = told
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
         self._leaving = asyncio.Event()
         self._closing = False
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._resting: set[asyncio.StreamWriter] = set()
-        self._log = Path(told.log) if told.log else None
+        self._log = Path(options.log) if options.log else None
         self._server: asyncio.Server | None = None
         self._hoard: list[bytearray] = []
 
@@ -54,7 +54,7 @@ class Worker:
         self._server = await asyncio.start_server(self._serve, sock=listener, backlog=1024)
         await self._leaving.wait()
         if not self._closing:
-            await asyncio.sleep(self._told.grace)
+            await asyncio.sleep(self._options.grace)
         self._stop()
         await self._idle.wait()
 
@@ -99,31 +99,35 @@ class Worker:
             status = "503 Leaving" if self._leaving.is_set() else "200 OK"
             await self._write(writer, self._whole(status, {"object": "list", "data": []}))
             return
-        asked = json.loads(body)
+        request = json.loads(body)
         name = headers.get("x-request-id", "")
-        self._tell(name, "asked")
-        said = [0]
-        answer = asyncio.ensure_future(self._answer(first, asked, writer, said))
+        self._log_event(name, "received")
+        token_count = [0]
+        answer = asyncio.ensure_future(self._answer(first, request, writer, token_count))
         left = asyncio.ensure_future(reader.read(1))
         await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
         whole = answer.done() and not answer.exception()
         left.cancel()
         answer.cancel()
         await asyncio.gather(answer, left, return_exceptions=True)
-        self._tell(name, "completed" if whole else "cancelled", said[0])
+        self._log_event(name, "completed" if whole else "cancelled", token_count[0])
         if not whole:
             raise ConnectionResetError
 
     async def _answer(
-        self, first: str, asked: dict[str, Any], writer: asyncio.StreamWriter, said: list[int]
+        self,
+        first: str,
+        request: dict[str, Any],
+        writer: asyncio.StreamWriter,
+        token_count: list[int],
     ) -> None:
         chat = "/chat/" in first
-        base = {"id": "c-1", "created": 1, "model": asked["model"]}
-        most = asked.get("max_tokens") or asked.get("max_completion_tokens")
-        count = self._told.words or most or USUAL
+        base = {"id": "c-1", "created": 1, "model": request["model"]}
+        most = request.get("max_tokens") or request.get("max_completion_tokens")
+        count = self._options.words or most or DEFAULT_TOKENS
         usage = {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": 1 + count}
-        if not asked.get("stream"):
-            text = "".join([one async for one in self._words(asked, count, said)])
+        if not request.get("stream"):
+            text = "".join([one async for one in self._words(request, count, token_count)])
             content = (
                 {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             )
@@ -135,31 +139,31 @@ class Worker:
         base["object"] = "chat.completion.chunk" if chat else "text_completion"
         headers = "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
         await self._write(writer, f"HTTP/1.1 200 OK\r\n{headers}{self._ends()}".encode())
-        async for one in self._words(asked, count, said):
+        async for one in self._words(request, count, token_count):
             await self._event(writer, {**base, "choices": [_build_choice(chat, one, None)]})
         await self._event(writer, {**base, "choices": [_build_choice(chat, "", "length")]})
-        if (asked.get("stream_options") or {}).get("include_usage"):
+        if (request.get("stream_options") or {}).get("include_usage"):
             await self._event(writer, {**base, "choices": [], "usage": usage})
         await self._write(writer, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
     async def _words(
-        self, asked: dict[str, Any], count: int, said: list[int]
+        self, request: dict[str, Any], count: int, token_count: list[int]
     ) -> AsyncIterator[str]:
-        await asyncio.sleep(self._told.first)
+        await asyncio.sleep(self._options.first)
         for number in range(count):
             if number:
-                await asyncio.sleep(self._told.pace)
-            if asked["model"] == "greedy" and number >= GREEDY_FROM:
+                await asyncio.sleep(self._options.pace)
+            if request["model"] == "greedy" and number >= GREEDY_FROM:
                 self._hoard.append(bytearray(b"x") * (8 << 20))
-            yield format_word(number, self._told.size)
-            said[0] += 1
+            yield format_word(number, self._options.size)
+            token_count[0] += 1
 
-    async def _event(self, writer: asyncio.StreamWriter, told: dict[str, Any]) -> None:
-        data = b"data: " + json.dumps(told).encode() + b"\n\n"
+    async def _event(self, writer: asyncio.StreamWriter, fields: dict[str, Any]) -> None:
+        data = b"data: " + json.dumps(fields).encode() + b"\n\n"
         await self._write(writer, b"%x\r\n%b\r\n" % (len(data), data))
 
-    def _whole(self, status: str, told: dict[str, Any]) -> bytes:
-        body = json.dumps(told).encode()
+    def _whole(self, status: str, fields: dict[str, Any]) -> bytes:
+        body = json.dumps(fields).encode()
         headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
         return f"HTTP/1.1 {status}\r\n{headers}{self._ends()}".encode() + body
 
@@ -170,10 +174,10 @@ class Worker:
         writer.write(data)
         await writer.drain()
 
-    def _tell(self, name: str, what: str, said: int = 0) -> None:
+    def _log_event(self, name: str, what: str, token_count: int = 0) -> None:
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as log:
-                log.write(json.dumps({"id": name, "what": what, "tokens": said}) + "\n")
+                log.write(json.dumps({"id": name, "what": what, "tokens": token_count}) + "\n")
 
 
 def _build_choice(chat: bool, text: str, reason: str | None) -> dict[str, Any]:
@@ -195,13 +199,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--words", type=int, default=0)
     parser.add_argument("--log")
-    told = parser.parse_args()
-    if told.fd is not None:
-        listener = socket.socket(fileno=told.fd)
+    options = parser.parse_args()
+    if options.fd is not None:
+        listener = socket.socket(fileno=options.fd)
     else:
-        host, _, port = told.listen.rpartition(":")
+        host, _, port = options.listen.rpartition(":")
         listener = socket.create_server((host, int(port)))
-    asyncio.run(Worker(told).run(listener))
+    asyncio.run(Worker(options).run(listener))
 
 
 if __name__ == "__main__":

@@ -67,10 +67,10 @@ def build_echo_config(script: str = "a, b, c", shadow: str = SHADOW) -> str:
 
 
 def build_worker_config(
-    *workers: ScriptedWorker, dialect: str = "openai", shadow: str = SHADOW, text: str = TRIED
+    *workers: ScriptedWorker, protocol: str = "openai", shadow: str = SHADOW, text: str = TRIED
 ) -> str:
     urls = ", ".join(f'"{worker.url}"' for worker in workers)
-    return text.replace("DIALECT", dialect).replace("WORKERS", urls).replace("SHADOW", shadow)
+    return text.replace("DIALECT", protocol).replace("WORKERS", urls).replace("SHADOW", shadow)
 
 
 PROBED = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -102,16 +102,16 @@ class ShadowGateway(Struct):
     http: httpx.AsyncClient
     shadows: ShadowManager
     records: list[RequestRecord]
-    told: list[ShadowComparison]
+    comparisons: list[ShadowComparison]
     more: asyncio.Event
 
-    async def until_told(self, times: int = 1) -> ShadowComparison:
+    async def wait_for_comparison(self, times: int = 1) -> ShadowComparison:
         """The last of them, once there are so many."""
         async with asyncio.timeout(10):
-            while len(self.told) < times:
+            while len(self.comparisons) < times:
                 self.more.clear()
                 await self.more.wait()
-        return self.told[-1]
+        return self.comparisons[-1]
 
     async def stop(self) -> None:
         if not self.http.is_closed:
@@ -135,9 +135,9 @@ async def run_gateways() -> AsyncIterator[Begin]:
 
     async def start(text: str) -> ShadowGateway:
         records: list[RequestRecord] = []
-        told: list[ShadowComparison] = []
+        comparisons: list[ShadowComparison] = []
         more = asyncio.Event()
-        shadows = ShadowManager(time.monotonic, told.append, lambda _: more.set())
+        shadows = ShadowManager(time.monotonic, comparisons.append, lambda _: more.set())
         numbers = iter(range(1000))
         outside = replace(
             build_services(),
@@ -149,7 +149,7 @@ async def run_gateways() -> AsyncIterator[Begin]:
         app = Gateway(load_text(text, "test.yaml", env=os.environ), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)
-        running.append(ShadowGateway(app, urls, http, shadows, records, told, more))
+        running.append(ShadowGateway(app, urls, http, shadows, records, comparisons, more))
         return running[-1]
 
     yield start

@@ -83,8 +83,8 @@ async def run_admin_listener(
 
 @pytest.fixture
 async def admin_client() -> AsyncIterator[AdminClient]:
-    async with run_admin_listener() as listening:
-        yield listening
+    async with run_admin_listener() as admin:
+        yield admin
 
 
 def parse_error(answer: httpx.Response) -> tuple[int, str | None]:
@@ -116,16 +116,16 @@ async def test_live_and_ready_endpoints_report_liveness_and_the_unready_reason(
 
 
 async def test_metrics_endpoint_serves_the_rendered_metrics_unchanged() -> None:
-    told = b"interlingua_requests_total 1\n"
+    page = b"interlingua_requests_total 1\n"
     behind = AdminServices(
-        get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: told
+        get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: page
     )
     listener = AdminServer(AdminConfig("127.0.0.1:0"), behind)
     async with httpx.AsyncClient(base_url=await listener.listen()) as http:
         answer = await http.get("/metrics")
     await listener.close()
 
-    assert answer.content == told
+    assert answer.content == page
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -351,10 +351,8 @@ async def test_add_worker_to_a_full_worker_set_is_a_conflict() -> None:
         def refuse(self, worker: WorkerConfig) -> bool:
             raise ValueError("there are enough workers")
 
-    async with run_admin_listener(pool=Full()) as listening:
-        answer = await listening.http.post(
-            "/-/workers", json={"backend": "gpu", "url": "http://w:1"}
-        )
+    async with run_admin_listener(pool=Full()) as admin:
+        answer = await admin.http.post("/-/workers", json={"backend": "gpu", "url": "http://w:1"})
 
     assert parse_error(answer) == (409, "url")
     assert "enough" in answer.text
@@ -385,8 +383,8 @@ async def test_internal_error_response_hides_the_exception_message(
             raise RuntimeError("canary")
 
     with caplog.at_level(logging.ERROR, "interlingua"):
-        async with run_admin_listener(pool=Broken()) as listening:
-            answer = await listening.http.get("/-/workers")
+        async with run_admin_listener(pool=Broken()) as admin:
+            answer = await admin.http.get("/-/workers")
 
     assert parse_error(answer) == (500, None)
     assert "canary" not in answer.text
@@ -411,8 +409,16 @@ def list_routes() -> list[tuple[str, str]]:
         AdminServices(get_unready_reason=lambda: None, worker_sets={}),
     )
     routes = listener.build_application().router.routes()
-    found = [(route.method, str(route.resource.canonical)) for route in routes if route.resource]
-    return [*found, ("GET", "/-/nope"), ("PUT", "/-/workers"), ("GET", "/-/live/"), ("POST", "/")]
+    routes_found = [
+        (route.method, str(route.resource.canonical)) for route in routes if route.resource
+    ]
+    return [
+        *routes_found,
+        ("GET", "/-/nope"),
+        ("PUT", "/-/workers"),
+        ("GET", "/-/live/"),
+        ("POST", "/"),
+    ]
 
 
 @pytest.mark.parametrize(("method", "path"), list_routes())
@@ -433,8 +439,8 @@ def list_routes() -> list[tuple[str, str]]:
 async def test_missing_or_wrong_admin_key_returns_401(
     method: str, path: str, headers: dict[str, Any]
 ) -> None:
-    async with run_admin_listener(sha256=DIGEST) as listening:
-        answer = await listening.http.request(method, path, headers=headers)
+    async with run_admin_listener(sha256=DIGEST) as admin:
+        answer = await admin.http.request(method, path, headers=headers)
 
     if path in {"/-/live", "/-/ready"} and method in {"GET", "HEAD"}:
         assert answer.status_code == 200
@@ -445,9 +451,9 @@ async def test_missing_or_wrong_admin_key_returns_401(
 
 
 async def test_admin_key_grants_access_with_any_host_header() -> None:
-    async with run_admin_listener("0.0.0.0:0", DIGEST.upper()) as listening:
-        answer = await listening.http.get("/-/workers", headers={"Authorization": f"bearer  {KEY}"})
-        named = await listening.http.get("/-/live", headers={"Host": "gateway.example"})
+    async with run_admin_listener("0.0.0.0:0", DIGEST.upper()) as admin:
+        answer = await admin.http.get("/-/workers", headers={"Authorization": f"bearer  {KEY}"})
+        named = await admin.http.get("/-/live", headers={"Host": "gateway.example"})
 
     assert answer.status_code == 200
     assert named.status_code == 200
@@ -515,8 +521,8 @@ async def test_key_for_changes_is_ignored_beyond_loopback() -> None:
 async def test_loopback_address_needs_no_admin_key(address: str) -> None:
     if address.startswith("[") and not _has_ipv6():
         address = "127.0.0.2:0"
-    async with run_admin_listener(address) as listening:
-        assert (await listening.http.get("/-/live")).status_code == 200
+    async with run_admin_listener(address) as admin:
+        assert (await admin.http.get("/-/live")).status_code == 200
 
 
 def _has_ipv6() -> bool:
@@ -529,8 +535,8 @@ def _has_ipv6() -> bool:
 
 
 async def test_close_releases_the_port() -> None:
-    async with run_admin_listener() as listening:
-        port = listening.port
+    async with run_admin_listener() as admin:
+        port = admin.port
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
 
@@ -557,16 +563,16 @@ async def test_idle_admin_connections_are_evicted_above_the_limit(
     """They take a fixed share of the descriptors, and none of those of clients."""
     limits = replace(CONNECTION_LIMITS, header_timeout=1.0)
     monkeypatch.setattr("gateway.admin.api.CONNECTION_LIMITS", limits)
-    async with run_admin_listener() as listening:
+    async with run_admin_listener() as admin:
         silent = [
-            socket.create_connection(("127.0.0.1", listening.port), timeout=20) for _ in range(200)
+            socket.create_connection(("127.0.0.1", admin.port), timeout=20) for _ in range(200)
         ]
         with contextlib.ExitStack() as stack:
             for one in silent:
                 stack.enter_context(contextlib.closing(one))
-            assert (await listening.http.get("/-/live")).status_code == 200
-            assert listening.server.listener.connections <= limits.connections == 64
-            assert listening.server.listener.refused_by_reason["idle_evicted"] > 100
+            assert (await admin.http.get("/-/live")).status_code == 200
+            assert admin.server.listener.connections <= limits.connections == 64
+            assert admin.server.listener.refused_by_reason["idle_evicted"] > 100
             for one in silent:
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.to_thread(one.recv, 1) == b""

@@ -56,9 +56,9 @@ class TwoProcessGateway(Struct):
     async def until(self, what: Callable[[list[Any]], object]) -> list[Any]:
         async with asyncio.timeout(20):
             while True:
-                told: list[Any] = (await self.admin.get("/-/requests")).json()["requests"]
-                if what(told):
-                    return told
+                requests: list[Any] = (await self.admin.get("/-/requests")).json()["requests"]
+                if what(requests):
+                    return requests
                 await asyncio.sleep(0.02)
 
 
@@ -79,9 +79,11 @@ async def test_admin_listener_aggregates_status_requests_and_cancel_over_process
         await gateway_of_two.chat("m")
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(gateway_of_two.chat("slow", f"r{n}")) for n in range(6)]
-        told = await gateway_of_two.until(lambda told: len(told) == 6)
-        assert {one["id"] for one in told} == {f"r{n}" for n in range(6)}
-        assert [one["age"] for one in told] == sorted((one["age"] for one in told), reverse=True)
+        requests = await gateway_of_two.until(lambda requests: len(requests) == 6)
+        assert {one["id"] for one in requests} == {f"r{n}" for n in range(6)}
+        assert [one["age"] for one in requests] == sorted(
+            (one["age"] for one in requests), reverse=True
+        )
         status = (await gateway_of_two.admin.get("/-/status")).json()
         assert (status["processes"], status["running"]) == (2, 6)
         for n in range(6):
@@ -132,7 +134,7 @@ async def test_admin_page_and_playground_work_with_several_processes(
             await anext(pieces)
         [running] = await gateway_of_two.until(len)
         assert running["phase"] == "streaming"
-    await gateway_of_two.until(lambda told: not told)
+    await gateway_of_two.until(lambda requests: not requests)
 
     async def lose_it() -> None:
         async with gateway_of_two.admin.stream(

@@ -60,15 +60,15 @@ class RunningGateway:
         return await self.http.post("/v1/chat/completions", json=build_chat_body(model, **more))
 
     async def requests(self) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = (await self.admin.get("/-/requests")).json()["requests"]
-        return told
+        requests: list[dict[str, Any]] = (await self.admin.get("/-/requests")).json()["requests"]
+        return requests
 
     async def until(self, what: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
         """What runs, once that is so."""
         async with asyncio.timeout(10):
-            while not what(told := await self.requests()):  # noqa: ASYNC110 - it has no event
+            while not what(requests := await self.requests()):  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
-        return told
+        return requests
 
 
 def build_chat_body(model: str, **more: Any) -> dict[str, Any]:
@@ -86,16 +86,16 @@ async def run_gateway(folder: Path, text: str = TEXT) -> AsyncIterator[RunningGa
 
         outside = replace(build_services(), observe_request=records.append)
         app = Gateway((first := read()).config, outside, origin=ConfigSource(first, read))
-        made = RunningGateway(file, app, await app.start(), records)
-        async with made.admin, made.http:
-            yield made
+        gateway = RunningGateway(file, app, await app.start(), records)
+        async with gateway.admin, gateway.http:
+            yield gateway
         await app.stop()
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    async with run_gateway(tmp_path) as made:
-        yield made
+    async with run_gateway(tmp_path) as running:
+        yield running
 
 
 # --- what it tells --------------------------------------------------------------------------------
@@ -104,24 +104,24 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
 async def test_config_endpoint_masks_secrets_and_reports_file_changes(
     gateway: RunningGateway,
 ) -> None:
-    told = await gateway.admin.get("/-/config")
+    response = await gateway.admin.get("/-/config")
     digest = hashlib.sha256(gateway.file.read_bytes()).hexdigest()
     file = {"name": str(gateway.file), "hash": digest[:12], "differs": False}
 
-    assert told.json()["hash"] == digest[:12]
-    assert told.json()["file"] == file
-    config = told.json()["config"]
+    assert response.json()["hash"] == digest[:12]
+    assert response.json()["file"] == file
+    config = response.json()["config"]
     [worker] = config["backends"]["pool"]["workers"]
     auth = {"bearer": "***", "header": None, "query": None, "basic": None}
     assert worker["auth"] == auth
     assert config["keys"][0]["sha256"] == "***"
     assert config["admin"]["sha256"] is None
     assert config["backends"]["fast"]["script"] == ["a", "b"]
-    lines = [line for _, _, line in told.json()["lines"]]
+    lines = [line for _, _, line in response.json()["lines"]]
     assert 'auth: {bearer: "***"}' in "\n".join(lines)
     assert len(lines) == len(gateway.file.read_text().splitlines())
     for secret in ("sk-secret", hashlib.sha256(KEY.encode()).hexdigest()):
-        assert secret not in told.text
+        assert secret not in response.text
 
     gateway.file.write_text("models: {}")
     assert (await gateway.admin.get("/-/config")).json()["file"]["differs"] is True
@@ -136,18 +136,18 @@ async def test_status_endpoint_reports_the_same_counts_as_the_metrics(
     for _ in range(3):
         await gateway.chat("m@1", stream=True, stream_options={"include_usage": True})
     await gateway.chat("cut")
-    told = (await gateway.admin.get("/-/status")).json()
+    status = (await gateway.admin.get("/-/status")).json()
     page = (await gateway.admin.get("/metrics")).text
 
-    figures = {(one["model"], one["version"]): one for one in told["stats"]}
+    figures = {(one["model"], one["version"]): one for one in status["stats"]}
     one = figures["m", "1"]
     assert (one["requests"], one["errors"], one["completion_tokens"]) == (3, 0, 6)
     assert one["first_token_p95"] > 0
     assert one["tokens_per_second"] > 0
     assert figures["cut", "1"]["errors"] == 1
-    counted = [line for line in page.splitlines() if line.startswith("interlingua_requests_total")]
-    assert sum(float(line.split()[-1]) for line in counted) == 4
-    assert told["models"][0] == {
+    lines = [line for line in page.splitlines() if line.startswith("interlingua_requests_total")]
+    assert sum(float(line.split()[-1]) for line in lines) == 4
+    assert status["models"][0] == {
         "name": "m",
         "task": "chat",
         "aliases": [],
@@ -156,7 +156,7 @@ async def test_status_endpoint_reports_the_same_counts_as_the_metrics(
             {"name": "2", "backend": "slow", "backend_model": "m", "share": 25, "ready": True},
         ],
     }
-    assert told["listeners"] == [
+    assert status["listeners"] == [
         {
             "url": gateway.urls[0],
             "protocols": [
@@ -166,12 +166,12 @@ async def test_status_endpoint_reports_the_same_counts_as_the_metrics(
         },
         {"url": gateway.urls[1], "protocols": [{"name": "ovms", "profile": "", "prefix": ""}]},
     ]
-    assert told["backends"].keys() == {"fast", "slow", "begun", "cut", "pool"}
-    [worker] = told["workers"]["pool"]
+    assert status["backends"].keys() == {"fast", "slow", "begun", "cut", "pool"}
+    [worker] = status["workers"]["pool"]
     assert (worker["state"], worker["limit"]) == ("up", 1)
-    assert (told["processes"], told["running"], told["draining"]) == (1, 0, False)
-    assert told["config_hash"] == gateway.app.active_snapshots[-1].config_hash
-    assert 0 < told["recent_seconds"] <= told["uptime"]
+    assert (status["processes"], status["running"], status["draining"]) == (1, 0, False)
+    assert status["config_hash"] == gateway.app.active_snapshots[-1].config_hash
+    assert 0 < status["recent_seconds"] <= status["uptime"]
 
 
 async def test_requests_endpoint_reports_the_phase_and_progress_of_each_request(
@@ -179,17 +179,19 @@ async def test_requests_endpoint_reports_the_phase_and_progress_of_each_request(
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         begun = tasks.create_task(gateway.chat("begun", stream=True))
-        streaming = await gateway.until(lambda told: told and told[0]["tokens"])
+        streaming = await gateway.until(lambda requests: requests and requests[0]["tokens"])
         await begun
         for _ in range(2):
             tasks.create_task(gateway.chat("far"))
-        told = await gateway.until(lambda told: len(told) == 2 and told[1]["phase"] == "queued")
-        assert [one["phase"] for one in told] == ["waiting", "queued"]
-        assert told[0]["age"] >= told[1]["age"]
-        assert told[0]["backend"] == "pool"
-        for one in told:
+        requests = await gateway.until(
+            lambda requests: len(requests) == 2 and requests[1]["phase"] == "queued"
+        )
+        assert [one["phase"] for one in requests] == ["waiting", "queued"]
+        assert requests[0]["age"] >= requests[1]["age"]
+        assert requests[0]["backend"] == "pool"
+        for one in requests:
             await gateway.admin.post(f"/-/requests/{one['id']}/cancel")
-    await gateway.until(lambda told: not told)
+    await gateway.until(lambda requests: not requests)
 
     [one] = streaming
     assert one.pop("id")
@@ -213,10 +215,10 @@ async def test_history_counts_splits_and_errors_by_class_also_of_unknown_models(
         await gateway.chat(model, stream=True)
     await gateway.chat("m@1", temperature="hot")
     await gateway.http.post("/v1/chat/completions", json={}, headers={"x-api-key": "wrong"})
-    told = (await gateway.admin.get("/-/history")).json()
+    history = (await gateway.admin.get("/-/history")).json()
 
-    assert told["interval"] > 0
-    versions = {(one["model"], one["version"]): one for one in told["versions"]}
+    assert history["interval"] > 0
+    versions = {(one["model"], one["version"]): one for one in history["versions"]}
     assert versions["m", "1"]["requests"] == 2
     assert versions["m", "1"]["split_requests"] == 0
     assert versions["m", "1"]["first_token_p50"] > 0
@@ -248,14 +250,14 @@ async def test_last_finished_requests_are_listed_without_their_content(
     await gateway.http.get("/v1/models")
     await gateway.chat("m@1")
     await gateway.chat("nothing")
-    told = await gateway.admin.get("/-/requests/finished")
-    failed, done = told.json()["requests"]
+    response = await gateway.admin.get("/-/requests/finished")
+    failed, done = response.json()["requests"]
 
     assert (done["model"], done["version"], done["key"], done["status"]) == ("m", "1", "ann", 200)
     assert done["duration"] > 0
     assert (failed["error"], failed["outcome"]) == ("ModelNotFound", "client_error")
-    assert "canary" not in told.text
-    assert KEY not in told.text
+    assert "canary" not in response.text
+    assert KEY not in response.text
     for _ in range(205):
         await gateway.chat("m@1")
     assert len((await gateway.admin.get("/-/requests/finished")).json()["requests"]) == 200
@@ -271,9 +273,9 @@ async def test_explanation_is_also_given_as_text(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, text) as gateway:
         headers = {"x-interlingua-explain": "1", "x-request-id": "case"}
         await gateway.http.post("/v1/chat/completions", json=build_chat_body("m"), headers=headers)
-        told = await gateway.admin.get("/-/explain/case?format=text")
-        assert told.headers["content-type"].startswith("text/plain")
-        assert "target     m@1: fast, as m" in told.text
+        response = await gateway.admin.get("/-/explain/case?format=text")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert "target     m@1: fast, as m" in response.text
         missing = await gateway.admin.get("/-/explain/other?format=text")
         assert (missing.status_code, missing.json()["error"]["field"]) == (404, "id")
 
@@ -359,8 +361,8 @@ async def test_playground_stream_breaks_where_the_upstream_stream_breaks(
     url, key = "/-/playground/0/v1/chat/completions", {"x-api-key": KEY}
     async with gateway.admin.stream(
         "POST", url, json=build_chat_body("cut", stream=True), headers=key
-    ) as said:
-        lines = [line async for line in said.aiter_lines()]
+    ) as response:
+        lines = [line async for line in response.aiter_lines()]
     assert '"content":"a"' in "".join(lines)
     assert "data: [DONE]" not in lines
     assert "error" in [line for line in lines if line][-1]
@@ -397,7 +399,7 @@ async def test_playground_client_disconnect_cancels_the_request(gateway: Running
         "POST", url, json=build_chat_body("begun", stream=True), headers=key
     ):
         await gateway.until(len)
-    await gateway.until(lambda told: not told)
+    await gateway.until(lambda requests: not requests)
     assert gateway.records[-1].outcome == "cancelled"
 
 
@@ -411,7 +413,7 @@ async def test_internal_error_truncates_the_playground_response(
         sink.write(b"half")
 
     served: Callable[..., Awaitable[None]] = begun
-    monkeypatch.setattr(gateway.app.active_snapshots[-1], "get_handler", lambda seat: served)
+    monkeypatch.setattr(gateway.app.active_snapshots[-1], "get_handler", lambda listener: served)
     with pytest.raises(httpx.RemoteProtocolError):
         await gateway.admin.get("/-/playground/0/v1/models")
 
@@ -429,8 +431,8 @@ async def test_admin_page_is_self_contained_and_needs_no_key(gateway: RunningGat
     assert "://" not in page.text
     assert (await gateway.admin.get("/-/ui/app.js")).headers["content-type"].startswith("text/java")
     for name in ("nothing.js", "..%2Fcli.py", "../app.py", "index", ""):
-        given = await gateway.admin.get(f"/-/ui/{name}") if name else None
-        assert given is None or given.status_code == 404
+        response = await gateway.admin.get(f"/-/ui/{name}") if name else None
+        assert response is None or response.status_code == 404
 
 
 async def test_cross_origin_requests_to_admin_endpoints_are_rejected(
@@ -439,7 +441,7 @@ async def test_cross_origin_requests_to_admin_endpoints_are_rejected(
     paths = ("/-/drain", "/-/reload", "/-/requests/x/cancel", "/-/playground/0/v1/chat/completions")
     for path in paths:
         for origin in ("http://evil.example", "null", f"{gateway.urls[0]}"):
-            told = await gateway.admin.post(path, headers={"Origin": origin})
-            assert (path, told.status_code) == (path, 403)
+            response = await gateway.admin.post(path, headers={"Origin": origin})
+            assert (path, response.status_code) == (path, 403)
     own = {"Origin": gateway.urls[-1]}
     assert (await gateway.admin.post("/-/drain", headers=own)).status_code == 200

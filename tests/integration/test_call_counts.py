@@ -114,16 +114,16 @@ def build_varied_headers() -> list[str]:
 
 
 _numbers: Final = itertools.count(1)
-ASKED: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
+REQUESTS: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
     "openai": build_chat_request,
     "triton": build_generate_request,
     "varied": build_varied_request,
 }
 
 
-def get_worker_form(client: str, dialect: str) -> str:
+def get_worker_form(client: str, protocol: str) -> str:
     """As what a worker of this dialect is asked for this client."""
-    if dialect == "triton":
+    if protocol == "triton":
         return "generate"
     return {"openai": "chat", "varied": "tools"}.get(client, "completion")
 
@@ -132,11 +132,11 @@ def build_token_chunk(form: str, number: int) -> bytes:
     """A token as a worker sends it: one chunk, one event."""
     text = f" token{number}."
     if form == "generate":
-        told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": text}
+        fields: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": text}
     elif form == "completion":
         choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None}
-        told = {"id": "c-1", "object": "text_completion", "created": 1, "model": "mock"}
-        told["choices"] = [choice]
+        fields = {"id": "c-1", "object": "text_completion", "created": 1, "model": "mock"}
+        fields["choices"] = [choice]
     else:
         delta: dict[str, Any] = {"content": text}
         if form == "tools":
@@ -144,9 +144,9 @@ def build_token_chunk(form: str, number: int) -> bytes:
             function = {"arguments": text} | ({"name": "look"} if number == 1 else {})
             delta = {"tool_calls": [{"index": 0, **head, "function": function}]}
         choice = {"index": 0, "delta": delta, "finish_reason": None}
-        told = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
-        told["choices"] = [choice]
-    return chunk(b"data: " + msgspec.json.encode(told) + b"\n\n")
+        fields = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
+        fields["choices"] = [choice]
+    return chunk(b"data: " + msgspec.json.encode(fields) + b"\n\n")
 
 
 def build_stream_end(form: str) -> bytes:
@@ -166,7 +166,11 @@ def build_stream_end(form: str) -> bytes:
 def build_response(form: str) -> bytes:
     """A whole answer of a worker."""
     if form == "generate":
-        told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": " Jumped."}
+        fields: dict[str, Any] = {
+            "model_name": "m",
+            "model_version": "1",
+            "text_output": " Jumped.",
+        }
     else:
         message: dict[str, Any] = {"message": {"role": "assistant", "content": " Jumped."}}
         object_ = "chat.completion"
@@ -174,9 +178,9 @@ def build_response(form: str) -> bytes:
             message, object_ = {"text": " Jumped."}, "text_completion"
         choice = {"index": 0, **message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
-        told = {"id": "c-1", "object": object_, "created": 1, "model": "mock"}
-        told |= {"choices": [choice], "usage": usage}
-    return make_reply(msgspec.json.encode(told))
+        fields = {"id": "c-1", "object": object_, "created": 1, "model": "mock"}
+        fields |= {"choices": [choice], "usage": usage}
+    return make_reply(msgspec.json.encode(fields))
 
 
 # --- a worker and a client that wait for each other, outside the gateway's thread -----------------
@@ -215,8 +219,8 @@ class Worker:
                 if method == b"GET":
                     one.sendall(make_reply(b"{}"))
                     continue
-                for said in iter(self.says.get, None):
-                    one.sendall(said)
+                for response in iter(self.says.get, None):
+                    one.sendall(response)
 
 
 class Client:
@@ -231,21 +235,21 @@ class Client:
     def close(self) -> None:
         self._socket.close()
 
-    def whole(self, client: str, dialect: str) -> int:
+    def whole(self, client: str, protocol: str) -> int:
         """The calls for a request with a whole answer."""
         before = self._settled()
         self._ask(client, stream=False)
-        self._worker.says.put(build_response(get_worker_form(client, dialect)))
+        self._worker.says.put(build_response(get_worker_form(client, protocol)))
         self._worker.says.put(None)
         self._until(b"Jumped.")
         return self._settled() - before
 
-    def stream(self, client: str, dialect: str) -> tuple[int, Sequence[int]]:
+    def stream(self, client: str, protocol: str) -> tuple[int, Sequence[int]]:
         """The calls for a stream's begin and end, and for each of its tokens but the first.
 
         The first comes with the stream's begin, and is counted there.
         """
-        tokens, form = [], get_worker_form(client, dialect)
+        tokens, form = [], get_worker_form(client, protocol)
         before = self._settled()
         self._ask(client, stream=True)
         self._token(CHUNKED + build_token_chunk(form, 1), 1)
@@ -260,20 +264,20 @@ class Client:
         return self._settled() - now + opened - before, tokens
 
     def _ask(self, client: str, *, stream: bool) -> None:
-        path, body = ASKED[client](stream)
-        told = msgspec.json.encode(body)
+        path, body = REQUESTS[client](stream)
+        data = msgspec.json.encode(body)
         lines = [
             f"POST {path} HTTP/1.1",
             "Host: localhost",
             "Content-Type: application/json",
             f"Authorization: Bearer {KEY}",
-            f"Content-Length: {len(told)}",
+            f"Content-Length: {len(data)}",
             *(build_varied_headers() if client == "varied" else ()),
         ]
-        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + told)
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + data)
 
-    def _token(self, said: bytes, number: int) -> None:
-        self._worker.says.put(said)
+    def _token(self, data: bytes, number: int) -> None:
+        self._worker.says.put(data)
         self._until(f"token{number}.".encode())
 
     def _until(self, wanted: bytes) -> None:
@@ -306,68 +310,68 @@ class CallCounter:
             self.calls += 1
 
 
-async def measure_calls(client: str, dialect: str, folder: Path) -> Calls:
+async def measure_calls(client: str, protocol: str, folder: Path) -> Calls:
     """Run a gateway, ask it, and count."""
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     worker = Worker()
-    more = f'profile: vllm\n    chat_template: "{template}"' if dialect == "triton" else ""
+    more = f'profile: vllm\n    chat_template: "{template}"' if protocol == "triton" else ""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    text = CONFIG.format(dialect=dialect, more=more, url=worker.url, digest=digest)
+    text = CONFIG.format(dialect=protocol, more=more, url=worker.url, digest=digest)
     outside, _, _ = set_up_metrics(build_services(), dict, "")
     now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
-    [seat] = now.handlers
-    listening = Listener(now.get_handler(seat), ServerLimitsConfig(connections=100))
+    [listener_id] = now.handlers
+    listener = Listener(now.get_handler(listener_id), ServerLimitsConfig(connections=100))
     for backend in now.backends.values():
         await backend.start()
-    port = await listening.listen("127.0.0.1", 0)
+    port = await listener.listen("127.0.0.1", 0)
     counter = CallCounter()
-    asking = Client(port, worker, lambda: counter.calls)
+    caller = Client(port, worker, lambda: counter.calls)
     sys.setprofile(counter)
     try:
-        return await asyncio.to_thread(count_fewest_calls, asking, client, dialect)
+        return await asyncio.to_thread(count_fewest_calls, caller, client, protocol)
     finally:
         sys.setprofile(None)
-        asking.close()
-        await listening.drain(1)
-        await listening.close()
+        caller.close()
+        await listener.drain(1)
+        await listener.close()
         for backend in now.backends.values():
             await backend.aclose()
         worker.close()
 
 
-def count_fewest_calls(asking: Client, client: str, dialect: str) -> Calls:
+def count_fewest_calls(caller: Client, client: str, protocol: str) -> Calls:
     """The fewest of several requests each, once all that is made at first is made."""
-    asking.whole(client, dialect)
-    asking.stream(client, dialect)
-    wholes = [asking.whole(client, dialect) for _ in range(TURNS)]
-    streams = [asking.stream(client, dialect) for _ in range(TURNS)]
+    caller.whole(client, protocol)
+    caller.stream(client, protocol)
+    unary_counts = [caller.whole(client, protocol) for _ in range(TURNS)]
+    streams = [caller.stream(client, protocol) for _ in range(TURNS)]
     tokens = [token for _, each in streams for token in each]
-    return Calls(min(wholes), min(begin for begin, _ in streams), min(tokens))
+    return Calls(min(unary_counts), min(begin for begin, _ in streams), min(tokens))
 
 
-def find_deviations(found: Calls, stated: Calls) -> Iterator[str]:
+def find_deviations(measured_calls: Calls, stated: Calls) -> Iterator[str]:
     """What is not as stated."""
     for name in Calls.__struct_fields__:
-        calls, wanted = getattr(found, name), getattr(stated, name)
+        calls, wanted = getattr(measured_calls, name), getattr(stated, name)
         if calls > wanted + MORE:
             yield f"{name}: {calls} calls, {wanted} are stated: was it worth it?"
         elif calls < wanted * (1 - FEWER):
             yield f"{name}: {calls} calls, {wanted} are stated: well done, now state it"
 
 
-@pytest.mark.parametrize(("client", "dialect"), STATED)
+@pytest.mark.parametrize(("client", "protocol"), STATED)
 def test_hot_path_makes_the_stated_number_of_function_calls(
-    client: str, dialect: str, tmp_path: Path
+    client: str, protocol: str, tmp_path: Path
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure_calls(client, dialect, tmp_path))
-    wrong = [*find_deviations(found, STATED[client, dialect])]
-    assert not wrong, f"{wrong}\nSTATED in this file would be {found}"
+        calls = runner.run(measure_calls(client, protocol, tmp_path))
+    wrong = [*find_deviations(calls, STATED[client, protocol])]
+    assert not wrong, f"{wrong}\nSTATED in this file would be {calls}"
 
 
 @pytest.mark.parametrize(
-    ("found", "wrong"),
+    ("calls", "wrong"),
     [
         (Calls(100, 100, 100), 0),
         (Calls(95, 100, 95), 0),
@@ -376,5 +380,5 @@ def test_hot_path_makes_the_stated_number_of_function_calls(
         (Calls(100, 94, 105), 2),
     ],
 )
-def test_call_count_check_reports_more_calls_and_many_fewer_calls(found: Calls, wrong: int) -> None:
-    assert len([*find_deviations(found, Calls(100, 100, 100))]) == wrong
+def test_call_count_check_reports_more_calls_and_many_fewer_calls(calls: Calls, wrong: int) -> None:
+    assert len([*find_deviations(calls, Calls(100, 100, 100))]) == wrong

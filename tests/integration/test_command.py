@@ -44,19 +44,19 @@ class Command:
             env=os.environ | (env or {}),
         )
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """All of it so far."""
         return os.pread(self._log.fileno(), 1 << 20, 0).decode()
 
     def serving(self) -> str:
         """The first URL it says that it serves on."""
         for _ in range(600):
-            if found := re.search(r"interlingua serves .* on (http://[\w.:]+)", self.said()):
-                return found[1]
+            if match := re.search(r"interlingua serves .* on (http://[\w.:]+)", self.read_output()):
+                return match[1]
             if self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise AssertionError(f"it does not serve: {self.said()}")
+        raise AssertionError(f"it does not serve: {self.read_output()}")
 
     def ended(self) -> int:
         """Wait for its end; gives its exit code."""
@@ -135,7 +135,7 @@ def test_invalid_configuration_ends_the_start_with_the_file_position(
     command = start_command(commands, "serve", str(file))
 
     assert command.ended() == 1
-    assert re.search(rf"{re.escape(str(file))}:5:\d+: .*'v'", command.said())
+    assert re.search(rf"{re.escape(str(file))}:5:\d+: .*'v'", command.read_output())
 
 
 def test_port_in_use_ends_the_start_with_an_error(commands: list[Command], file: Path) -> None:
@@ -147,9 +147,9 @@ def test_port_in_use_ends_the_start_with_an_error(commands: list[Command], file:
 
         assert command.ended() == 1
 
-    assert "can't listen" in command.said()
-    assert f"change it in {file}" in command.said()
-    assert "Traceback" not in command.said()
+    assert "can't listen" in command.read_output()
+    assert f"change it in {file}" in command.read_output()
+    assert "Traceback" not in command.read_output()
 
 
 def test_port_in_use_names_the_option_that_changes_it(commands: list[Command]) -> None:
@@ -161,7 +161,7 @@ def test_port_in_use_names_the_option_that_changes_it(commands: list[Command]) -
 
         assert command.ended() == 1
 
-    (line,) = command.said().splitlines()
+    (line,) = command.read_output().splitlines()
     assert port in line
     assert json.loads(line)["message"].endswith("choose another with --port or --admin-port")
 
@@ -170,7 +170,7 @@ def test_options_of_a_target_are_refused_with_a_file(commands: list[Command], fi
     file.write_text(POOL)
     command = start_command(commands, "serve", str(file), "--port", "0", "--api-key", "sk")
     assert command.ended() == 2
-    assert f"{file} sets what --port, --api-key would" in command.said()
+    assert f"{file} sets what --port, --api-key would" in command.read_output()
 
 
 def test_model_that_can_not_be_loaded_ends_the_start_with_one_line(
@@ -181,7 +181,7 @@ def test_model_that_can_not_be_loaded_ends_the_start_with_one_line(
     )
     command = start_command(commands, "serve", str(tmp_path), "--port", "0", "--admin-port", "0")
     assert command.process.wait(90) == 1  # the engine imports torch first
-    lines = [json.loads(one) for one in command.said().splitlines()]
+    lines = [json.loads(one) for one in command.read_output().splitlines()]
     (line,) = [one["message"] for one in lines if one["level"] != "info"]
     assert line.startswith("interlingua can't serve: ")
     assert "'unknown'" in line
@@ -195,7 +195,9 @@ def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_change
     assert root["endpoints"]["openai"][0] == "POST /v1/chat/completions"
     assert root["api_key_required"] is False
 
-    page = re.search(r'"web UI: (http://127[.]0[.]0[.]1:\d+)/-/ui/#key=([^"]+)"', command.said())
+    page = re.search(
+        r'"web UI: (http://127[.]0[.]0[.]1:\d+)/-/ui/#key=([^"]+)"', command.read_output()
+    )
     assert page is not None
     with httpx.Client(base_url=page[1]) as admin:
         assert admin.get("/-/ui/").status_code == 200
@@ -214,14 +216,14 @@ def test_api_key_option_protects_the_listener(commands: list[Command]) -> None:
     url = command.serving() + "/v1/models"
     assert httpx.get(url).status_code == 401
     assert httpx.get(url, headers={"Authorization": "Bearer sk-secret"}).status_code == 200
-    assert "web UI" not in command.said()
+    assert "web UI" not in command.read_output()
 
 
 def test_missing_configuration_file_is_a_usage_error(commands: list[Command]) -> None:
     command = start_command(commands, "serve", "nowhere.yaml")
 
     assert command.ended() == 2
-    assert "nowhere.yaml" in command.said()
+    assert "nowhere.yaml" in command.read_output()
 
 
 async def test_serve_accepts_a_worker_url_instead_of_a_file(

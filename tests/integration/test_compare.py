@@ -171,7 +171,7 @@ async def test_wrong_usage_says_what_is_missing(
 ) -> None:
     empty = tmp_path / "EMPTY"
     empty.mkdir()
-    given: list[Any] = [empty if one == "EMPTY" else one for one in arguments]
-    code, printed = await run_command("compare", *given)
+    command: list[Any] = [empty if one == "EMPTY" else one for one in arguments]
+    code, printed = await run_command("compare", *command)
     assert code == 2
     assert message.replace("EMPTY", str(empty)) in printed

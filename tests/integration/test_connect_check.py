@@ -38,7 +38,7 @@ def create_certificate(folder: Path, name: str, *, days: int, host: str = "127.0
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     alternatives = [x509.IPAddress(ipaddress.ip_address(host))]
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -54,7 +54,8 @@ def create_certificate(folder: Path, name: str, *, days: int, host: str = "127.0
     pem = serialization.Encoding.PEM
     plain = serialization.NoEncryption()
     file.write_bytes(
-        made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        certificate.public_bytes(pem)
+        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
     )
     return file
 
@@ -66,9 +67,9 @@ async def collect_findings(text: str) -> dict[str, Finding]:
     return {one.subject: one for one in sorted(every, key=lambda one: one.state == "error")}
 
 
-def build_pool_config(*urls: Any, dialect: str = "openai", **more: Any) -> str:
-    told = {"protocol": dialect, "workers": list(urls), **more}
-    return build_config(backends={"p": told}, models={"m": {"backend": "p"}})
+def build_pool_config(*urls: Any, protocol: str = "openai", **more: Any) -> str:
+    pool = {"protocol": protocol, "workers": list(urls), **more}
+    return build_config(backends={"p": pool}, models={"m": {"backend": "p"}})
 
 
 @contextlib.asynccontextmanager
@@ -100,13 +101,13 @@ async def test_healthy_worker_passes_and_wrong_protocol_or_health_path_is_report
     serve: Serve,
 ) -> None:
     worker = await serve(build_config(admin={"address": "127.0.0.1:0"}))
-    said = await collect_findings(build_pool_config(worker.url))
-    assert said[f"worker {worker.url} (backend p)"] == Finding(
+    findings = await collect_findings(build_pool_config(worker.url))
+    assert findings[f"worker {worker.url} (backend p)"] == Finding(
         "ok",
         f"worker {worker.url} (backend p)",
         "GET /v1/models answered 200, as the protocol openai requires",
     )
-    wrong = await collect_findings(build_pool_config(worker.url, dialect="triton"))
+    wrong = await collect_findings(build_pool_config(worker.url, protocol="triton"))
     assert wrong[f"worker {worker.url} (backend p)"].message == "GET /v2/health/ready answered 404"
     assert wrong[f"worker {worker.url} (backend p)"].hint.endswith(
         "the worker speaks the protocol triton"
@@ -116,7 +117,7 @@ async def test_healthy_worker_passes_and_wrong_protocol_or_health_path_is_report
 
 
 @pytest.mark.parametrize(
-    ("answer", "state", "said"),
+    ("answer", "state", "message"),
     [
         (reply("401 Unauthorized"), "error", "GET /v1/models answered 401: a key is required"),
         (reply("503 Busy"), "error", "GET /v1/models answered 503"),
@@ -131,21 +132,21 @@ async def test_healthy_worker_passes_and_wrong_protocol_or_health_path_is_report
     ],
 )
 async def test_unhealthy_worker_is_reported_with_its_problem(
-    answer: bytes, state: str, said: str
+    answer: bytes, state: str, message: str
 ) -> None:
     async with run_static_worker(answer) as url:
         config = load_text(build_pool_config(url), "gateway.yaml", env={}, insecure=True)
         last = (await check_workers(config, build_services()))[-1]
         assert (last.state, last.subject) == (state, f"worker {url} (backend p)")
-        assert re.match(said, last.message), last
+        assert re.match(message, last.message), last
 
 
 async def test_rejected_worker_key_is_reported_without_the_key() -> None:
     async with run_static_worker(reply("403 Forbidden")) as url:
         text = build_pool_config({"url": url, "auth": {"bearer": "canary"}})
-        said = (await collect_findings(text))[f"worker {url} (backend p)"]
-        assert said.message == "GET /v1/models answered 403: the key is not accepted"
-        assert "canary" not in repr(said)
+        finding = (await collect_findings(text))[f"worker {url} (backend p)"]
+        assert finding.message == "GET /v1/models answered 403: the key is not accepted"
+        assert "canary" not in repr(finding)
 
 
 async def test_check_reports_the_response_to_the_path_below_the_workers_url() -> None:
@@ -154,18 +155,18 @@ async def test_check_reports_the_response_to_the_path_below_the_workers_url() ->
     async def reply_to_one_path(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         paths.append(head.partition(b" HTTP/1.1\r\n")[0])
-        known = head.startswith(b"GET /api/paas/v4/models?key=canary ")
-        writer.write(reply("200 OK" if known else "404 Not Found"))
+        is_known = head.startswith(b"GET /api/paas/v4/models?key=canary ")
+        writer.write(reply("200 OK" if is_known else "404 Not Found"))
         await writer.drain()
 
     auth = {"query": {"name": "key", "value": "canary"}}
     async with run_server(reply_to_one_path) as url:
         at = f"{url}/api/paas/v4"
-        found = await collect_findings(build_pool_config({"url": at, "auth": auth}))
+        findings = await collect_findings(build_pool_config({"url": at, "auth": auth}))
         astray = await collect_findings(build_pool_config({"url": f"{url}/base", "auth": auth}))
 
-    said = found[f"worker {at} (backend p)"]
-    assert (said.state, said.message) == (
+    finding = findings[f"worker {at} (backend p)"]
+    assert (finding.state, finding.message) == (
         "ok",
         "GET /api/paas/v4/models answered 200, as the protocol openai requires",
     )
@@ -175,15 +176,15 @@ async def test_check_reports_the_response_to_the_path_below_the_workers_url() ->
         "check the path of the worker's url, and that the worker speaks the protocol openai"
     )
     assert paths[-1] == b"GET /base/v1/models?key=canary"
-    assert "canary" not in repr((said, wrong))
+    assert "canary" not in repr((finding, wrong))
 
 
 async def test_refused_connection_and_unresolvable_name_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    said = await collect_findings(build_pool_config(refused, "http://nowhere.invalid:80"))
-    assert said[f"worker {refused} (backend p)"].message == "connection refused"
-    assert said["worker http://nowhere.invalid:80 (backend p)"].message.startswith(
+    findings = await collect_findings(build_pool_config(refused, "http://nowhere.invalid:80"))
+    assert findings[f"worker {refused} (backend p)"].message == "connection refused"
+    assert findings["worker http://nowhere.invalid:80 (backend p)"].message.startswith(
         "the name nowhere.invalid does not resolve: "
     )
 
@@ -192,8 +193,8 @@ async def test_workers_from_file_and_dns_discovery_are_checked(tmp_path: Path) -
     async with run_static_worker(reply("200 OK")) as url:
         listed = tmp_path / "workers.yaml"
         listed.write_text(f'["{url}"]')
-        said = await collect_findings(build_pool_config({"file": str(listed)}))
-        assert said[f"worker {url} (backend p)"].state == "ok"
+        findings = await collect_findings(build_pool_config({"file": str(listed)}))
+        assert findings[f"worker {url} (backend p)"].state == "ok"
         nobody = await collect_findings(build_pool_config({"dns": "nowhere.invalid:80"}))
         assert nobody["backend p"].message == "no worker is named by nowhere.invalid:80"
 
@@ -214,7 +215,7 @@ async def test_worker_timeout_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("days", "host", "state", "said"),
+    ("days", "host", "state", "message"),
     [
         (100, "127.0.0.1", "ok", "certificate is valid for 100 days"),
         (5, "127.0.0.1", "warning", "certificate expires in 5 days"),
@@ -223,7 +224,7 @@ async def test_worker_timeout_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 async def test_worker_certificate_expiry_and_host_mismatch_are_reported(
-    days: int, host: str, state: str, said: str, tmp_path: Path
+    days: int, host: str, state: str, message: str, tmp_path: Path
 ) -> None:
     pem = create_certificate(tmp_path, "worker", days=days, host=host)
     async with run_static_worker(reply("200 OK"), tls=pem) as url:
@@ -232,7 +233,7 @@ async def test_worker_certificate_expiry_and_host_mismatch_are_reported(
         )
         first = (await check_workers(config, build_services()))[0]
         assert first.state == state
-        assert first.message.startswith(said)
+        assert first.message.startswith(message)
         assert (first.hint == "") == (state == "ok")
 
 
@@ -245,9 +246,11 @@ async def test_unknown_ca_and_mixed_http_and_https_get_a_hint(tmp_path: Path) ->
         unknown = (await collect_findings(build_pool_config(url)))[f"worker {url} (backend p)"]
         assert unknown.hint == "set the CA that signed it: `tls: {ca: FILE}`"
         mixed = url.replace("https", "http"), plain.replace("http", "https")
-        said = await collect_findings(build_pool_config(*mixed))
-        assert said[f"worker {mixed[0]} (backend p)"].hint.startswith("write https://")
-        assert said[f"worker {mixed[1]} (backend p)"].message.startswith("TLS handshake failed: ")
+        findings = await collect_findings(build_pool_config(*mixed))
+        assert findings[f"worker {mixed[0]} (backend p)"].hint.startswith("write https://")
+        assert findings[f"worker {mixed[1]} (backend p)"].message.startswith(
+            "TLS handshake failed: "
+        )
 
 
 # --- where clients come in ------------------------------------------------------------------------
@@ -267,12 +270,16 @@ async def test_listener_addresses_and_certificates_are_checked(
             {"address": "[::1]:0", "protocols": ["openai"], "tls": {"cert": pem, "key": pem}},
             {"address": "127.0.0.1:0", "protocols": ["openai"], "tls": {"cert": good, "key": good}},
         ]
-        said = await collect_findings(build_config(listeners=listeners))
-    assert said[f"listener 127.0.0.1:{gateway.port}"].message == "a gateway is listening there"
-    assert said[f"listener 127.0.0.1:{other}"].message == "cannot listen: address already in use"
-    assert said["listener [::1]:0"].message == "certificate not accepted: certificate has expired"
-    assert said["listener 127.0.0.1:0"].message == "certificate is valid for 20 days"
-    assert said["admin listener 127.0.0.1:0"].message == "the address is free"
+        findings = await collect_findings(build_config(listeners=listeners))
+    assert findings[f"listener 127.0.0.1:{gateway.port}"].message == "a gateway is listening there"
+    assert (
+        findings[f"listener 127.0.0.1:{other}"].message == "cannot listen: address already in use"
+    )
+    assert (
+        findings["listener [::1]:0"].message == "certificate not accepted: certificate has expired"
+    )
+    assert findings["listener 127.0.0.1:0"].message == "certificate is valid for 20 days"
+    assert findings["admin listener 127.0.0.1:0"].message == "the address is free"
 
 
 # --- what is elsewhere ----------------------------------------------------------------------------
@@ -281,12 +288,12 @@ async def test_listener_addresses_and_certificates_are_checked(
 async def test_reachable_and_unreachable_redis_are_reported() -> None:
     with RedisServer() as redis:
         text = build_config(state={"redis": redis.url})
-        said = (await collect_findings(text))["redis"]
-        assert (said.state, said.message.startswith("version ")) == ("ok", True)
+        finding = (await collect_findings(text))["redis"]
+        assert (finding.state, finding.message.startswith("version ")) == ("ok", True)
         redis.kill()
-        said = (await collect_findings(text))["redis"]
-        assert said.state == "error"
-        assert said.message.startswith("cannot connect: ")
+        finding = (await collect_findings(text))["redis"]
+        assert finding.state == "error"
+        assert finding.message.startswith("cannot connect: ")
 
 
 async def test_redis_certificate_of_an_unknown_ca_is_reported(tmp_path: Path) -> None:
@@ -303,9 +310,9 @@ async def test_reachable_and_unreachable_otlp_collectors_are_reported() -> None:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
     async with run_static_worker(reply("404 Not Found")) as url:
         observe = {"traces": {"otlp": url}, "metrics": {"push": {"otlp": refused}}}
-        said = await collect_findings(build_config(observe=observe))
-    assert said[f"collector of traces {url}"].state == "ok"
-    assert said[f"collector of metrics {refused}"].state == "error"
+        findings = await collect_findings(build_config(observe=observe))
+    assert findings[f"collector of traces {url}"].state == "ok"
+    assert findings[f"collector of metrics {refused}"].state == "error"
 
 
 # --- the command ----------------------------------------------------------------------------------

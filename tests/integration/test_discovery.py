@@ -8,7 +8,7 @@ import httpx
 from tests.conftest import RunningGateway, Serve
 from tests.integration.test_end_to_end import wait_until
 
-ASKED = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}], "top_k": 3}
+REQUEST = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}], "top_k": 3}
 
 
 def build_config(workers: str, more: str = "") -> str:
@@ -34,7 +34,7 @@ async def test_file_discovery_follows_changes_of_the_file(
     listed = tmp_path / "workers.yaml"
     listed.write_text("- http://127.0.0.1:1\n")
     gateway = await serve(build_config(f'{{file: "{listed}"}}'))
-    assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 503
+    assert (await gateway.http.post("/v1/chat/completions", json=REQUEST)).status_code == 503
 
     fresh = tmp_path / "fresh"
     fresh.write_text(f'- {{url: "{mock.url}", weight: 2}}\n')
@@ -42,7 +42,7 @@ async def test_file_discovery_follows_changes_of_the_file(
 
     pool: Any = gateway.app.backends["pool"]
     await wait_until(lambda: [one.url for one in pool.report_workers()] == [mock.url])
-    assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
+    assert (await gateway.http.post("/v1/chat/completions", json=REQUEST)).status_code == 200
 
 
 async def test_admin_adds_and_removes_workers(serve: Serve, mock: RunningGateway) -> None:
@@ -50,19 +50,19 @@ async def test_admin_adds_and_removes_workers(serve: Serve, mock: RunningGateway
     async with await open_admin_client(gateway) as admin:
         added = await admin.post("/-/workers", json={"backend": "pool", "url": mock.url})
         assert added.status_code == 201
-        assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
+        assert (await gateway.http.post("/v1/chat/completions", json=REQUEST)).status_code == 200
 
         gone = {"backend": "pool", "url": "http://127.0.0.1:1"}
         assert (await admin.delete("/-/workers", params=gone)).status_code == 204
-        told = (await admin.get("/-/workers")).json()
-        assert [one["url"] for one in told["backends"]["pool"]] == [mock.url]
+        workers = (await admin.get("/-/workers")).json()
+        assert [one["url"] for one in workers["backends"]["pool"]] == [mock.url]
 
 
 async def test_unsupported_parameters_and_outcomes_are_counted_in_metrics(
     serve: Serve, mock: RunningGateway
 ) -> None:
     gateway = await serve(build_config(f'"{mock.url}"'))
-    answer = await gateway.http.post("/v1/chat/completions", json=ASKED)
+    answer = await gateway.http.post("/v1/chat/completions", json=REQUEST)
     assert answer.headers["x-interlingua-loss"] == "top_k=dropped"
     async with await open_admin_client(gateway) as admin:
         page = (await admin.get("/metrics")).text
@@ -83,7 +83,7 @@ async def test_chat_template_renders_messages_for_a_triton_worker(
     )
     gateway = await serve(text.replace("protocol: openai", "protocol: triton, profile: vllm"))
 
-    answer = await gateway.http.post("/v1/chat/completions", json=ASKED)
+    answer = await gateway.http.post("/v1/chat/completions", json=REQUEST)
 
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"] == "Hello world!"

@@ -20,7 +20,7 @@ class ClientProtocol(Struct, frozen=True):
     body: dict[str, Any]
     stream_path: str = ""
     stream_body: dict[str, Any] = {}
-    told: bytes = b'"error"'
+    error_text: bytes = b'"error"'
     """In a stream that broke."""
     ends: bytes = b"[DONE]"
     """In a stream that did not."""
@@ -63,11 +63,15 @@ WAYS = [
         "/mindie" + GENERATE,
         {"text_input": HELLO, "parameters": {"details": True}},
         "/mindie" + GENERATE + "_stream",
-        told=b"\n\n",
+        error_text=b"\n\n",
         ends=b"eos_token",
     ),
     ClientProtocol(
-        "mindie chat", "/mindie/v1/chat/completions", CHAT, stream_body={"stream": True}, told=b""
+        "mindie chat",
+        "/mindie/v1/chat/completions",
+        CHAT,
+        stream_body={"stream": True},
+        error_text=b"",
     ),
     ClientProtocol("ovms", "/v3/chat/completions", CHAT, stream_body={"stream": True}),
 ]
@@ -121,7 +125,7 @@ async def test_truncated_stream_ends_with_an_error_and_no_finish_reason(
 
     assert answer.status_code == 200
     assert b"Hello" in answer.content
-    assert way.told in answer.content.rpartition(b"world")[2]
+    assert way.error_text in answer.content.rpartition(b"world")[2]
     assert way.ends not in answer.content.rpartition(b"world")[2]
     assert b'finish_reason":"' not in answer.content
     assert mock.records[0].outcome == "truncated"
@@ -223,10 +227,10 @@ async def test_response_has_the_request_id_header(mock: RunningGateway) -> None:
     path, body = WAYS[0].call("mock", stream=False)
 
     own = await mock.http.post(path, content=body, headers=JSON | {"x-request-id": "abc-1"})
-    made = await mock.http.post(path, content=body, headers=JSON | {"x-request-id": "a b"})
+    response = await mock.http.post(path, content=body, headers=JSON | {"x-request-id": "a b"})
 
     assert own.headers["x-request-id"] == "abc-1"
-    assert made.headers["x-request-id"] not in {"", "a b"}
+    assert response.headers["x-request-id"] not in {"", "a b"}
 
 
 async def test_request_record_has_protocol_model_version_and_outcome(mock: RunningGateway) -> None:

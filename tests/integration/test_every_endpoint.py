@@ -191,9 +191,9 @@ async def setting() -> AsyncIterator[Setting]:
 
 
 def build_path(mount: str, endpoint: Endpoint, model: str) -> str:
-    known = {"model": model, "deployment": model, "name": model, "version": "1", "served": "1"}
+    params = {"model": model, "deployment": model, "name": model, "version": "1", "served": "1"}
     steps = [
-        known.get(step[1:-1], "x") if step.startswith("{") else step
+        params.get(step[1:-1], "x") if step.startswith("{") else step
         for step in endpoint.path.split("/")
     ]
     is_dated = endpoint.path.startswith("/openai/") and "/v1/" not in endpoint.path

@@ -81,8 +81,8 @@ def open_admin_client(running: RunningGateway) -> httpx.AsyncClient:
 async def send_chat(
     running: RunningGateway, headers: dict[str, str] | None = None, **fields: object
 ) -> httpx.Response:
-    said = [{"role": "user", "content": "hi"}]
-    body = {"model": "chat", "messages": said, **fields}
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": "chat", "messages": messages, **fields}
     return await running.http.post(
         "/v1/chat/completions", json=body, headers=EXPLAIN | USER | (headers or {})
     )
@@ -92,8 +92,8 @@ def parse_explain_header(answer: httpx.Response) -> dict[str, Any]:
     text = answer.headers["x-interlingua-explain"]
     assert text.isascii()
     assert len(text) <= 4096
-    found: dict[str, Any] = json.loads(text)
-    return found
+    explanation: dict[str, Any] = json.loads(text)
+    return explanation
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -104,10 +104,10 @@ async def test_explain_header_describes_routing_and_timing(serve: Serve, *, stre
         answer = await send_chat(running, stream=stream, top_k=3, logit_bias={})
 
         assert answer.status_code == 200
-        found = parse_explain_header(answer)
-        seconds = found.pop("seconds")
-        bucket = found.pop("bucket")
-        assert found == {
+        explanation = parse_explain_header(answer)
+        seconds = explanation.pop("seconds")
+        bucket = explanation.pop("bucket")
+        assert explanation == {
             "protocol": "openai",
             "model": "chat",
             "version": "1",
@@ -131,17 +131,21 @@ async def test_stored_explanation_has_the_exact_worker_request_with_masked_secre
         running = await serve(build_config(worker.url))
         answer = await send_chat(running, {"x-request-id": "one/1"}, max_tokens=5)
         async with open_admin_client(running) as http:
-            found = (await http.get("/-/explain/one/1")).json()
+            explanation = (await http.get("/-/explain/one/1")).json()
             missing = await http.get("/-/explain/two")
 
     assert answer.status_code == 200
     assert missing.status_code == 404
     assert missing.json()["error"]["field"] == "id"
-    assert (found["id"], found["dry_run"], found["model"]) == ("one/1", False, "chat")
-    assert found["sticky"] == [{"source": "header:x-user-id", "present": True}]
-    assert found["answer"]["usage"]["completion_tokens"] == 1
-    assert found["answer"]["duration"] > 0
-    [attempt] = found["attempts"]
+    assert (explanation["id"], explanation["dry_run"], explanation["model"]) == (
+        "one/1",
+        False,
+        "chat",
+    )
+    assert explanation["sticky"] == [{"source": "header:x-user-id", "present": True}]
+    assert explanation["answer"]["usage"]["completion_tokens"] == 1
+    assert explanation["answer"]["duration"] > 0
+    [attempt] = explanation["attempts"]
     assert attempt["defaults"] == [{"field": "temperature", "value": 0.5, "applied": True}]
     [choice] = attempt["choices"]
     assert choice["expected_url"] == choice["candidates"][0]["url"] == worker.url
@@ -152,7 +156,7 @@ async def test_stored_explanation_has_the_exact_worker_request_with_masked_secre
     assert received.headers["authorization"] == "Bearer canary-of-a-worker"
     masked = received.headers | {"authorization": "***"}
     assert {name.lower(): text for name, text in sent["headers"]}.items() <= masked.items()
-    assert "canary" not in json.dumps(found)
+    assert "canary" not in json.dumps(explanation)
 
 
 async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) -> None:
@@ -160,7 +164,7 @@ async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) 
         running = await serve(build_config(bad.url, "http://127.0.0.1:1"))
         answer = await send_chat(running, {"x-request-id": "r"})
         async with open_admin_client(running) as http:
-            found = (await http.get("/-/explain/r")).json()
+            explanation = (await http.get("/-/explain/r")).json()
 
     assert answer.json()["choices"][0]["message"]["content"] == "small"
     header = parse_explain_header(answer)
@@ -169,13 +173,13 @@ async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) 
     ]
     assert (header["version"], header["attempts"]) == ("2", 2)
     assert list(header["seconds"]) == ["read", "route", "translate", "fallback", "first_byte"]
-    first, second = found["attempts"]
+    first, second = explanation["attempts"]
     assert {one["error"] for one in first["sent"]} == {"StreamBroken", "WorkerUnreachable"}
     assert [len(one["candidates"]) for one in first["choices"]] == [2, 2]
     assert [one["availability"] for one in first["choices"][1]["candidates"]].count("tried") == 1
     assert second["target"]["backend"] == "small"
     assert "sent" not in second
-    assert found["failed_attempts"] == header["failed_attempts"]
+    assert explanation["failed_attempts"] == header["failed_attempts"]
 
 
 async def test_explanation_of_a_rejected_request_stops_before_the_attempts(serve: Serve) -> None:
@@ -183,12 +187,12 @@ async def test_explanation_of_a_rejected_request_stops_before_the_attempts(serve
 
     answer = await send_chat(running, {"x-request-id": "r"}, temperature="hot")
     async with open_admin_client(running) as http:
-        found = (await http.get("/-/explain/r")).json()
+        explanation = (await http.get("/-/explain/r")).json()
 
     assert answer.status_code == 400
     assert parse_explain_header(answer)["model"] == "chat"
-    assert found["answer"]["error"] == "InvalidParameter"
-    assert "attempts" not in found
+    assert explanation["answer"]["error"] == "InvalidParameter"
+    assert "attempts" not in explanation
 
 
 async def test_explain_header_is_only_sent_to_keys_with_explain_permission(serve: Serve) -> None:
@@ -210,11 +214,11 @@ async def test_explain_header_is_only_sent_on_request(serve: Serve) -> None:
 
     answer = await running.http.get("/v1/models")
     unasked = await running.http.get("/v1/models", headers={"x-interlingua-explain": "0"})
-    asked = await running.http.get("/v1/models", headers=EXPLAIN)
+    response = await running.http.get("/v1/models", headers=EXPLAIN)
 
     assert "x-interlingua-explain" not in answer.headers
     assert "x-interlingua-explain" not in unasked.headers
-    assert parse_explain_header(asked)["protocol"] == "openai"
+    assert parse_explain_header(response)["protocol"] == "openai"
 
 
 async def test_explanation_store_keeps_the_newest_entries_up_to_its_limit(serve: Serve) -> None:
@@ -236,12 +240,12 @@ async def test_explanation_store_keeps_the_newest_entries_up_to_its_limit(serve:
 async def test_stored_worker_body_is_truncated_to_64_kib(serve: Serve) -> None:
     async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
         running = await serve(build_config(worker.url))
-        said = [{"role": "user", "content": "x" + "é" * 70_000}]
-        await send_chat(running, {"x-request-id": "r"}, messages=said, model="other")
+        messages = [{"role": "user", "content": "x" + "é" * 70_000}]
+        await send_chat(running, {"x-request-id": "r"}, messages=messages, model="other")
         async with open_admin_client(running) as http:
-            found = (await http.get("/-/explain/r")).json()
+            explanation = (await http.get("/-/explain/r")).json()
 
-    [sent] = found["attempts"][0]["sent"]
+    [sent] = explanation["attempts"][0]["sent"]
     [received] = [one for one in worker.requests if one.method == "POST"]
     assert sent["size"] == len(received.body)
     assert 65_000 < len(sent["body"].encode()) <= 65_536
@@ -259,7 +263,7 @@ async def test_dry_run_uses_live_worker_states_and_sends_no_request(
         running = await serve(build_config(worker.url, "http://127.0.0.1:1"))
         await send_chat(running)
         await send_chat(running)
-        asked = len([one for one in worker.requests if one.method == "POST"])
+        request_count = len([one for one in worker.requests if one.method == "POST"])
         records = len(running.records)
         question = {
             "path": "/v1/chat/completions",
@@ -268,16 +272,18 @@ async def test_dry_run_uses_live_worker_states_and_sends_no_request(
             "peer": "192.0.2.7",
         }
         async with open_admin_client(running) as http:
-            found = [(await http.post("/-/explain", json=question)).json() for _ in range(2)]
+            explanations = [(await http.post("/-/explain", json=question)).json() for _ in range(2)]
 
-    assert len([one for one in worker.requests if one.method == "POST"]) == asked
+    assert len([one for one in worker.requests if one.method == "POST"]) == request_count
     assert len(running.records) == records
-    one, _ = found
+    one, _ = explanations
     assert (one["dry_run"], one["listener"]) == (True, "127.0.0.1:0")
     assert one["sticky"] == [{"source": "header:x-user-id", "present": True, "value": "u"}]
     states = {each["url"]: each for each in one["attempts"][0]["choices"][0]["candidates"]}
     assert states["http://127.0.0.1:1"]["state"] != "up"
-    assert {each["attempts"][0]["choices"][0]["expected_url"] for each in found} == {worker.url}
+    assert {each["attempts"][0]["choices"][0]["expected_url"] for each in explanations} == {
+        worker.url
+    }
     assert one["fallbacks"] == [{"target": "chat@2"}]
     assert "answer" not in one
 
@@ -321,23 +327,23 @@ async def test_dry_run_predicts_the_exact_worker_request(
         running = await serve(build_config(worker.url))
         async with open_admin_client(running) as http:
             question = {"path": path, "headers": USER, "body": body}
-            found = (await http.post("/-/explain", json=question)).json()
-        foretold = found["attempts"][0]["sent"][0]
+            explanation = (await http.post("/-/explain", json=question)).json()
+        predicted = explanation["attempts"][0]["sent"][0]
         assert not [one for one in worker.requests if one.method == "POST"]
         await running.http.post(path, json=body, headers=USER)
 
     [received] = [one for one in worker.requests if one.method == "POST"]
-    assert foretold["path"] == received.path
-    assert json.loads(foretold["body"]) == json.loads(received.body)
-    assert foretold["size"] == len(received.body)
+    assert predicted["path"] == received.path
+    assert json.loads(predicted["body"]) == json.loads(received.body)
+    assert predicted["size"] == len(received.body)
 
 
 async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_response(
     serve: Serve,
 ) -> None:
     """Of the worker that failed before the other one answered, with its key masked."""
-    said = b'{"error":{"message":"CUDA out of memory; your key is canary-of-a-worker"}}'
-    broken = [make_reply(said, "500 Oops")]
+    error_body = b'{"error":{"message":"CUDA out of memory; your key is canary-of-a-worker"}}'
+    broken = [make_reply(error_body, "500 Oops")]
     async with (
         ScriptedWorker(*[broken] * 3, probed=PROBED) as bad,
         ScriptedWorker(*[[make_reply(ANSWER)]] * 3, probed=PROBED) as good,
@@ -355,12 +361,12 @@ async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_
     assert failures == (WorkerFailure(bad.url, "WorkerFailed", 500, text),)
     assert [one.status_code for one in answers] == [200, 200]
     sent = [one for page in pages for attempt in page["attempts"] for one in attempt["sent"]]
-    told = [
+    log_lines = [
         (one["url"], one["error"], one["worker_status"], one["worker_text"])
         for one in sent
         if "error" in one
     ]
-    assert told == [(bad.url, "WorkerFailed", 500, text)]
+    assert log_lines == [(bad.url, "WorkerFailed", 500, text)]
     assert "canary" not in repr((pages, running.records))
     assert "CUDA" not in repr([(one.text, one.headers) for one in answers])
 

@@ -25,15 +25,15 @@ BODY = '{"model":"chat","messages":[{"role":"user","content":"hi"}]}'
 
 
 def run_explain(
-    *args: str, told: str | None = None, env: Mapping[str, str] | None = None
+    *args: str, body_text: str | None = None, env: Mapping[str, str] | None = None
 ) -> Result:
-    return CliRunner().invoke(explain_command, list(args), input=told, env=env)
+    return CliRunner().invoke(explain_command, list(args), input=body_text, env=env)
 
 
 async def run_explain_in_thread(
-    *args: str, told: str | None = None, env: dict[str, str] | None = None
+    *args: str, body_text: str | None = None, env: dict[str, str] | None = None
 ) -> Result:
-    return await asyncio.to_thread(run_explain, *args, told=told, env=env)
+    return await asyncio.to_thread(run_explain, *args, body_text=body_text, env=env)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_body_option_reads_standard_input(file: str) -> None:
-    result = run_explain(file, "--path", PATH, "--body", "-", told=BODY)
+    result = run_explain(file, "--path", PATH, "--body", "-", body_text=BODY)
 
     assert result.exit_code == 0
     assert "target     chat@1: a, as chat\n" in result.output
@@ -99,8 +99,8 @@ async def test_explain_shows_a_stored_request_of_a_running_gateway(serve: Serve)
 async def test_explain_performs_a_dry_run_at_a_running_gateway(serve: Serve) -> None:
     running = await serve(GOOD + ADMIN)
 
-    good = await run_explain_in_thread(running.admin, "--path", PATH, "--body", "-", told=BODY)
-    bad = await run_explain_in_thread(running.admin, "--path", PATH, "--body", "-", told="{")
+    good = await run_explain_in_thread(running.admin, "--path", PATH, "--body", "-", body_text=BODY)
+    bad = await run_explain_in_thread(running.admin, "--path", PATH, "--body", "-", body_text="{")
 
     assert good.exit_code == 0
     assert "target     chat@1: a, as chat\n" in good.output
@@ -139,5 +139,5 @@ async def test_response_that_is_no_explanation_is_an_error(reply: bytes) -> None
 def test_json_output_round_trips_through_the_explanation_type(file: str) -> None:
     result = run_explain(file, "--model", "chat", "--json")
 
-    found = msgspec.json.decode(result.output, type=Explanation)
-    assert msgspec.json.decode(msgspec.json.encode(found)) == json.loads(result.output)
+    explanation = msgspec.json.decode(result.output, type=Explanation)
+    assert msgspec.json.decode(msgspec.json.encode(explanation)) == json.loads(result.output)

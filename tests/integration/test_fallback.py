@@ -136,7 +136,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "https://pictures.test/cat.p
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("asked", "lacking"),
+    ("fields", "lacking"),
     [
         (TOOLS, "lacks tools"),
         (TOOLS | {"tool_choice": "auto", "parallel_tool_calls": False}, "lacks tools"),
@@ -149,12 +149,12 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "https://pictures.test/cat.p
     ],
 )
 async def test_fallback_skips_targets_that_lack_a_required_capability(
-    serve: Serve, asked: dict[str, object], lacking: str, *, stream: bool
+    serve: Serve, fields: dict[str, object], lacking: str, *, stream: bool
 ) -> None:
     front = await serve(ABLE)
 
     answer = await front.http.post(
-        "/v1/chat/completions", json=build_chat_body("chat", stream=stream) | asked
+        "/v1/chat/completions", json=build_chat_body("chat", stream=stream) | fields
     )
 
     assert answer.status_code == 200
@@ -182,8 +182,8 @@ async def test_last_attempted_target_determines_the_error(serve: Serve) -> None:
 
     assert answer.status_code == 503
     [record] = front.records
-    told = ("worse@1 Overloaded", "plain@1 lacks tools", "plain-too@1 lacks tools")
-    assert record.failed_attempts == told
+    failures = ("worse@1 Overloaded", "plain@1 lacks tools", "plain-too@1 lacks tools")
+    assert record.failed_attempts == failures
     assert (record.model, record.fallback_from) == ("also-gone", "worse@1")
 
 
@@ -202,12 +202,12 @@ async def test_unsupported_feature_error_of_a_fallback_keeps_the_first_error(ser
 
 async def test_limits_and_strictness_of_a_fallback_model_skip_that_model(serve: Serve) -> None:
     front = await serve(ABLE)
-    asked = build_chat_body("strict") | {"max_tokens": 9, "top_k": 3, "logit_bias": {"5": 1}}
-    answer = await front.http.post("/v1/chat/completions", json=asked)
+    body = build_chat_body("strict") | {"max_tokens": 9, "top_k": 3, "logit_bias": {"5": 1}}
+    answer = await front.http.post("/v1/chat/completions", json=body)
 
     assert answer.status_code == 200
-    told = ("strict@1 Overloaded", "picky@1 UnsupportedFeature", "brief@1 InvalidParameter")
-    assert front.records[0].failed_attempts == told
+    failures = ("strict@1 Overloaded", "picky@1 UnsupportedFeature", "brief@1 InvalidParameter")
+    assert front.records[0].failed_attempts == failures
 
 
 async def test_embeddings_fall_back_to_a_target_that_supports_them(serve: Serve) -> None:
@@ -215,12 +215,12 @@ async def test_embeddings_fall_back_to_a_target_that_supports_them(serve: Serve)
     answer = await front.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
 
     assert answer.json()["data"][0]["embedding"]
-    told = (
+    failures = (
         "vectors@1 Overloaded",
         "no-vectors@1 UnsupportedFeature",
         "still-none@1 UnsupportedFeature",
     )
-    assert front.records[0].failed_attempts == told
+    assert front.records[0].failed_attempts == failures
 
 
 # --- prompts that are too long --------------------------------------------------------------------
@@ -235,8 +235,8 @@ async def test_fallback_skips_targets_with_a_context_too_small_for_the_token_ids
         answer = await front.http.post("/v1/completions", json=body)
         assert answer.status_code == 200
         assert front.records[-1].model == model
-    told = ("numbers@1 Overloaded", "plain@1 UnsupportedFeature", "small@1 lacks context")
-    assert front.records[-1].failed_attempts == told
+    failures = ("numbers@1 Overloaded", "plain@1 UnsupportedFeature", "small@1 lacks context")
+    assert front.records[-1].failed_attempts == failures
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -251,8 +251,8 @@ async def test_context_overflow_falls_back_to_a_target_with_a_larger_context(
 
     assert answer.status_code == 200
     assert "fine" in answer.text
-    told = ("full@1 ContextTooLong", "untold@1 lacks context", "small@1 lacks context")
-    assert front.records[0].failed_attempts == told
+    failures = ("full@1 ContextTooLong", "untold@1 lacks context", "small@1 lacks context")
+    assert front.records[0].failed_attempts == failures
     assert front.records[0].model == "large"
 
 
@@ -278,8 +278,8 @@ async def test_context_overflow_of_a_fallback_continues_with_a_larger_context(se
     )
 
     assert answer.status_code == 200
-    told = ("narrow@1 Overloaded", "full-too@1 ContextTooLong", "small@1 lacks context")
-    assert front.records[0].failed_attempts == told
+    failures = ("narrow@1 Overloaded", "full-too@1 ContextTooLong", "small@1 lacks context")
+    assert front.records[0].failed_attempts == failures
     assert front.records[0].model == "large"
 
 

@@ -237,8 +237,8 @@ async def test_ids_and_users_are_noted_only_where_feedback_is_collected(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as found:
-        yield found
+    with PostgresServer() as postgres:
+        yield postgres
 
 
 async def read_postgres(server: PostgresServer) -> list[tuple[Any, ...]]:
@@ -383,8 +383,8 @@ async def test_admin_listener_reports_all_experiments(serve: Serve, tmp_path: Pa
     more = 'admin: {address: "127.0.0.1:0"}'
     gateway = await serve(CONFIG.format(file=file, more=more))
     async with httpx.AsyncClient(base_url=gateway.admin, timeout=60) as admin:
-        found = (await admin.get("/-/experiments")).json()
-        [one] = found["experiments"]
+        experiments = (await admin.get("/-/experiments")).json()
+        [one] = experiments["experiments"]
         assert (one["model"], one["split"], one["unit"]) == ("chat", "rollout", "requests")
         assert one["is_plausible"]
         assert sum(version["assigned"] for version in one["versions"]) == 8000
@@ -392,7 +392,7 @@ async def test_admin_listener_reports_all_experiments(serve: Serve, tmp_path: Pa
         assert outcomes == ["thumbs_up", "why=reason0", "why=reason1"]
         verdicts = {v["figure"]: v["result"] for v in one["reports"][0]["verdicts"]}
         assert (verdicts["thumbs_up"], verdicts["why=reason0"]) == ("lower", "higher")
-        assert (await admin.get("/-/experiments")).json() == found
+        assert (await admin.get("/-/experiments")).json() == experiments
         file.unlink()
 
 
@@ -404,9 +404,9 @@ async def test_experiments_say_why_there_are_none(serve: Serve, tmp_path: Path) 
     )
     gateway = await serve(plain)
     async with httpx.AsyncClient(base_url=gateway.admin) as admin:
-        found = (await admin.get("/-/experiments")).json()
-        assert found["experiments"] == []
-        assert "observe.usage" in found["problem"]
+        experiments = (await admin.get("/-/experiments")).json()
+        assert experiments["experiments"] == []
+        assert "observe.usage" in experiments["problem"]
     more = 'admin: {address: "127.0.0.1:0"}'
     empty = await serve(CONFIG.format(file=tmp_path / "none.sqlite", more=more))
     async with httpx.AsyncClient(base_url=empty.admin) as admin:

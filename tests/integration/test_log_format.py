@@ -40,23 +40,23 @@ class Served:
             env=environment,
         )
         os.close(writes)
-        self.said = ""
+        self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         try:
             while piece := os.read(self._reads, 1 << 16):
-                self.said += piece.decode().replace("\r\n", "\n")
+                self.output += piece.decode().replace("\r\n", "\n")
         except OSError:  # a terminal that nobody writes to any more
             pass
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         for _ in range(600):
-            if found := re.search(pattern, self.said):
-                return found
+            if match := re.search(pattern, self.output):
+                return match
             time.sleep(0.05)
-        raise AssertionError(self.said)
+        raise AssertionError(self.output)
 
     def use_and_stop(self) -> list[str]:
         """Send requests, stop, and give all lines."""
@@ -69,7 +69,7 @@ class Served:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(30) == 0
         self._reader.join(10)
-        return self.said.splitlines()
+        return self.output.splitlines()
 
     def close(self) -> None:
         self.process.kill()
@@ -121,7 +121,7 @@ def test_into_a_pipe_every_line_is_json(
     assert failed["client"] == "127.0.0.1"
     assert failed["method"] == "POST"
     assert good["status"] == 200
-    for number in re.findall(r'"(?:duration|first_token|overhead)":([\d.]+)', served.said):
+    for number in re.findall(r'"(?:duration|first_token|overhead)":([\d.]+)', served.output):
         assert len(number.partition(".")[2]) <= 6
 
 
@@ -177,6 +177,6 @@ def test_invalid_configuration_is_told_as_json_in_a_pipe(
     served = serve(started, tmp_path, more="nonsense: 1\nother: 2\n")
     assert served.process.wait(20) == 1
     served.wait_for("other")
-    objects = parse_lines(served.said.splitlines())
+    objects = parse_lines(served.output.splitlines())
     assert all(one["level"] == "error" for one in objects)
     assert "gateway.yaml:9:1: " in objects[0]["message"]

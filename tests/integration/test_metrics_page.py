@@ -28,7 +28,7 @@ ELSEWHERE: Final = {
     for one in METRIC_GROUPS[name]
 }
 """What needs torch, or other processes; tests of those see it."""
-SAID: Final = {
+DOCUMENTED: Final = {
     "id": "x",
     "object": "chat.completion",
     "created": 1,
@@ -71,7 +71,7 @@ async def serve_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             await reader.read()  # until the gateway has left
             return
         else:
-            writer.write(make_reply(msgspec.json.encode(SAID)))
+            writer.write(make_reply(msgspec.json.encode(DOCUMENTED)))
 
 
 def build_metrics_config(worker: str, collector: str, folder: Path) -> str:
@@ -120,11 +120,11 @@ async def test_every_documented_metric_is_exported_with_its_type_help_and_labels
     shown: dict[str, set[str]] = {}
     for family in (*families(before), *families(page)):
         for sample in family.samples:
-            told = METRICS_BY_NAME[family.name if family.type == "histogram" else sample.name]
-            assert told.kind == family.type
-            assert told.help == family.documentation
-            assert set(sample.labels) - {"le"} == set(told.label_names)
-            shown.setdefault(told.sample_name, set()).add(sample.name)
+            definition = METRICS_BY_NAME[family.name if family.type == "histogram" else sample.name]
+            assert definition.kind == family.type
+            assert definition.help == family.documentation
+            assert set(sample.labels) - {"le"} == set(definition.label_names)
+            shown.setdefault(definition.sample_name, set()).add(sample.name)
     assert set(METRICS_BY_NAME) - set(shown) == ELSEWHERE
     samples = {name for names in shown.values() for name in names}
     for who, expr in list_expressions().items():
@@ -159,8 +159,8 @@ async def trigger_all_metrics(gateway: GatewayProcess) -> str:
         raw.close()
     hanging = asyncio.create_task(ask("hangs"))
     hangs = 'interlingua_requests_in_flight{model="hangs",phase="waiting"} 1.0'
-    told = f"{gateway.urls[-1]}/metrics"
-    while hangs not in (page := await http.get(told)).text:  # noqa: ASYNC110 - as others ask
+    metrics_url = f"{gateway.urls[-1]}/metrics"
+    while hangs not in (page := await http.get(metrics_url)).text:  # noqa: ASYNC110 - as others ask
         await asyncio.sleep(0.01)
     late, full = asyncio.create_task(ask("m")), asyncio.create_task(ask("m"))
     await asyncio.gather(late, full)

@@ -89,13 +89,17 @@ async def send(
             headers["x-interlingua-explain"] = "1"
             connection.request(endpoint.method, build_path(endpoint, model), body, headers)
             response = connection.getresponse()
-            kept = [
+            copied_headers = [
                 (name, re.sub(r'"seconds":{[^}]*}', "", value))
                 for name, value in response.getheaders()
                 if name.lower() not in PER_REQUEST_HEADERS
             ]
             request_id = response.getheader("request-id", "")  # which the body repeats
-            return response.status, kept, response.read().replace(request_id.encode(), b"")
+            return (
+                response.status,
+                copied_headers,
+                response.read().replace(request_id.encode(), b""),
+            )
         finally:
             connection.close()
 

@@ -32,17 +32,17 @@ COUNT = 10_000
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that built a response without a model."""
-    found: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
     for _, adapter in PATHS.values():
         original = adapter.handle_info_request
 
         def record(self: Any, *args: Any, original: Any = original) -> HttpResponse:
-            found.append(threading.current_thread())
+            threads.append(threading.current_thread())
             response: HttpResponse = original(self, *args)
             return response
 
         monkeypatch.setattr(adapter, "handle_info_request", record)
-    return found
+    return threads
 
 
 def make_config(protocol: str, count: int, *, keys: str = "") -> str:

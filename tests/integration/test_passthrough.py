@@ -19,7 +19,7 @@ models:
   warm: {{backend: pool, model: llama, defaults: {{temperature: 0.5}}}}
   short: {{backend: pool, model: llama, limits: {{max_tokens: 5}}}}
 """
-ASKED = b'{"messages":[{"role":"user","content":"hi"}],"model":"chat","odd":{"x":1.50},"top_k":3}'
+REQUEST = b'{"messages":[{"role":"user","content":"hi"}],"model":"chat","odd":{"x":1.50},"top_k":3}'
 ANSWER = (
     b'{"id":"c1","model":"llama","odd":1.50,"choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"Hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
@@ -63,10 +63,10 @@ PROBED = [whole(MODELS)]
 async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post("/v1/chat/completions", content=ASKED)
+        answer = await front.http.post("/v1/chat/completions", content=REQUEST)
 
     assert answer.content == ANSWER.replace(b'"llama"', b'"chat"')
-    assert get_post_bodies(worker) == [ASKED.replace(b'"chat"', b'"llama"')]
+    assert get_post_bodies(worker) == [REQUEST.replace(b'"chat"', b'"llama"')]
     assert answer.headers["x-served-model"] == "1"
     record = front.records[0]
     assert record.usage is not None
@@ -77,7 +77,7 @@ async def test_streamed_text_passthrough_changes_only_the_model_name(serve: Serv
     text = EVENTS[0].replace(b'"H"', b'"e"').replace(b'"choices"', b'"odd":1.50,"choices"')
     async with ScriptedWorker(PROBED, build_stream_reply(EVENTS[0], text, *EVENTS[1:])) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        body = ASKED[:-1] + b',"stream":true}'
+        body = REQUEST[:-1] + b',"stream":true}'
         answer = await front.http.post("/v1/chat/completions", content=body)
 
     begin, forwarded, end = answer.content.partition(text.replace(b'"llama"', b'"chat"'))
@@ -101,7 +101,7 @@ async def test_model_defaults_and_limits_disable_passthrough(serve: Serve, model
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
-            "/v1/chat/completions", content=ASKED.replace(b"chat", model.encode())
+            "/v1/chat/completions", content=REQUEST.replace(b"chat", model.encode())
         )
 
     assert answer.json()["model"] == model
@@ -113,17 +113,18 @@ async def test_request_of_another_protocol_is_translated(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
-            "/serving-endpoints/chat/invocations", json={"messages": json.loads(ASKED)["messages"]}
+            "/serving-endpoints/chat/invocations",
+            json={"messages": json.loads(REQUEST)["messages"]},
         )
     assert answer.json()["choices"][0]["message"]["content"] == "Hi"
     assert "odd" not in answer.json()
 
 
 async def test_worker_error_is_rewritten_by_the_gateway(serve: Serve) -> None:
-    said = b'{"error":{"message":"bad\\u0000 top_k","type":"BadRequestError","code":400}}'
-    async with ScriptedWorker(PROBED, [whole(said, "400 Bad Request")]) as worker:
+    error_body = b'{"error":{"message":"bad\\u0000 top_k","type":"BadRequestError","code":400}}'
+    async with ScriptedWorker(PROBED, [whole(error_body, "400 Bad Request")]) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post("/v1/chat/completions", content=ASKED)
+        answer = await front.http.post("/v1/chat/completions", content=REQUEST)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert "\0" not in answer.text
@@ -140,14 +141,14 @@ async def test_broken_stream_ends_with_an_error_and_no_done_marker(serve: Serve,
     async with ScriptedWorker(PROBED, reply) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
-            "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
+            "/v1/chat/completions", content=REQUEST[:-1] + b',"stream":true}'
         )
-    begun, text, told = answer.content.partition(b'"content":"H"')
+    begun, text, end = answer.content.partition(b'"content":"H"')
     assert text
     assert b'"model":"chat"' in begun
-    assert b'"error"' in told
-    assert b"cuda" not in told
-    assert b"[DONE]" not in told
+    assert b'"error"' in end
+    assert b"cuda" not in end
+    assert b"[DONE]" not in end
     assert front.records[0].outcome == "truncated"
     assert front.records[0].tokens == 1
 
@@ -160,7 +161,7 @@ async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) ->
     ):
         front = await serve(FRONT.format(workers=format_worker_urls(one, other)))
         for _ in range(4):
-            answer = await front.http.post("/v1/chat/completions", content=ASKED)
+            answer = await front.http.post("/v1/chat/completions", content=REQUEST)
             assert answer.status_code == 200
     assert len(get_post_bodies(other)) == 4
 
@@ -169,7 +170,7 @@ async def test_unary_worker_response_is_converted_to_a_stream(serve: Serve) -> N
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
-            "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
+            "/v1/chat/completions", content=REQUEST[:-1] + b',"stream":true}'
         )
     assert answer.content.startswith(b"data: ")
     assert answer.content.endswith(b"data: [DONE]\n\n")
@@ -179,6 +180,6 @@ async def test_unary_worker_response_is_converted_to_a_stream(serve: Serve) -> N
 async def test_streamed_worker_response_is_converted_to_a_unary_response(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS)) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post("/v1/chat/completions", content=ASKED)
+        answer = await front.http.post("/v1/chat/completions", content=REQUEST)
     assert answer.json()["choices"][0]["message"]["content"] == "Hi"
     assert answer.json()["model"] == "chat"

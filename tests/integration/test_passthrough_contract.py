@@ -100,8 +100,8 @@ async def test_foreign_finish_reasons_of_a_stream_are_not_forwarded(
 ) -> None:
     chunks = await ask(serve, protocol, HEAD, TEXT, write({}, word), DONE)
 
-    known = {"stop", "length", "unknown"} if protocol == "ovms" else {"stop", "length"}
-    assert set(list_finish_reasons(chunks)) <= known
+    known_reasons = {"stop", "length", "unknown"} if protocol == "ovms" else {"stop", "length"}
+    assert set(list_finish_reasons(chunks)) <= known_reasons
 
 
 @every_protocol

@@ -53,11 +53,11 @@ VECTORS = b'{"data":[{"index":0,"embedding":[1.50]}], "usage":{"prompt_tokens":1
 class PassthroughCase(Struct, frozen=True):
     """A call as a client makes it, and what a worker is asked and answers."""
 
-    dialect: str
+    protocol: str
     path: str
     body: bytes
     answer: bytes | list[bytes]
-    asked: str = ""
+    worker_path: str = ""
     """The worker's path, if another."""
     shown: bytes = b"chat"
     """What an answer calls the model."""
@@ -112,8 +112,8 @@ WAYS = {
 }
 
 
-async def serve_gateway(serve: Serve, worker: ScriptedWorker, dialect: str) -> RunningGateway:
-    return await serve(FRONT.format(dialect=dialect, worker=worker.url))
+async def serve_gateway(serve: Serve, worker: ScriptedWorker, protocol: str) -> RunningGateway:
+    return await serve(FRONT.format(dialect=protocol, worker=worker.url))
 
 
 async def send_case(front: RunningGateway, way: PassthroughCase) -> Any:
@@ -128,7 +128,7 @@ def build_reply(way: PassthroughCase) -> list[Any]:
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 async def test_passthrough_changes_only_the_model_name(serve: Serve, way: PassthroughCase) -> None:
     async with ScriptedWorker(build_reply(way), probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, way.dialect)
+        front = await serve_gateway(serve, worker, way.protocol)
         answer = await send_case(front, way)
 
     written = b"".join(way.answer) if isinstance(way.answer, list) else way.answer
@@ -142,11 +142,11 @@ async def test_passthrough_changes_only_the_model_name(serve: Serve, way: Passth
         assert answer.content.endswith(CHUNKS[-1])
     else:
         assert answer.content == written.replace(b'"llama"', b'"%b"' % way.shown)
-    [asked] = [one for one in worker.requests if one.method == "POST"]
-    assert asked.path == (way.asked or way.path)
+    [request] = [one for one in worker.requests if one.method == "POST"]
+    assert request.path == (way.worker_path or way.path)
     sent = way.body.replace(b'"chat"', b'"llama"') if way.sent is None else way.sent
-    assert asked.body.startswith(sent)
-    assert len(asked.body) == len(sent) or asked.body[len(sent) :].startswith(b',"id":"')
+    assert request.body.startswith(sent)
+    assert len(request.body) == len(sent) or request.body[len(sent) :].startswith(b',"id":"')
     [record] = front.records
     assert (record.outcome, record.stream) == ("ok", isinstance(way.answer, list))
     assert record.usage is not None
@@ -161,7 +161,7 @@ async def test_passthrough_changes_only_the_model_name(serve: Serve, way: Passth
 STREAMS = [way for way in WAYS.values() if isinstance(way.answer, list)]
 
 
-@pytest.mark.parametrize("way", STREAMS, ids=lambda way: f"{way.dialect} {way.path}")
+@pytest.mark.parametrize("way", STREAMS, ids=lambda way: f"{way.protocol} {way.path}")
 @pytest.mark.parametrize("how", ["error", "cut"])
 async def test_broken_stream_ends_with_an_error_and_no_finish_reason(
     serve: Serve, way: PassthroughCase, how: str
@@ -175,15 +175,15 @@ async def test_broken_stream_ends_with_an_error_and_no_finish_reason(
         else [*build_stream_reply(*begun, end=b""), CLOSE]
     )
     async with ScriptedWorker(broken, probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, way.dialect)
+        front = await serve_gateway(serve, worker, way.protocol)
         answer = await send_case(front, way)
 
-    before, first, told = answer.content.partition(b'"H"')
+    before, first, end = answer.content.partition(b'"H"')
     assert first
-    assert b'"%b"' % way.shown in before + told
-    assert told
+    assert b'"%b"' % way.shown in before + end
+    assert end
     for unsaid in (b"cuda", b"[DONE]", b'"finish_reason":"'):
-        assert unsaid not in told
+        assert unsaid not in end
     [record] = front.records
     assert (record.outcome, record.tokens) == ("truncated", 1)
 
@@ -198,7 +198,7 @@ async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, 
         else build_stream_reply(CHUNKS[0], *CHUNKS[2:])
     )
     async with ScriptedWorker(other, probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, way.dialect)
+        front = await serve_gateway(serve, worker, way.protocol)
         answer = await send_case(front, way)
 
     if isinstance(way.answer, list):
@@ -214,16 +214,16 @@ async def test_generate_without_details_is_translated_and_drops_the_details(serv
         front = await serve_gateway(serve, worker, "mindie")
         answer = await front.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
     assert b"details" not in answer.content
-    asked = json.loads(get_post_bodies(worker)[0])
-    assert asked["parameters"]["details"] is True
+    body = json.loads(get_post_bodies(worker)[0])
+    assert body["parameters"]["details"] is True
 
 
 async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -> None:
     hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
     async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
         front = await serve_gateway(serve, worker, "mindie")
-        asked = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
-        async with asked as answer:
+        stream = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        async with stream as answer:
             async for _ in answer.aiter_raw():
                 break
         async with asyncio.timeout(10):
@@ -239,8 +239,8 @@ async def test_client_stops_a_passthrough_request_by_its_worker_request_id(serve
     hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
     async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
         front = await serve_gateway(serve, worker, "mindie")
-        asked = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
-        async with asked as answer:
+        stream = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        async with stream as answer:
             pieces = answer.aiter_raw()
             await anext(pieces)
             name = json.loads(get_post_bodies(worker)[0])["id"]

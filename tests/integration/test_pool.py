@@ -85,7 +85,7 @@ async def test_truncated_worker_stream_ends_with_an_error(
 
     answer = await front.http.post(path, content=body, headers=JSON)
 
-    assert way.told in answer.content.rpartition(b"world")[2]
+    assert way.error_text in answer.content.rpartition(b"world")[2]
     assert way.ends not in answer.content.rpartition(b"world")[2]
     assert b'finish_reason":"' not in answer.content
 
@@ -117,7 +117,7 @@ async def test_gateway_starts_without_a_reachable_worker_and_returns_503(serve: 
     assert int(answer.headers["retry-after"]) >= 1
 
 
-ASKED = {
+REQUEST = {
     "model": "mock",
     "messages": [{"role": "user", "content": "say hi"}],
     "top_k": 5,
@@ -129,7 +129,7 @@ ASKED = {
 async def test_loss_header_names_unsupported_parameters(serve: Serve, mock: RunningGateway) -> None:
     front = await serve_gateway(serve, mock.url)
 
-    answer = await front.http.post("/v1/chat/completions", json=ASKED)
+    answer = await front.http.post("/v1/chat/completions", json=REQUEST)
 
     assert answer.status_code == 200
     lost = dict(part.split("=") for part in answer.headers["x-interlingua-loss"].split(","))
@@ -142,7 +142,7 @@ async def test_worker_that_supports_all_parameters_causes_no_loss_header(
 ) -> None:
     front = await serve_gateway(serve, mock.url, profile="vllm")
 
-    answer = await front.http.post("/v1/chat/completions", json=ASKED)
+    answer = await front.http.post("/v1/chat/completions", json=REQUEST)
 
     assert "x-interlingua-loss" not in answer.headers
 
@@ -152,16 +152,16 @@ async def test_strict_request_or_model_rejects_unsupported_parameters(
 ) -> None:
     front = await serve_gateway(serve, mock.url)
 
-    asked = await front.http.post(
-        "/v1/chat/completions", json=ASKED, headers={"x-interlingua-strict": "1"}
+    response = await front.http.post(
+        "/v1/chat/completions", json=REQUEST, headers={"x-interlingua-strict": "1"}
     )
-    model = await front.http.post("/v1/chat/completions", json=ASKED | {"model": "strict"})
+    model = await front.http.post("/v1/chat/completions", json=REQUEST | {"model": "strict"})
     databricks = await front.http.post(
         "/serving-endpoints/strict/invocations",
-        json={"messages": ASKED["messages"], "top_k": 5},
+        json={"messages": REQUEST["messages"], "top_k": 5},
     )
 
-    for answer in (asked, model):
+    for answer in (response, model):
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "top_k"
     assert databricks.status_code == 400
@@ -172,7 +172,7 @@ async def test_strict_request_or_model_rejects_unsupported_parameters(
 async def test_model_setting_suppresses_the_loss_header(serve: Serve, mock: RunningGateway) -> None:
     front = await serve_gateway(serve, mock.url)
 
-    answer = await front.http.post("/v1/chat/completions", json=ASKED | {"model": "quiet"})
+    answer = await front.http.post("/v1/chat/completions", json=REQUEST | {"model": "quiet"})
 
     assert answer.status_code == 200
     assert "x-interlingua-loss" not in answer.headers
@@ -183,7 +183,7 @@ async def test_response_has_the_client_model_name_not_the_worker_model_name(
 ) -> None:
     front = await serve_gateway(serve, mock.url)
 
-    answer = await front.http.post("/v1/chat/completions", json=ASKED | {"model": "quiet"})
+    answer = await front.http.post("/v1/chat/completions", json=REQUEST | {"model": "quiet"})
 
     assert answer.json()["model"] == "quiet"
     assert list_model_requests(mock)[0].model == "mock"

@@ -41,7 +41,7 @@ NAMED = {"x-interlingua-protocol": "mindie"}
 
 
 @pytest.mark.parametrize(
-    ("model", "key", "headers", "dialect"),
+    ("model", "key", "headers", "protocol"),
     [
         ("m", "plain", {}, "triton"),
         ("npu", "plain", {}, "mindie"),
@@ -52,12 +52,12 @@ NAMED = {"x-interlingua-protocol": "mindie"}
     ],
 )
 async def test_protocol_is_chosen_by_header_key_model_or_listener_order(
-    serve: Serve, model: str, key: str, headers: dict[str, str], dialect: str
+    serve: Serve, model: str, key: str, headers: dict[str, str], protocol: str
 ) -> None:
     gateway = await serve(SHARED)
 
-    assert await detect_error_protocol(gateway, model, key, **headers) == dialect
-    assert gateway.records[0].protocol == dialect
+    assert await detect_error_protocol(gateway, model, key, **headers) == protocol
+    assert gateway.records[0].protocol == protocol
 
 
 async def test_protocol_header_is_ignored_unless_enabled(serve: Serve) -> None:

@@ -358,8 +358,8 @@ async def test_response_that_breaks_off_ends_in_a_broken_connection(
 async def test_worker_error_is_filtered_for_the_client_and_logged_for_the_operator(
     gateway: RunningGateway, worker: MediaWorker
 ) -> None:
-    said = b'{"error":{"message":"CUDA is out of memory, worker-key"}}'
-    worker.answer = lambda writer: worker.send(writer, said, "application/json", "500 Oops")
+    error_body = b'{"error":{"message":"CUDA is out of memory, worker-key"}}'
+    worker.answer = lambda writer: worker.send(writer, error_body, "application/json", "500 Oops")
     answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
     assert (answer.status_code, get_error(answer)["code"]) == (502, "bad_gateway")
     assert "CUDA" not in answer.text
@@ -369,8 +369,8 @@ async def test_worker_error_is_filtered_for_the_client_and_logged_for_the_operat
     assert backend.metrics.failures == {"500": 1}
     assert backend.report_workers()[0].error == "500"
 
-    said = b'{"error":{"message":"no such voice","param":"voice"}}'
-    worker.answer = lambda writer: worker.send(writer, said, "application/json", "400 Bad")
+    error_body = b'{"error":{"message":"no such voice","param":"voice"}}'
+    worker.answer = lambda writer: worker.send(writer, error_body, "application/json", "400 Bad")
     answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
     assert answer.status_code == 400
     assert get_error(answer)["message"] == "no such voice"
@@ -463,10 +463,10 @@ async def test_openais_library_speaks_transcribes_and_moderates(
             assert b"".join([piece async for piece in speech.iter_bytes()]) == b"\x00\x01\xff"
 
         worker.answer = worker.send_json
-        said = await client.audio.transcriptions.create(
+        transcription = await client.audio.transcriptions.create(
             model="mock-media", file=("a.wav", AUDIO), timestamp_granularities=["word"]
         )
-        assert said.text == "hello"
+        assert transcription.text == "hello"
         body = bytes(worker.bodies[-1])
         assert b'filename="a.wav"' in body
         assert AUDIO in body
@@ -581,7 +581,7 @@ async def test_running_request_is_listed_and_cancelled(serve: Serve, worker: Med
 
     worker.answer = wait_forever
     gateway = await start(serve, worker.url, more='admin: {address: "127.0.0.1:0"}')
-    asking = asyncio.ensure_future(gateway.http.post("/v1/audio/speech", json=SPEECH))
+    task = asyncio.ensure_future(gateway.http.post("/v1/audio/speech", json=SPEECH))
     await arrived.wait()
     async with httpx.AsyncClient(base_url=gateway.admin) as admin:
         [listed] = (await admin.get("/-/requests")).json()["requests"]
@@ -593,7 +593,7 @@ async def test_running_request_is_listed_and_cancelled(serve: Serve, worker: Med
         "waiting",
     )
     assert cancelled.json() == {"cancelled": 1}
-    assert (await asking).status_code == 499
+    assert (await task).status_code == 499
     assert gateway.records[0].outcome == "client_error"
 
 

@@ -115,18 +115,18 @@ async def test_stream_is_recorded_with_the_times_of_its_events(tmp_path: Path) -
 async def test_redacted_recording_has_no_secret_in_any_form(tmp_path: Path) -> None:
     """Neither that of the request nor that which a stream splits; of events only sizes remain."""
     bodies = [build_chat_body("redacted", stream=stream) for stream in (False, True)]
-    found, responses = await record_requests(tmp_path, *bodies)
+    records, responses = await record_requests(tmp_path, *bodies)
     assert "anna@example.org" in responses[0].text
     [file] = (tmp_path / "recordings").iterdir()
     text = file.read_text()
     assert SECRET not in text
     assert "anna@exa" not in text
-    for one in found:
+    for one in records:
         assert one.request["messages"][0]["content"] == "[redacted:email]"
         assert "request.messages[0].content" in one.redacted
         assert one.answer is not None
         assert one.answer.choices[0].text == "one two [redacted:email]"
-    assert sum(int(size) for _, size in found[1].events) == len(responses[1].content)
+    assert sum(int(size) for _, size in records[1].events) == len(responses[1].content)
 
 
 async def test_no_bodies_are_recorded_if_none_is_configured(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ async def test_failures_are_recorded(tmp_path: Path) -> None:
         build_chat_body("cut", stream=True),
         build_chat_body("says", temperature="hot"),
     ]
-    found, responses = await record_requests(tmp_path, *bodies)
-    limited, failed, cut, invalid = found
-    for one, response in zip(found, responses, strict=True):
+    records, responses = await record_requests(tmp_path, *bodies)
+    limited, failed, cut, invalid = records
+    for one, response in zip(records, responses, strict=True):
         assert one.status == response.status_code
     assert (limited.outcome, limited.error, limited.status) == (
         "client_error", "InvalidParameter", 400
@@ -259,8 +259,8 @@ async def test_forwarded_request_is_recorded_without_bodies(tmp_path: Path) -> N
 
 async def test_share_of_the_requests_is_recorded(tmp_path: Path) -> None:
     """Each with its probability: 400 requests of 25 % are 100, give or take six deviations."""
-    found, _ = await record_requests(tmp_path, *[build_chat_body("half")] * 400)
-    assert 48 <= len(found) <= 152
+    records, _ = await record_requests(tmp_path, *[build_chat_body("half")] * 400)
+    assert 48 <= len(records) <= 152
 
 
 async def test_draw_decides_whether_a_request_is_recorded(tmp_path: Path) -> None:
@@ -285,14 +285,14 @@ async def test_route_overrides_the_model(tmp_path: Path) -> None:
     assert (await record_requests(tmp_path, body))[0] == []
     [one], _ = await record_requests(tmp_path, body, headers={"x-loud": "1"})
     assert (one.model, one.rule) == ("never", "loud")
-    found, _ = await record_requests(tmp_path, build_chat_body("says"), headers={"x-quiet": "1"})
-    assert found == [one]
+    records, _ = await record_requests(tmp_path, build_chat_body("says"), headers={"x-quiet": "1"})
+    assert records == [one]
 
 
 async def test_requests_without_a_model_are_not_recorded(tmp_path: Path) -> None:
     """Listings and unknown models belong to no model that records."""
-    found, _ = await record_requests(tmp_path, build_chat_body("unknown"))
-    assert found == []
+    records, _ = await record_requests(tmp_path, build_chat_body("unknown"))
+    assert records == []
 
 
 async def test_reload_changes_what_is_recorded(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def build_store(
 @pytest.fixture
 async def stores(server: RedisServer) -> AsyncIterator[Sequence[RedisLeaseStore]]:
     """Three processes, whose clocks differ by hours."""
-    found = [build_store(server, name, FakeClock(n * HOUR)) for n, name in enumerate("abc")]
-    yield found
-    for one in found:
+    opened = [build_store(server, name, FakeClock(n * HOUR)) for n, name in enumerate("abc")]
+    yield opened
+    for one in opened:
         await one.aclose()
 
 
@@ -84,13 +84,13 @@ def build_lease_request(
 
 
 def build_followup_request(
-    wish: LeaseRequest, wanted: int, held: int = 0, used: int = 0
+    request: LeaseRequest, wanted: int, held: int = 0, used: int = 0
 ) -> LeaseRequest:
-    return LeaseRequest(wish.name, wish.limit, wanted, held, used)
+    return LeaseRequest(request.name, request.limit, wanted, held, used)
 
 
-async def request_amounts(store: RedisLeaseStore, *wishes: LeaseRequest) -> list[int]:
-    return [one.amount for one in await store.request_leases(wishes)]
+async def request_amounts(store: RedisLeaseStore, *requests: LeaseRequest) -> list[int]:
+    return [one.amount for one in await store.request_leases(requests)]
 
 
 SLOW = SharedLimit("rate", 10, CENTURY)
@@ -179,24 +179,24 @@ def test_leases_of_all_processes_never_exceed_the_limit(
 
     async def run() -> None:
         stores = [build_store(server, borrower) for borrower in "abc"]
-        held, told, spent = [0, 0, 0], [0, 0, 0], 0
+        held, reported, spent = [0, 0, 0], [0, 0, 0], 0
         for who, wanted, part, lost in steps:
             used = int(held[who] * part)
             if limit.kind == "slots":
-                wish = LeaseRequest(name, limit, wanted, retained=min(used, wanted))
+                request = LeaseRequest(name, limit, wanted, retained=min(used, wanted))
             else:
                 spent += used
-                told[who] += used
+                reported[who] += used
                 held[who] -= used
-                wish = LeaseRequest(name, limit, wanted, held[who], told[who])
-            [grant] = await stores[who].request_leases([wish])
+                request = LeaseRequest(name, limit, wanted, held[who], reported[who])
+            [grant] = await stores[who].request_leases([request])
             if lost:
-                held[who] = wish.retained
+                held[who] = request.retained
             elif limit.kind == "slots":
                 held[who] = grant.amount
             else:
                 held[who] += grant.amount
-                told[who] = 0
+                reported[who] = 0
             assert sum(held) + spent <= limit.amount
         for store in stores:
             await store.aclose()
@@ -270,20 +270,24 @@ async def test_lease_of_a_dead_process_is_reclaimed_without_its_reported_usage(
         build_lease_request(SLOTS, 7),
     )
     assert await request_amounts(a, rate, day, slots) == [7, 7, 7]
-    wishes = [
+    requests = [
         build_followup_request(rate, 0, held=5, used=2),
         build_followup_request(day, 0, held=5, used=2),
     ]
-    assert await request_amounts(a, *wishes, build_followup_request(slots, 7, held=7)) == [0, 0, 7]
-    wishes = [build_followup_request(one, 10) for one in (rate, day, slots)]
-    assert await request_amounts(b, *wishes) == [3, 3, 3]
-    wishes = [
+    assert await request_amounts(a, *requests, build_followup_request(slots, 7, held=7)) == [
+        0,
+        0,
+        7,
+    ]
+    requests = [build_followup_request(one, 10) for one in (rate, day, slots)]
+    assert await request_amounts(b, *requests) == [3, 3, 3]
+    requests = [
         build_followup_request(rate, 10, held=3),
         build_followup_request(day, 10, held=3),
         build_followup_request(slots, 10, held=3),
     ]
     async with asyncio.timeout(10 * LEASE_SECONDS):
-        while (got := await request_amounts(b, *wishes))[0] == 0:
+        while (got := await request_amounts(b, *requests))[0] == 0:
             assert got == [0, 0, 3]
             await asyncio.sleep(0.02)
     assert got[:1] == [5]
@@ -322,8 +326,8 @@ async def test_lease_script_is_reloaded_after_a_redis_script_flush(server: Redis
 
 async def test_large_lease_requests_are_split_into_several_calls(server: RedisServer) -> None:
     store = build_store(server, "a")
-    wishes = [build_lease_request(SLOW, n % 7) for n in range(2 * MAX_LEASES_PER_CALL + 1)]
-    assert await request_amounts(store, *wishes) == [
+    requests = [build_lease_request(SLOW, n % 7) for n in range(2 * MAX_LEASES_PER_CALL + 1)]
+    assert await request_amounts(store, *requests) == [
         n % 7 for n in range(2 * MAX_LEASES_PER_CALL + 1)
     ]
     assert await store.request_leases([]) == []
@@ -356,14 +360,14 @@ async def test_failed_redis_is_retried_after_a_delay_and_logged_once_without_pas
             await assert_store_unavailable(store)
         server.thaw()
     await store.aclose()
-    said = [one.getMessage() for one in caplog.records if one.name == "interlingua"]
-    assert [one.partition(":")[0] for one in said] == [
+    messages = [one.getMessage() for one in caplog.records if one.name == "interlingua"]
+    assert [one.partition(":")[0] for one in messages] == [
         "rate limits are not shared, since Redis failed",
         "rate limits are shared again",
         "rate limits are not shared, since Redis failed",
     ]
-    assert said[2].endswith("it did not answer within 250 ms")
-    assert "canary" not in f"{said} {store!r} {vars(store)!r}"
+    assert messages[2].endswith("it did not answer within 250 ms")
+    assert "canary" not in f"{messages} {store!r} {vars(store)!r}"
 
 
 async def test_redis_client_exception_counts_as_store_unavailable(
@@ -465,13 +469,13 @@ async def test_redis_tls_with_a_custom_ca() -> None:
 def test_documented_guarantees_match_the_constants() -> None:
     """Every number of it is the one that holds."""
     _, _, table = PAGE.partition("## Guarantees")
-    told = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
+    documented = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
     rest = [
         f"{STORE_RETRY_DELAY / 2:g}",
         f"{STORE_RETRY_DELAY:g} s",
         f"{math.ceil(STORE_RETRY_DELAY + RENEW_INTERVAL * 1.25 + STORE_TIMEOUT)} s",
     ]
-    assert told == [
+    assert documented == [
         f"{DAILY_LEASE_SHARE:.0%}",
         f"{LEASE_IDLE_TIMEOUT:g} s",
         f"{RENEW_INTERVAL * 1000:g} ms",

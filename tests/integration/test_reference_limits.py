@@ -50,10 +50,10 @@ class Stage:
 
     async def store_response(self) -> tuple[str, str]:
         """Store a response whose input is a quarter of the limit; returns its id and its item's."""
-        made = (await self.ask(input=TEXT)).json()
-        items = (await self.gateway.http.get(f"{PATH}/{made['id']}/input_items")).json()
+        body = (await self.ask(input=TEXT)).json()
+        items = (await self.gateway.http.get(f"{PATH}/{body['id']}/input_items")).json()
         self.loads.clear()
-        return made["id"], items["data"][0]["id"]
+        return body["id"], items["data"][0]["id"]
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

@@ -50,12 +50,12 @@ class ReloadableGateway:
 
     def write(self, **parts: Any) -> None:
         """This is in the file now."""
-        told: Parts = {
+        result: Parts = {
             "listeners": [LISTENER],
             "backends": {"echo": ECHO},
             "models": {"m": {"backend": "echo"}},
         }
-        self.file.write_bytes(msgspec.json.format(msgspec.json.encode(told | parts)))
+        self.file.write_bytes(msgspec.json.format(msgspec.json.encode(result | parts)))
 
     async def start(self, **parts: Any) -> "ReloadableGateway":
         self.write(**parts)
@@ -76,10 +76,10 @@ class ReloadableGateway:
     async def refuses(self, **parts: Any) -> list[str]:
         """Why it does not serve this, each with its path; and that nothing has changed."""
         before = self.app._current
-        told = await self.take(**parts)
+        result = await self.take(**parts)
         assert self.app._current is before
-        assert not told.is_ok
-        return [f"{one.path}: {one.message}" for one in told.issues]
+        assert not result.is_ok
+        return [f"{one.path}: {one.message}" for one in result.issues]
 
     async def says(self, model: str = "m") -> str:
         answer = await self.http.post("/v1/chat/completions", json=CHAT | {"model": model})
@@ -90,10 +90,10 @@ class ReloadableGateway:
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[ReloadableGateway]:
-    made = ReloadableGateway(tmp_path / "gateway.yaml")
-    yield made
-    await made.http.aclose()
-    await made.app.stop()
+    reloadable = ReloadableGateway(tmp_path / "gateway.yaml")
+    yield reloadable
+    await reloadable.http.aclose()
+    await reloadable.app.stop()
 
 
 def build_pool_config(*urls: str, **parts: Any) -> Parts:
@@ -114,8 +114,8 @@ async def test_reload_keeps_unchanged_backends(gateway: ReloadableGateway) -> No
     assert gateway.app.backends == before
     changed = backends | {"two": build_pool_config(policy="two_choices"), "new": ECHO}
     await gateway.take(backends=changed, models=more)
-    kept = [name for name, one in gateway.app.backends.items() if before.get(name) is one]
-    assert kept == ["one", "echo"]
+    unchanged = [name for name, one in gateway.app.backends.items() if before.get(name) is one]
+    assert unchanged == ["one", "echo"]
 
 
 async def test_reload_recreates_a_pool_with_model_discovery_for_a_new_model(
@@ -158,17 +158,17 @@ async def test_reload_reloads_a_local_model_only_for_its_own_settings(
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
 
-    def made(former: ConfigSnapshot | None, **models: Any) -> ConfigSnapshot:
+    def build_snapshot(former: ConfigSnapshot | None, **models: Any) -> ConfigSnapshot:
         weights = {"kind": "torch", "path": "a/model", "chat_template": str(template)}
-        told = {"backends": {"local": weights}, "models": models}
-        config = load_bytes(msgspec.json.encode(told), "x.yaml", env={}).config
+        result = {"backends": {"local": weights}, "models": models}
+        config = load_bytes(msgspec.json.encode(result), "x.yaml", env={}).config
         return ConfigSnapshot(config, build_services(), previous=former)
 
-    one = made(None, m={"backend": "local"})
-    two = made(one, m={"backend": "local", "aliases": ["a"]}, n={"backend": "local"})
+    one = build_snapshot(None, m={"backend": "local"})
+    two = build_snapshot(one, m={"backend": "local", "aliases": ["a"]}, n={"backend": "local"})
     assert two.backends["local"] is one.backends["local"]
     template.write_text("{{ messages | length }}")
-    three = made(two, m={"backend": "local"})
+    three = build_snapshot(two, m={"backend": "local"})
     assert three.backends["local"] is not two.backends["local"]
 
 
@@ -188,10 +188,10 @@ async def test_reload_keeps_the_created_time_of_a_model(
 async def test_request_record_has_the_hash_of_its_configuration(gateway: ReloadableGateway) -> None:
     await gateway.start()
     await gateway.says()
-    told = await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
+    result = await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
     await gateway.says()
     digest = hashlib.sha256(gateway.file.read_bytes()).hexdigest()[:12]
-    assert told.hash == gateway.records[1].config_hash == digest
+    assert result.hash == gateway.records[1].config_hash == digest
     assert gateway.records[0].config_hash not in ("", digest)
 
 
@@ -215,13 +215,13 @@ async def collect_stream(
     gateway: ReloadableGateway, got: asyncio.Queue[bytes], model: str = "m"
 ) -> bytes:
     """All of a stream; each piece as it comes, too."""
-    heard = b""
-    asked = CHAT | {"stream": True, "model": model}
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+    received = b""
+    body = CHAT | {"stream": True, "model": model}
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for piece in answer.aiter_bytes():
-            heard += piece
+            received += piece
             got.put_nowait(piece)
-    return heard
+    return received
 
 
 async def test_removed_backend_is_closed_after_its_last_stream(
@@ -237,15 +237,15 @@ async def test_removed_backend_is_closed_after_its_last_stream(
     monkeypatch.setattr(old, "aclose", close)
     got = asyncio.Queue[bytes]()
     async with asyncio.TaskGroup() as tasks:
-        heard = tasks.create_task(collect_stream(gateway, got))
+        stream_task = tasks.create_task(collect_stream(gateway, got))
         await got.get()
-        told = await gateway.take(backends={"other": ECHO}, models={"n": {"backend": "other"}})
-        assert told.is_ok
+        result = await gateway.take(backends={"other": ECHO}, models={"n": {"backend": "other"}})
+        assert result.is_ok
         assert not closed.is_set()
         gone = await gateway.http.post("/v1/chat/completions", json=CHAT)
         assert await gateway.says("n") == "Hello world"
-    assert b"world" in heard.result()
-    assert heard.result().endswith(b"data: [DONE]\n\n")
+    assert b"world" in stream_task.result()
+    assert stream_task.result().endswith(b"data: [DONE]\n\n")
     assert gone.status_code == 404
     async with asyncio.timeout(5):
         await closed.wait()
@@ -266,15 +266,17 @@ async def test_stream_of_a_removed_backend_ends_with_an_error_after_drain_timeou
         await gateway.start(backends=both, models=models, limits=drain)
         got = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
-            heard = [tasks.create_task(collect_stream(gateway, got, model)) for model in models]
+            stream_tasks = [
+                tasks.create_task(collect_stream(gateway, got, model)) for model in models
+            ]
             await got.get()
             await got.get()
             await gateway.take(
                 backends={"stays": both["stays"]}, models={"n": models["n"]}, limits=drain
             )
-            await asyncio.wait(heard[:1])
+            await asyncio.wait(stream_tasks[:1])
             end.set()
-    broken, whole = (one.result() for one in heard)
+    broken, whole = (one.result() for one in stream_tasks)
     assert b'"error"' in broken
     assert b"[DONE]" not in broken
     assert b'"error"' not in whole
@@ -295,7 +297,7 @@ async def test_stream_gets_a_new_drain_timeout_when_its_backend_is_removed(
         )
         got = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
-            heard = tasks.create_task(collect_stream(gateway, got))
+            stream_task = tasks.create_task(collect_stream(gateway, got))
             await got.get()
             await gateway.take(
                 backends={"p": build_pool_config(worker.url), "more": ECHO},
@@ -306,8 +308,8 @@ async def test_stream_gets_a_new_drain_timeout_when_its_backend_is_removed(
             await gateway.take(limits={"drain_timeout": "30s"})
             await asyncio.sleep(0.2)
             end.set()
-    assert heard.result().endswith(b"data: [DONE]\n\n")
-    assert b'"error"' not in heard.result()
+    assert stream_task.result().endswith(b"data: [DONE]\n\n")
+    assert b'"error"' not in stream_task.result()
 
 
 async def test_stop_infer_cancels_a_request_that_started_before_a_reload(
@@ -315,13 +317,13 @@ async def test_stop_infer_cancels_a_request_that_started_before_a_reload(
 ) -> None:
     """Its client asks the configuration of now to stop what began with another."""
     await gateway.start(backends={"echo": SLOW | {"script": ["a", "b", "c", "d", "e"]}})
-    asked = {"id": "a1", "text_input": "hi"}
+    body = {"id": "a1", "text_input": "hi"}
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(gateway.http.post("/mindie/v2/models/m/generate", json=asked))
+        running = tasks.create_task(gateway.http.post("/mindie/v2/models/m/generate", json=body))
         await wait_until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
         await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
-        stopped = await gateway.http.post("/mindie/v2/models/m/stopInfer", json=asked)
-    assert (stopped.status_code, stopped.json()) == (200, asked)
+        stopped = await gateway.http.post("/mindie/v2/models/m/stopInfer", json=body)
+    assert (stopped.status_code, stopped.json()) == (200, body)
     assert running.result().status_code == 400
 
 
@@ -363,14 +365,14 @@ async def test_reload_adds_and_removes_listeners(gateway: ReloadableGateway) -> 
     await gateway.start(listeners=[keeps, goes], backends={"echo": SLOW})
     async with httpx.AsyncClient(base_url=f"http://{first}", timeout=30) as client:
         async with asyncio.TaskGroup() as tasks:
-            asked = tasks.create_task(client.post("/v1/chat/completions", json=CHAT))
+            task = tasks.create_task(client.post("/v1/chat/completions", json=CHAT))
             await wait_until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
             assert (await gateway.take(listeners=[keeps, comes])).is_ok
             await asyncio.sleep(0)
         with pytest.raises(httpx.ConnectError):
             await client.get("/v1/models")
-    assert asked.result().status_code == 200
-    assert asked.result().headers["connection"] == "close"
+    assert task.result().status_code == 200
+    assert task.result().headers["connection"] == "close"
     async with httpx.AsyncClient(base_url=f"http://{second}") as client:
         assert (await client.get("/v1/models")).status_code == 200
     assert await gateway.says() == "Hello world"
@@ -426,13 +428,13 @@ async def test_reload_rejects_settings_that_need_a_restart_by_name(
     pem = str(PEMS / "loopback.pem")
     await gateway.start(listeners=[LISTENER, here])
     encrypted = here | {"tls": {"cert": pem, "key": pem}}
-    whys = await gateway.refuses(
+    reasons = await gateway.refuses(
         listeners=[LISTENER, encrypted],
         admin={"address": admin},
         observe={"access_log": {"format": "off"}},
         state={"redis": "redis://127.0.0.1:1"},
     )
-    assert [why.partition(":")[::2] for why in whys] == [
+    assert [why.partition(":")[::2] for why in reasons] == [
         (
             "listeners[1].tls",
             " turning TLS on or off needs a restart or another port",
@@ -510,12 +512,12 @@ async def test_reload_continues_after_warmup_timeout_with_a_warning(
     await gateway.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         far = build_pool_config(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        told = await gateway.take(
+        result = await gateway.take(
             backends={"far": far},
             models={"m": {"backend": "far"}},
             limits={"warmup_timeout": "100ms"},
         )
-    assert told.is_ok
+    assert result.is_ok
     assert "far is not ready after 0.1 s and is used as it is" in caplog.text
 
 
@@ -544,14 +546,14 @@ async def test_reload_with_a_backend_that_cannot_start_is_rejected(
     await gateway.start()
     closed: list[EchoBackend] = []
 
-    def found(named: object) -> object:
+    def fail_to_start(named: object) -> object:
         return UnloadableBackend if named is EchoBackend else named
 
     async def close(backend: EchoBackend) -> None:
         closed.append(backend)
 
     monkeypatch.setattr(UnloadableBackend, "aclose", close)
-    monkeypatch.setattr(build, "load_symbol", lambda name: found(load_symbol(name)))
+    monkeypatch.setattr(build, "load_symbol", lambda name: fail_to_start(load_symbol(name)))
     [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
     assert why == "backends.new: it can't be used: there is no such model"
     assert len(closed) == 1
@@ -577,14 +579,14 @@ async def test_admin_worker_changes_end_when_their_pool_is_recreated(
         added = {"backend": "far", "url": "http://10.0.0.1:8000"}
         assert (await admin.post("/-/workers", json=added)).status_code == 201
         await gateway.take(backends={"far": build_pool_config()}, limits={"body": "1MiB"}, **parts)
-        kept = (await admin.get("/-/workers")).json()["backends"]
+        backends = (await admin.get("/-/workers")).json()["backends"]
         assert ended not in caplog.text
         changed = build_pool_config(queue={"max": 1})
         await gateway.take(backends={"far": changed, "more": build_pool_config()}, **parts)
         left = (await admin.get("/-/workers")).json()["backends"]
-    assert [one["url"] for one in kept["far"]] == ["http://10.0.0.1:8000", "http://127.0.0.1:9"]
+    assert [one["url"] for one in backends["far"]] == ["http://10.0.0.1:8000", "http://127.0.0.1:9"]
     assert ended in caplog.text
-    assert {name: len(found) for name, found in left.items()} == {"far": 1, "more": 1}
+    assert {name: len(workers) for name, workers in left.items()} == {"far": 1, "more": 1}
 
 
 async def test_reload_applies_new_keys_to_open_connections(gateway: ReloadableGateway) -> None:
@@ -627,16 +629,16 @@ async def test_admin_reload_endpoint_returns_configuration_errors_as_json(
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
         answer = await admin.post("/-/reload")
         page = (await admin.get("/metrics")).text
-    told = answer.json()
-    [complaint] = told["issues"]
+    body = answer.json()
+    [complaint] = body["issues"]
     assert answer.status_code == 422
-    assert told["error"] == {
+    assert body["error"] == {
         "message": f"{gateway.file} is invalid; the configuration is unchanged",
         "field": None,
     }
     assert complaint["path"] == "models.m.backend"
     assert complaint["message"] == "there is no backend 'nobody'; known: echo"
-    assert f'interlingua_config_info{{hash="{told["hash"]}"}} 1.0' in page
+    assert f'interlingua_config_info{{hash="{body["hash"]}"}} 1.0' in page
     assert gateway.app._current is before
 
 

@@ -84,13 +84,13 @@ def read_texts(results: list[RecordedRequest]) -> dict[str, str]:
 
 async def wait_for(recordings: Path, count: int) -> list[RecordedRequest]:
     """The recorded requests, once all are written."""
-    found = list[RecordedRequest]()
+    records = list[RecordedRequest]()
     for _ in range(200):
-        found = [*read_recordings(recordings)] if recordings.is_dir() else []
-        if len(found) >= count:
-            return found
+        records = [*read_recordings(recordings)] if recordings.is_dir() else []
+        if len(records) >= count:
+            return records
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{len(found)} of {count} requests are recorded")
+    raise AssertionError(f"{len(records)} of {count} requests are recorded")
 
 
 async def test_requests_of_every_protocol_go_to_another_version(
@@ -164,9 +164,9 @@ async def test_worker_answers_by_its_own_name_of_the_model(
             "secret",
         )
         sent = [one for one in worker.requests if one.method == "POST"]
-        asked = [json.loads(one.body) for one in sent]
+        bodies = [json.loads(one.body) for one in sent]
     assert code == 0, printed
-    assert [one["model"] for one in asked] == ["llama"]
+    assert [one["model"] for one in bodies] == ["llama"]
     assert [one.headers["authorization"] for one in sent] == ["Bearer secret"]
     [file] = (tmp_path / "out").iterdir()
     assert "secret" not in file.read_text()
@@ -274,7 +274,7 @@ async def test_wrong_usage_says_what_is_missing(
 ) -> None:
     folder = tmp_path / "recordings"
     folder.mkdir()
-    given = [str(config) if one == "CONFIG" else one for one in arguments]
-    code, printed = await run_command("replay", folder, *given)
+    command = [str(config) if one == "CONFIG" else one for one in arguments]
+    code, printed = await run_command("replay", folder, *command)
     assert code == 2
     assert message in printed

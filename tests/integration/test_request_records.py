@@ -34,10 +34,10 @@ def build_chat_body(model: str, stream: bool = False) -> dict[str, object]:
 
 async def test_request_record_does_not_change_after_being_observed() -> None:
     """It may be written long after that."""
-    told: list[tuple[RequestRecord, bytes]] = []
+    observed: list[tuple[RequestRecord, bytes]] = []
     outside = build_services()
     outside = replace(
-        outside, observe_request=lambda one: told.append((one, msgspec.json.encode(one)))
+        outside, observe_request=lambda one: observed.append((one, msgspec.json.encode(one)))
     )
     app = Gateway(load_text(CONFIG, "test.yaml", env={}), outside)
     [url] = await app.start()
@@ -52,11 +52,11 @@ async def test_request_record_does_not_change_after_being_observed() -> None:
         with pytest.raises(httpx.ReadTimeout):
             await http.post("/v1/chat/completions", json=build_chat_body("slow"), timeout=0.03)
     await app.stop()
-    assert len(told) == 12
+    assert len(observed) == 12
     assert {"ok", "client_error", "worker_error", "truncated", "cancelled"} == {
-        one.outcome for one, _ in told
+        one.outcome for one, _ in observed
     }
-    assert [msgspec.json.encode(one) for one, _ in told] == [then for _, then in told]
+    assert [msgspec.json.encode(one) for one, _ in observed] == [then for _, then in observed]
 
 
 async def test_gateway_writes_usage_to_sqlite(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ async def test_gateway_writes_usage_to_sqlite(tmp_path: Path) -> None:
     await app.stop()
     [record, _] = records
     assert record.usage is not None
-    [found] = query_sqlite_usage(str(file), ["model"], record.started_at)
-    assert (found.requests, found.completion_tokens) == (1, record.usage.completion_tokens)
+    [row] = query_sqlite_usage(str(file), ["model"], record.started_at)
+    assert (row.requests, row.completion_tokens) == (1, record.usage.completion_tokens)
 
 
 async def test_gateway_that_never_started_creates_no_usage_file(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ class Stage:
         self._worker = worker
         self.http = gateway.http
 
-    async def ask(self, **given: Any) -> Any:
+    async def ask(self, **fields: Any) -> Any:
         """The response to R with what is given."""
-        body = {"model": "m", "input": "say hi"} | given
+        body = {"model": "m", "input": "say hi"} | fields
         answer = await self.http.post(PATH, json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -133,12 +133,12 @@ async def test_rs_28_29_34_35_tools_and_format(stage: Stage) -> None:
 
 
 async def test_rs_52_stored_response_and_its_input(stage: Stage) -> None:
-    made = await stage.ask()
+    response = await stage.ask()
 
-    stored = await stage.http.get(f"{PATH}/{made['id']}")
-    items = (await stage.http.get(f"{PATH}/{made['id']}/input_items")).json()
+    stored = await stage.http.get(f"{PATH}/{response['id']}")
+    items = (await stage.http.get(f"{PATH}/{response['id']}/input_items")).json()
 
-    assert stored.json() == made
+    assert stored.json() == response
     [item] = items["data"]
     assert item["content"] == [{"type": "input_text", "text": "say hi"}]
     assert item["id"]
@@ -161,10 +161,10 @@ async def test_rs_53_previous_response(stage: Stage) -> None:
 
 
 async def test_rs_54_response_that_is_not_stored(stage: Stage) -> None:
-    made = await stage.ask(store=False)
+    response = await stage.ask(store=False)
 
-    answer = await stage.http.get(f"{PATH}/{made['id']}")
-    body = {"model": "m", "input": "x", "previous_response_id": made["id"]}
+    answer = await stage.http.get(f"{PATH}/{response['id']}")
+    body = {"model": "m", "input": "x", "previous_response_id": response["id"]}
     refused = await stage.http.post(PATH, json=body)
 
     assert answer.status_code == 404
@@ -173,8 +173,8 @@ async def test_rs_54_response_that_is_not_stored(stage: Stage) -> None:
 
 
 async def test_rs_55_item_references(stage: Stage) -> None:
-    made = await stage.ask()
-    reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+    response = await stage.ask()
+    reference = {"type": "item_reference", "id": response["output"][0]["id"]}
 
     await stage.ask(input=[{"role": "user", "content": "a"}, reference])
 
@@ -185,13 +185,13 @@ async def test_rs_55_item_references(stage: Stage) -> None:
 
 
 async def test_rs_56_deleted_response(stage: Stage) -> None:
-    made = await stage.ask()
+    response = await stage.ask()
 
-    deleted = await stage.http.delete(f"{PATH}/{made['id']}")
+    deleted = await stage.http.delete(f"{PATH}/{response['id']}")
 
-    assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
-    assert (await stage.http.get(f"{PATH}/{made['id']}")).status_code == 404
-    assert (await stage.http.delete(f"{PATH}/{made['id']}")).status_code == 404
+    assert deleted.json() == {"id": response["id"], "object": "response", "deleted": True}
+    assert (await stage.http.get(f"{PATH}/{response['id']}")).status_code == 404
+    assert (await stage.http.delete(f"{PATH}/{response['id']}")).status_code == 404
 
 
 async def test_streamed_response_is_stored_before_its_end_is_sent(mock: RunningGateway) -> None:
@@ -221,12 +221,12 @@ async def test_one_key_never_sees_the_responses_of_another(serve: Serve) -> None
     }
     http = (await serve(json.dumps(config))).http
     own, other = ({"authorization": f"Bearer {name}"} for name in digests)
-    made = (await http.post(PATH, json={"model": "m", "input": "x"}, headers=own)).json()
-    body = {"model": "m", "input": "x", "previous_response_id": made["id"]}
+    response = (await http.post(PATH, json={"model": "m", "input": "x"}, headers=own)).json()
+    body = {"model": "m", "input": "x", "previous_response_id": response["id"]}
 
-    assert (await http.get(f"{PATH}/{made['id']}", headers=own)).status_code == 200
-    assert (await http.get(f"{PATH}/{made['id']}", headers=other)).status_code == 404
-    assert (await http.delete(f"{PATH}/{made['id']}", headers=other)).status_code == 404
+    assert (await http.get(f"{PATH}/{response['id']}", headers=own)).status_code == 200
+    assert (await http.get(f"{PATH}/{response['id']}", headers=other)).status_code == 404
+    assert (await http.delete(f"{PATH}/{response['id']}", headers=other)).status_code == 404
     assert (await http.post(PATH, json=body, headers=own)).status_code == 200
     assert (await http.post(PATH, json=body, headers=other)).status_code == 400
 
@@ -241,10 +241,10 @@ async def test_without_a_store_nothing_is_stored(serve: Serve) -> None:
     }
     http = (await serve(json.dumps(config))).http
 
-    made = (await http.post(PATH, json={"model": "m", "input": "x"})).json()
+    response = (await http.post(PATH, json={"model": "m", "input": "x"})).json()
 
-    assert made["store"] is False
-    assert (await http.get(f"{PATH}/{made['id']}")).status_code == 404
+    assert response["store"] is False
+    assert (await http.get(f"{PATH}/{response['id']}")).status_code == 404
 
 
 # --- OpenAI's own client --------------------------------------------------------------------------
@@ -335,11 +335,11 @@ async def test_input_tokens_are_estimated_where_no_worker_counts(stage: Stage) -
 
 async def test_stored_response_cannot_be_cancelled(stage: Stage) -> None:
     name = (await stage.ask())["id"]
-    found = await stage.http.post(f"{PATH}/{name}/cancel")
+    response = await stage.http.post(f"{PATH}/{name}/cancel")
     unknown = await stage.http.post(f"{PATH}/resp_unknown/cancel")
 
-    assert (found.status_code, unknown.status_code) == (400, 404)
-    assert found.json()["error"]["message"] == "Cannot cancel a synchronous response."
+    assert (response.status_code, unknown.status_code) == (400, 404)
+    assert response.json()["error"]["message"] == "Cannot cancel a synchronous response."
 
 
 async def test_compaction_is_refused_by_name(stage: Stage) -> None:

@@ -47,7 +47,7 @@ keys:
   - {{name: poor, sha256: "{hash_key("poor-key")}", models: [small], tags: [paid]}}
 """
 SPLIT = TrafficSplit({"1": 50, "2": 50}, "rollout")
-SAID = {"1": "first", "2": "second"}
+TEXTS = {"1": "first", "2": "second"}
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -78,8 +78,8 @@ async def test_sticky_user_gets_the_same_version_at_every_gateway(serve: Serve) 
             assert get_record_labels(front) == ("chat", version, "", "header:x-user-id")
             by_body = await send_chat(front, "talk", user=f"user-{n}", stream=True)
             assert get_record_labels(front) == ("chat", version, "", "body:user")
-            assert SAID[version] in by_header.text
-            assert SAID[version] in by_body.text
+            assert TEXTS[version] in by_header.text
+            assert TEXTS[version] in by_body.text
 
     assert arms == {"1", "2"}
 
@@ -209,7 +209,7 @@ async def test_fallback_keeps_the_sticky_assignment(serve: Serve) -> None:
     for n in range(4):
         answer = await send_chat(front, "lost", headers={"x-user-id": f"user-{n}"})
         version = SPLIT.assign_version(f"user-{n}").version
-        assert SAID[version] in answer.text
+        assert TEXTS[version] in answer.text
         assert get_record_labels(front) == ("chat", version, "", "header:x-user-id")
 
 

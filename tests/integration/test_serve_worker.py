@@ -59,8 +59,8 @@ def start() -> Iterator[Callable[..., Command]]:
 
 def list_names(url: str, path: str = "/v1/models") -> list[str]:
     method, key, name = LISTINGS[path]
-    found = httpx.request(method, url + path, json={} if method == "POST" else None).json()
-    return [one[name] for one in (found[key] if key else found)]
+    body = httpx.request(method, url + path, json={} if method == "POST" else None).json()
+    return [one[name] for one in (body[key] if key else body)]
 
 
 def chat(url: str, model: str, path: str = "/v1/chat/completions") -> httpx.Response:
@@ -77,7 +77,7 @@ def test_worker_models_are_listed_in_every_protocol_and_others_are_refused(
     gateway = start(f"{worker}/v1/", "--port", "0")
     url = gateway.serving()
 
-    assert "interlingua serves llama, org/m-1 on" in gateway.said()
+    assert "interlingua serves llama, org/m-1 on" in gateway.read_output()
     assert {path: list_names(url, path) for path in LISTINGS} == {
         path: ["llama", "org/m-1"] for path in LISTINGS
     }
@@ -101,7 +101,7 @@ def test_models_of_a_worker_that_comes_or_changes_later_are_served(
 
     gateway = start(f"http://127.0.0.1:{port}", "--port", "0")
     url = gateway.serving()
-    assert "interlingua serves any on" in gateway.said()
+    assert "interlingua serves any on" in gateway.read_output()
     assert list_names(url) == []
     assert chat(url, "any").status_code == 503  # it is passed on, to nobody
 
@@ -112,7 +112,7 @@ def test_models_of_a_worker_that_comes_or_changes_later_are_served(
         gateway.process.send_signal(signal.SIGHUP)
         until = time.monotonic() + 20
         while list_names(url) != models:
-            assert time.monotonic() < until, gateway.said()
+            assert time.monotonic() < until, gateway.read_output()
             time.sleep(0.05)
         assert worker.stop() == 0
     gateway.process.send_signal(signal.SIGHUP)  # the last known models stay

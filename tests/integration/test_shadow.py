@@ -46,24 +46,24 @@ async def test_shadow_report_has_both_responses_and_the_client_gets_the_primary(
     front = await start_gateway(build_echo_config("a, b, d"))
 
     answer = await front.ask(stream=stream)
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert '"d"' not in answer.text
     assert answer.headers["x-served-model"] == "1"
-    assert (told.id, told.shadow_id) == ("id-0", "id-0-shadow")
-    main, shadow = told.primary, told.shadow
+    assert (comparison.id, comparison.shadow_id) == ("id-0", "id-0-shadow")
+    main, shadow = comparison.primary, comparison.shadow
     assert (main.model, main.version, main.outcome, main.error) == ("chat", "1", "ok", "")
     assert (shadow.model, shadow.version, shadow.outcome, shadow.error) == ("chat", "2", "ok", "")
-    for arm in (main, shadow):
-        assert (arm.finish_reasons, arm.tokens, arm.length) == (("eos",), 3, 3)
-        assert arm.first_token is not None
-        assert 0 <= arm.first_token <= arm.duration
-    assert told.equal is False
+    for side in (main, shadow):
+        assert (side.finish_reasons, side.tokens, side.length) == (("eos",), 3, 3)
+        assert side.first_token is not None
+        assert 0 <= side.first_token <= side.duration
+    assert comparison.equal is False
     assert len(front.records) == 1
 
 
 @pytest.mark.parametrize(
-    ("asked", "equal"),
+    ("fields", "equal"),
     [
         ({}, True),
         ({"stream": True}, True),
@@ -75,26 +75,26 @@ async def test_shadow_report_has_both_responses_and_the_client_gets_the_primary(
     ],
 )  # fmt: skip
 async def test_only_deterministic_responses_are_compared(
-    start_gateway: Begin, asked: dict[str, Any], *, equal: bool | None
+    start_gateway: Begin, fields: dict[str, Any], *, equal: bool | None
 ) -> None:
     front = await start_gateway(build_echo_config())
-    answer = await front.ask(**asked)
-    told = await front.until_told()
+    answer = await front.ask(**fields)
+    comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 200
-    assert told.equal is equal
-    assert (told.primary.outcome, told.shadow.outcome) == ("ok", "ok")
+    assert comparison.equal is equal
+    assert (comparison.primary.outcome, comparison.shadow.outcome) == ("ok", "ok")
 
 
 async def test_embeddings_are_shadowed_but_not_compared(start_gateway: Begin) -> None:
     front = await start_gateway(build_echo_config())
     answer = await front.http.post("/v1/embeddings", json={"model": "chat", "input": ["a", "b"]})
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 200
-    assert told.equal is None
-    assert told.shadow.outcome == "ok"
-    assert told.shadow.first_token is not None
+    assert comparison.equal is None
+    assert comparison.shadow.outcome == "ok"
+    assert comparison.shadow.first_token is not None
 
 
 async def test_shadow_report_contains_no_prompt_or_response_text(start_gateway: Begin) -> None:
@@ -102,10 +102,10 @@ async def test_shadow_report_contains_no_prompt_or_response_text(start_gateway: 
     answer = await front.ask(
         messages=[{"role": "user", "content": "secret-of-the-client"}], user="somebody"
     )
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 200
-    line = msgspec.json.encode(told)
+    line = msgspec.json.encode(comparison)
     assert b"secret" not in line
     assert b"somebody" not in line
     assert line.startswith(b'{"kind":"shadow","id":"id-0","shadow_id":"id-0-shadow"')
@@ -116,15 +116,15 @@ async def test_pinned_requests_are_not_shadowed(start_gateway: Begin) -> None:
     for model in ("chat@1", "chat@2"):
         assert (await front.ask(model=model)).status_code == 200
     assert (await front.ask()).status_code == 200
-    await front.until_told()
+    await front.wait_for_comparison()
 
-    assert [one.id for one in front.told] == ["id-2"]
+    assert [one.id for one in front.comparisons] == ["id-2"]
 
 
 async def test_model_without_shadow_settings_has_no_shadow_report(start_gateway: Begin) -> None:
     front = await start_gateway(build_echo_config(shadow=NONE))
     await front.ask()
-    assert front.told == []
+    assert front.comparisons == []
 
 
 async def test_request_is_not_shadowed_to_its_own_version(start_gateway: Begin) -> None:
@@ -132,21 +132,21 @@ async def test_request_is_not_shadowed_to_its_own_version(start_gateway: Begin) 
     front = await start_gateway(f"{build_echo_config()}routes: [{rule}]\n")
     await front.ask({"x-cohort": "beta"})
     await front.ask()
-    await front.until_told()
+    await front.wait_for_comparison()
 
-    assert [one.id for one in front.told] == ["id-1"]
+    assert [one.id for one in front.comparisons] == ["id-1"]
 
 
 async def test_dry_run_is_not_shadowed(start_gateway: Begin) -> None:
     front = await start_gateway(build_echo_config() + 'admin: {address: "127.0.0.1:0"}\n')
-    asked = {"path": "/v1/chat/completions", "body": {"model": "chat", "messages": HELLO}}
-    explained = await front.http.post(f"{front.urls[-1]}/-/explain", json=asked)
+    question = {"path": "/v1/chat/completions", "body": {"model": "chat", "messages": HELLO}}
+    explained = await front.http.post(f"{front.urls[-1]}/-/explain", json=question)
     await front.ask()
-    await front.until_told()
+    await front.wait_for_comparison()
 
     assert explained.status_code == 200
     assert "chat" in explained.text
-    assert [one.id for one in front.told] == [front.records[-1].id]
+    assert [one.id for one in front.comparisons] == [front.records[-1].id]
 
 
 # --- what is sent ---------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ async def test_dry_run_is_not_shadowed(start_gateway: Begin) -> None:
 async def test_shadow_request_is_translated_without_client_headers(start_gateway: Begin) -> None:
     reply = make_reply(b'{"text_output":"abc","model_name":"new","model_version":"1"}')
     async with ScriptedWorker([reply], probed=PROBED) as worker:
-        front = await start_gateway(build_worker_config(worker, dialect="triton"))
+        front = await start_gateway(build_worker_config(worker, protocol="triton"))
         answer = await front.ask(
             {
                 "X-Interlingua-Strict": "1",
@@ -167,7 +167,7 @@ async def test_shadow_request_is_translated_without_client_headers(start_gateway
             top_k=3,
             request_id="mine",
         )
-        told = await front.until_told()
+        comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 200
     [sent] = [one for one in worker.requests if one.method == "POST"]
@@ -177,9 +177,9 @@ async def test_shadow_request_is_translated_without_client_headers(start_gateway
     assert "mine" not in sent.body.decode()
     assert sent.headers["x-request-id"] == "id-0-shadow"
     assert not {"traceparent", "authorization", "x-interlingua-strict"} & sent.headers.keys()
-    assert told.shadow.outcome == "ok"
-    assert told.shadow.length == 3
-    assert told.unsupported_parameters
+    assert comparison.shadow.outcome == "ok"
+    assert comparison.shadow.length == 3
+    assert comparison.unsupported_parameters
 
 
 async def test_passthrough_response_is_compared_by_its_events(start_gateway: Begin) -> None:
@@ -187,16 +187,20 @@ async def test_passthrough_response_is_compared_by_its_events(start_gateway: Beg
         front = await start_gateway(build_worker_config(worker, text=TURNED))
         alone = await start_gateway(build_worker_config(worker, text=TURNED, shadow=NONE))
         answers = [await one.ask(stream=True) for one in (front, alone)]
-        told = await front.until_told()
+        comparison = await front.wait_for_comparison()
 
     assert get_visible_response(answers[0]) == get_visible_response(answers[1])
     assert answers[0].text.count("data: ") == len(STREAM) + 1  # and that of the role
-    assert (told.primary.length, told.primary.finish_reasons, told.primary.outcome) == (
+    assert (
+        comparison.primary.length,
+        comparison.primary.finish_reasons,
+        comparison.primary.outcome,
+    ) == (
         3,
         ("eos",),
         "ok",
     )
-    assert told.equal is True
+    assert comparison.equal is True
 
 
 # --- what becomes of the original -----------------------------------------------------------------
@@ -213,16 +217,16 @@ async def test_shadow_failures_do_not_change_the_primary_response(
         front = await start_gateway(build_worker_config(worker, shadow=shadow))
         alone = await start_gateway(build_worker_config(worker, shadow=NONE))
         answers = [await one.ask(stream=stream) for one in (front, alone, front, alone)]
-        told = await front.until_told(2)
+        comparison = await front.wait_for_comparison(2)
 
     assert answers[0].status_code == 200
     assert get_visible_response(answers[0]) == get_visible_response(answers[1])
     assert get_visible_response(answers[2]) == get_visible_response(answers[3])
     for one in front.records:
         assert (one.outcome, one.error, one.failed_attempts) == ("ok", "", ())
-    assert told.primary.outcome == "ok"
-    assert (told.shadow.outcome == "ok") is well
-    assert bool(told.shadow.error) is not well
+    assert comparison.primary.outcome == "ok"
+    assert (comparison.shadow.outcome == "ok") is well
+    assert bool(comparison.shadow.error) is not well
 
 
 async def test_rejected_request_has_the_same_error_with_and_without_shadow(
@@ -233,13 +237,13 @@ async def test_rejected_request_has_the_same_error_with_and_without_shadow(
         await start_gateway(build_echo_config(shadow=NONE)),
     )
     answers = [await one.ask(temperature=9) for one in (front, alone)]
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert answers[0].status_code == 400
     assert get_visible_response(answers[0]) == get_visible_response(answers[1])
-    for arm in (told.primary, told.shadow):
-        assert (arm.outcome, arm.error) == ("client_error", "InvalidParameter")
-    assert told.equal is None
+    for side in (comparison.primary, comparison.shadow):
+        assert (side.outcome, side.error) == ("client_error", "InvalidParameter")
+    assert comparison.equal is None
 
 
 async def test_internal_error_in_the_shadow_does_not_affect_the_primary(
@@ -251,10 +255,13 @@ async def test_internal_error_in_the_shadow_does_not_affect_the_primary(
     front = await start_gateway(build_echo_config())
     monkeypatch.setattr("gateway.pipeline.shadow.apply_model_settings", never)
     answer = await front.ask()
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 200
-    assert (told.shadow.outcome, told.shadow.error) == ("gateway_error", "InternalError")
+    assert (comparison.shadow.outcome, comparison.shadow.error) == (
+        "gateway_error",
+        "InternalError",
+    )
 
 
 async def test_failing_shadow_reporter_does_not_affect_the_primary(start_gateway: Begin) -> None:
@@ -270,7 +277,7 @@ async def test_failing_shadow_reporter_does_not_affect_the_primary(start_gateway
     for stream in (True, False):
         answers = [await one.ask(stream=stream) for one in (front, alone)]
         assert get_visible_response(answers[0]) == get_visible_response(answers[1])
-    await front.until_told(2)
+    await front.wait_for_comparison(2)
 
 
 async def test_incomplete_shadow_response_is_reported_as_broken_stream(
@@ -282,10 +289,10 @@ async def test_incomplete_shadow_response_is_reported_as_broken_stream(
     front = await start_gateway(build_echo_config())
     monkeypatch.setattr("gateway.pipeline.shadow.send_emulated", lambda *_: (half(), tuple))
     await front.ask()
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
-    assert (told.shadow.outcome, told.shadow.error) == ("worker_error", "StreamBroken")
-    assert told.equal is None
+    assert (comparison.shadow.outcome, comparison.shadow.error) == ("worker_error", "StreamBroken")
+    assert comparison.equal is None
 
 
 async def test_internal_error_in_the_primary_is_reported_as_gateway_error(
@@ -297,11 +304,14 @@ async def test_internal_error_in_the_primary_is_reported_as_gateway_error(
     front = await start_gateway(build_echo_config())
     monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", never)
     answer = await front.ask()
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 500
-    assert (told.primary.outcome, told.primary.error) == ("gateway_error", "InternalError")
-    assert told.shadow.outcome == "ok"
+    assert (comparison.primary.outcome, comparison.primary.error) == (
+        "gateway_error",
+        "InternalError",
+    )
+    assert comparison.shadow.outcome == "ok"
 
 
 async def test_response_of_a_fallback_is_compared_with_the_shadow(start_gateway: Begin) -> None:
@@ -312,8 +322,12 @@ async def test_response_of_a_fallback_is_compared_with_the_shadow(start_gateway:
     text = text.replace("  two:", "  spare: {kind: echo, script: [a, b, c]}\n  two:", 1)
     front = await start_gateway(text.replace(SHADOW, f"{SHADOW}, fallback: [spare]"))
     answer = await front.ask()
-    told = await front.until_told()
+    comparison = await front.wait_for_comparison()
 
     assert answer.status_code == 200
-    assert (told.primary.model, told.primary.version, told.primary.length) == ("spare", "1", 3)
-    assert told.equal is True
+    assert (comparison.primary.model, comparison.primary.version, comparison.primary.length) == (
+        "spare",
+        "1",
+        3,
+    )
+    assert comparison.equal is True

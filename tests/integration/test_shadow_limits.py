@@ -60,13 +60,13 @@ async def test_shadow_requests_above_max_concurrency_are_dropped(start_gateway: 
         front = await start_gateway(build_worker_config(worker, shadow=shadow))
         for _ in range(5):
             assert (await front.ask()).status_code == 200
-        await worker.until_asked(2)
-        assert [one.shadow.outcome for one in front.told] == ["dropped"] * 3
+        await worker.wait_for_request(2)
+        assert [one.shadow.outcome for one in front.comparisons] == ["dropped"] * 3
         await front.shadows.aclose()
-        told = await front.until_told(5)
-        assert (told.shadow.outcome, told.primary.outcome) == ("cancelled", "ok")
+        comparison = await front.wait_for_comparison(5)
+        assert (comparison.shadow.outcome, comparison.primary.outcome) == ("cancelled", "ok")
         await front.ask()
-        await worker.until_asked(3)
+        await worker.wait_for_request(3)
 
     assert worker.most_active == 2
 
@@ -76,12 +76,15 @@ async def test_shadow_request_has_its_own_timeout(start_gateway: Begin) -> None:
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await start_gateway(build_worker_config(worker, shadow=shadow))
         answer = await front.ask({"x-interlingua-timeout": "20"})
-        told = await front.until_told()
-        await worker.until_left()
+        comparison = await front.wait_for_comparison()
+        await worker.wait_for_disconnect()
 
     assert answer.status_code == 200
-    assert (told.shadow.outcome, told.shadow.error) == ("gateway_error", "DeadlineExceeded")
-    assert told.primary.outcome == "ok"
+    assert (comparison.shadow.outcome, comparison.shadow.error) == (
+        "gateway_error",
+        "DeadlineExceeded",
+    )
+    assert comparison.primary.outcome == "ok"
 
 
 async def test_client_disconnect_cancels_the_shadow_request(start_gateway: Begin) -> None:
@@ -89,14 +92,14 @@ async def test_client_disconnect_cancels_the_shadow_request(start_gateway: Begin
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await start_gateway(build_worker_config(worker, text=text))
         leaving = asyncio.create_task(front.ask(stream=True))
-        await worker.until_asked()
+        await worker.wait_for_request()
         leaving.cancel()
         with suppress(asyncio.CancelledError):
             await leaving
-        await worker.until_left()
-        told = await front.until_told()
+        await worker.wait_for_disconnect()
+        comparison = await front.wait_for_comparison()
 
-    assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
+    assert (comparison.primary.outcome, comparison.shadow.outcome) == ("cancelled", "cancelled")
 
 
 @pytest.mark.parametrize("what", ["generate", "generate_stream"])
@@ -106,17 +109,17 @@ async def test_stop_infer_cancels_the_shadow_request(start_gateway: Begin, what:
     body = {"id": "a1", "text_input": "hi"}
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await start_gateway(build_worker_config(worker, text=text))
-        asked = asyncio.create_task(front.http.post(f"/v2/models/chat/{what}", json=body))
-        await worker.until_asked()
+        task = asyncio.create_task(front.http.post(f"/v2/models/chat/{what}", json=body))
+        await worker.wait_for_request()
         stopped = await front.http.post("/v2/models/chat/stopInfer", json=body)
-        await worker.until_left()
-        told = await front.until_told()
-        await asked
+        await worker.wait_for_disconnect()
+        comparison = await front.wait_for_comparison()
+        await task
 
     assert stopped.status_code == 200
     assert b"a1" not in worker.requests[0].body
-    assert told.primary.error == "ClientDisconnected"
-    assert told.shadow.outcome == "cancelled"
+    assert comparison.primary.error == "ClientDisconnected"
+    assert comparison.shadow.outcome == "cancelled"
 
 
 async def test_write_timeout_of_the_client_cancels_the_shadow_request(
@@ -124,7 +127,7 @@ async def test_write_timeout_of_the_client_cancels_the_shadow_request(
 ) -> None:
     async def deaf(exchange: Any, live: set[Any], *, stream: bool) -> None:
         del live, stream
-        await worker.until_asked()
+        await worker.wait_for_request()
         exchange._record.outcome = "cancelled"
         exchange._writer.send_response(200, (), b"")
 
@@ -132,10 +135,10 @@ async def test_write_timeout_of_the_client_cancels_the_shadow_request(
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await start_gateway(build_worker_config(worker))
         await front.ask()
-        await worker.until_left()
-        told = await front.until_told()
+        await worker.wait_for_disconnect()
+        comparison = await front.wait_for_comparison()
 
-    assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
+    assert (comparison.primary.outcome, comparison.shadow.outcome) == ("cancelled", "cancelled")
 
 
 async def test_failed_primary_does_not_cancel_the_shadow_request(start_gateway: Begin) -> None:
@@ -148,11 +151,11 @@ async def test_failed_primary_does_not_cancel_the_shadow_request(start_gateway: 
             go.clear()
             await front.ask(stream=stream)
             go.set()
-            told = await front.until_told(1 + stream)
-            assert told.shadow.outcome == "ok"
-            assert told.primary.error == "StreamBroken"
-            assert told.primary.outcome == ("truncated" if stream else "worker_error")
-            assert told.equal is None
+            comparison = await front.wait_for_comparison(1 + stream)
+            assert comparison.shadow.outcome == "ok"
+            assert comparison.primary.error == "StreamBroken"
+            assert comparison.primary.outcome == ("truncated" if stream else "worker_error")
+            assert comparison.equal is None
 
 
 async def test_gateway_stop_cancels_shadow_requests(start_gateway: Begin) -> None:
@@ -160,13 +163,13 @@ async def test_gateway_stop_cancels_shadow_requests(start_gateway: Begin) -> Non
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await start_gateway(build_worker_config(worker))
         await front.ask()
-        await worker.until_asked()
+        await worker.wait_for_request()
         await front.stop()
         left = [one for one in asyncio.all_tasks() - before if "ScriptedWorker" not in repr(one)]
-        told = await front.until_told()
+        comparison = await front.wait_for_comparison()
 
     assert left == []
-    assert told.shadow.outcome == "cancelled"
+    assert comparison.shadow.outcome == "cancelled"
 
 
 async def test_shadow_request_survives_a_reload(start_gateway: Begin) -> None:
@@ -177,16 +180,16 @@ async def test_shadow_request_survives_a_reload(start_gateway: Begin) -> None:
             build_worker_config(worker).replace("drain_timeout: 0s", "drain_timeout: 9s")
         )
         await front.ask(stream=True)
-        await worker.until_asked()
+        await worker.wait_for_request()
         await front.app.apply_config(
             load_bytes(build_echo_config(shadow=NONE).encode(), "test.yaml", env={})
         )
         await front.ask(stream=True)
         go.set()
-        told = await front.until_told()
+        comparison = await front.wait_for_comparison()
 
-    assert [told.id, told.shadow.outcome] == ["id-0", "ok"]
-    assert told.equal is True
+    assert [comparison.id, comparison.shadow.outcome] == ["id-0", "ok"]
+    assert comparison.equal is True
 
 
 # --- workers that both have -----------------------------------------------------------------------
@@ -199,14 +202,14 @@ async def test_shadow_request_is_dropped_for_a_waiting_client_request(
     async with ScriptedWorker([HANG], [chunked(*STREAM)], probed=PROBED) as worker:
         front = await start_gateway(build_shared_pool_config(worker, room=room))
         await front.ask()
-        await worker.until_asked()
+        await worker.wait_for_request()
         answer = await front.ask(model="other", stream=True)
-        told = await front.until_told()
-        await worker.until_left()
+        comparison = await front.wait_for_comparison()
+        await worker.wait_for_disconnect()
 
     assert answer.status_code == 200
     assert [json.loads(sent.body)["model"] for sent in worker.requests] == ["new", "old"]
-    assert (told.shadow.outcome, told.shadow.error) == ("dropped", "")
+    assert (comparison.shadow.outcome, comparison.shadow.error) == ("dropped", "")
 
 
 async def test_shadow_request_is_queued_behind_all_client_requests(start_gateway: Begin) -> None:
@@ -215,19 +218,19 @@ async def test_shadow_request_is_queued_behind_all_client_requests(start_gateway
     async with ScriptedWorker(slow, [chunked(*STREAM)], probed=PROBED) as worker:
         front = await start_gateway(build_shared_pool_config(worker, room=5))
         asks = [asyncio.create_task(front.ask(model="other", stream=True))]
-        await worker.until_asked()
+        await worker.wait_for_request()
         await front.ask(stream=True)
         for _ in range(3):
             asks.append(asyncio.create_task(front.ask(model="other", stream=True, priority=255)))
             await asyncio.sleep(0.02)
         go.set()
         answers = [await one for one in asks]
-        told = await front.until_told()
+        comparison = await front.wait_for_comparison()
 
     assert [one.status_code for one in answers] == [200] * 4
     models = [json.loads(sent.body)["model"] for sent in worker.requests]
     assert models == ["old", "old", "old", "old", "new"]
-    assert told.shadow.outcome == "ok"
+    assert comparison.shadow.outcome == "ok"
 
 
 async def test_shadow_failures_do_not_eject_workers(start_gateway: Begin) -> None:
@@ -239,10 +242,13 @@ async def test_shadow_failures_do_not_eject_workers(start_gateway: Begin) -> Non
         front = await start_gateway(build_shared_pool_config(one, two, most=9, room=9))
         for n in range(6):
             await front.ask()
-            told = await front.until_told(n + 1)
-            assert (told.shadow.outcome, told.shadow.error) == ("worker_error", "WorkerFailed")
+            comparison = await front.wait_for_comparison(n + 1)
+            assert (comparison.shadow.outcome, comparison.shadow.error) == (
+                "worker_error",
+                "WorkerFailed",
+            )
 
-        assert one.asked + two.asked == 6
+        assert one.request_count + two.request_count == 6
         pool = front.app.backends["both"]
         assert [worker.state for worker in pool.report_workers()] == ["up", "up"]  # type: ignore[attr-defined]
 
@@ -254,14 +260,14 @@ async def test_shadow_requests_do_not_count_in_worker_latency(start_gateway: Beg
         for model in ("chat", "other"):
             assert [one.latency for one in pool.report_workers()] == [None]
             assert (await front.ask(model=model, stream=True)).status_code == 200
-            await front.until_told()
+            await front.wait_for_comparison()
         assert [one.latency for one in pool.report_workers()] != [None]
 
 
 async def test_shadow_requests_have_their_own_metrics(start_gateway: Begin) -> None:
     front = await start_gateway(build_echo_config() + 'admin: {address: "127.0.0.1:0"}\n')
     await front.ask()
-    await front.until_told()
+    await front.wait_for_comparison()
     page = await front.http.get(f"{front.urls[-1]}/metrics")
 
     assert (

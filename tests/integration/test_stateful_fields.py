@@ -145,9 +145,9 @@ async def test_error_of_a_worker_about_a_thread_reaches_the_client_with_its_code
 
     answer = await send_message(gateway, model=model, thread=CONTINUE)
 
-    told = answer.json()["error"]
-    assert (answer.status_code, told["type"], told["details"]["error_code"]) == error
-    assert "no thread" in told["message"]
+    text = answer.json()["error"]
+    assert (answer.status_code, text["type"], text["details"]["error_code"]) == error
+    assert "no thread" in text["message"]
 
 
 @pytest.mark.parametrize("model", ["plain", "limited"])

@@ -53,12 +53,12 @@ async def test_request_stopped_before_its_first_byte_gets_an_error(
 ) -> None:
     """A whole answer has none before its last."""
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(send_post(gateway, f"/v2/models/slow/{what}", BODY))
+        task = group.create_task(send_post(gateway, f"/v2/models/slow/{what}", BODY))
         await wait_until_running(gateway)
         stopped = await send_post(gateway, STOP, BODY)
 
     assert (stopped.status_code, stopped.json()) == (200, BODY)
-    answer = asked.result()
+    answer = task.result()
     assert answer.status_code == 400
     assert answer.json() == {"error": "the request was stopped", "error_type": "Bad Request"}
     assert gateway.app.backends["slow"].running == 0  # type: ignore[attr-defined]
@@ -66,12 +66,12 @@ async def test_request_stopped_before_its_first_byte_gets_an_error(
 
 async def test_stop_infer_of_another_key_is_not_found(gateway: RunningGateway) -> None:
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(send_post(gateway, SLOW, BODY))
+        task = group.create_task(send_post(gateway, SLOW, BODY))
         await wait_until_running(gateway)
         other = await send_post(gateway, STOP, BODY, key="other")
 
     assert (other.status_code, other.json()["error"]) == (404, "RequestId is a1 not found.")
-    assert asked.result().json()["text_output"] == "abcde"
+    assert task.result().json()["text_output"] == "abcde"
 
 
 async def test_stop_infer_of_a_finished_request_is_not_found(gateway: RunningGateway) -> None:

@@ -128,13 +128,13 @@ async def test_client_listener_does_not_forward_worker_operator_endpoints(serve:
 @asynccontextmanager
 async def run_canary_server() -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that must get no request, and the data that it received."""
-    told: list[bytes] = []
+    received: list[bytes] = []
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told.append(await reader.read(1 << 16))
+        received.append(await reader.read(1 << 16))
 
     async with run_server(hear) as url:
-        yield url, told
+        yield url, received
 
 
 @pytest.mark.parametrize("worker", ["openai", "triton"])
@@ -148,7 +148,7 @@ listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 backends: {{w: {{protocol: {worker}, workers: ["{behind.url}"]}}}}
 models: {{mock: {{backend: w}}}}
 """)
-    async with run_canary_server() as (url, told):
+    async with run_canary_server() as (url, received):
         names = ("api_base", "base_url", "url", "proxy", "worker", "backend", "endpoint")
         body = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
         headers = {"x-forwarded-host": url, "x-original-url": url, "forwarded": f"host={url}"}
@@ -158,7 +158,7 @@ models: {{mock: {{backend: w}}}}
         answer = await running.http.post(CHAT, json=body, headers=headers)
         assert answer.status_code == 200
         assert behind.records
-        assert told == []
+        assert received == []
 
 
 @pytest.mark.parametrize("worker", ["triton", "databricks", "mindie"])

@@ -44,7 +44,7 @@ GOOD = make_reply(
 class TracedWorkers(Struct):
     """Two of them; of requests that generate, the first is told that they are busy."""
 
-    asked: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    received: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     """The headers of those."""
     busy: bool = True
 
@@ -56,7 +56,7 @@ class TracedWorkers(Struct):
             if not first.startswith("POST"):
                 writer.write(make_reply(b"{}"))
                 continue
-            self.asked.append(headers)
+            self.received.append(headers)
             writer.write(BUSY if self.busy else GOOD)
             self.busy = False
 
@@ -102,9 +102,9 @@ def parse_traceparent(headers: dict[str, str]) -> tuple[str, str]:
 async def test_request_has_a_server_span_and_one_client_span_per_attempt(tmp_path: Path) -> None:
     with Collector(503) as collector:  # it is asked again
         async with run_traced_gateway(tmp_path / "g", collector, sample=1) as (gateway, workers):
-            said = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": STATE}
-            said["x-interlingua-strict"] = "1"  # it is translated, and so all of it is read
-            await send_chat(gateway, "m", said, temperature=0.5, max_tokens=7, seed=7)
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": STATE}
+            headers["x-interlingua-strict"] = "1"  # it is translated, and so all of it is read
+            await send_chat(gateway, "m", headers, temperature=0.5, max_tokens=7, seed=7)
             await wait_until(lambda: len(collector.spans()) >= 3, 20)
         server, first, second = collector.spans()[-3:]
         records = gateway.records()
@@ -126,8 +126,8 @@ async def test_request_has_a_server_span_and_one_client_span_per_attempt(tmp_pat
     assert server.status.code == Status.STATUS_CODE_UNSET
 
     tries = [(one.trace_id.hex(), one.span_id.hex()) for one in (first, second)]
-    assert tries == [*map(parse_traceparent, workers.asked)]
-    assert ["tracestate" in one for one in workers.asked] == [False, False]
+    assert tries == [*map(parse_traceparent, workers.received)]
+    assert ["tracestate" in one for one in workers.received] == [False, False]
     assert {one.parent_span_id for one in (first, second)} == {server.span_id}
     assert {one.kind for one in (first, second)} == {Span.SPAN_KIND_CLIENT}
     assert decode_attributes(first.attributes)["error.type"] == "Overloaded"
@@ -176,7 +176,7 @@ async def test_trusted_client_determines_sampling(tmp_path: Path) -> None:
             await wait_until(lambda: len(collector.spans()) >= 3, 20)
         server, client, local = collector.spans()
 
-    copied, bare, followed = workers.asked
+    copied, bare, followed = workers.received
     assert (copied["traceparent"], copied["tracestate"]) == (unsampled["traceparent"], STATE)
     assert "traceparent" not in bare
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)

@@ -84,7 +84,7 @@ async def test_truncated_stream_ends_with_an_error(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         ("500 Internal Server Error", "attempt to access JSON non-string as string"),
         ("400 Bad Request", "[request id: 7] expected 1 inputs but got 0 inputs for model 'chat'"),
@@ -92,9 +92,9 @@ async def test_truncated_stream_ends_with_an_error(serve: Serve) -> None:
     ],
 )
 async def test_worker_client_error_is_forwarded_and_does_not_eject_the_worker(
-    serve: Serve, status: str, said: str
+    serve: Serve, status: str, message: str
 ) -> None:
-    body = b'{"error":"%b"}' % said.encode()
+    body = b'{"error":"%b"}' % message.encode()
     complaint = [whole(body.replace(b"chat", b"llama"), status)]
     async with ScriptedWorker(PROBED, complaint) as one, ScriptedWorker(PROBED, complaint) as two:
         front = await serve(FRONT.format(workers=format_worker_urls(one, two)))
@@ -149,8 +149,8 @@ async def test_passthrough_request_falls_back_to_a_backend_of_another_kind(serve
 
 
 async def test_model_defaults_disable_passthrough(serve: Serve) -> None:
-    said = [whole(b'{"text_output":"Hi","model_name":"llama","model_version":"2"}')]
-    async with ScriptedWorker(PROBED, said) as worker:
+    responses = [whole(b'{"text_output":"Hi","model_name":"llama","model_version":"2"}')]
+    async with ScriptedWorker(PROBED, responses) as worker:
         front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
             "/v2/models/warm/generate", content=b'{"text_input":"hi","max_tokens":2}'

@@ -38,13 +38,13 @@ RECORD = RequestRecord(
     usage=Usage(3, 5),
     split="rollout",
 )
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as found:
-        yield found
+    with PostgresServer() as postgres:
+        yield postgres
 
 
 @pytest.fixture(autouse=True)
@@ -79,19 +79,19 @@ def is_idle(server: PostgresServer) -> bool:
 
 
 def start_recorder(server: PostgresServer, keep: float = 1e12) -> UsageRecorder:
-    made = usage_postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
-    made.start()
-    return made
+    recorder = usage_postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
+    recorder.start()
+    return recorder
 
 
 def write_records(
     server: PostgresServer, *records: RequestRecord, keep: float = 1e12
 ) -> UsageRecorder:
-    made = start_recorder(server, keep)
+    recorder = start_recorder(server, keep)
     for one in records:
-        made.record_usage(one)
-    made.close(20)
-    return made
+        recorder.record_usage(one)
+    recorder.close(20)
+    return recorder
 
 
 def block_until(ready: Any) -> None:
@@ -106,9 +106,9 @@ def test_usage_row_equals_the_sqlite_row_and_is_written_once(server: PostgresSer
     cancelled.outcome = "cancelled"
     assert write_records(server, RECORD, cancelled, RequestRecord("none", NOW)).count_dropped() == 0
     assert write_records(server, RECORD, replace(RECORD, id="t")).count_dropped() == 0
-    found = read_rows(server)
-    assert [*found[0]] == [name for name, _ in USAGE_COLUMNS]
-    assert [tuple(one.values()) for one in found] == [
+    rows = read_rows(server)
+    assert [*rows[0]] == [name for name, _ in USAGE_COLUMNS]
+    assert [tuple(one.values()) for one in rows] == [
         usage.build_usage_row(RECORD),
         usage.build_usage_row(replace(RECORD, id="t")),
         usage.build_usage_row(cancelled),
@@ -118,8 +118,8 @@ def test_usage_row_equals_the_sqlite_row_and_is_written_once(server: PostgresSer
 def test_invalid_rows_are_dropped_without_losing_valid_rows(server: PostgresServer) -> None:
     bad = [replace(RECORD, id=f"bad{n}", usage=Usage(1 << 70, 1)) for n in range(2)]
     odd = replace(RECORD, id="odd\x00 id", model="half \ud83d")
-    made = write_records(server, bad[0], RECORD, odd, bad[1])
-    assert made.count_dropped() == 2
+    recorder = write_records(server, bad[0], RECORD, odd, bad[1])
+    assert recorder.count_dropped() == 2
     assert [(one["id"], one["model"]) for one in read_rows(server)] == [
         ("odd id", "half ?"),
         ("r", "chat"),
@@ -127,12 +127,12 @@ def test_invalid_rows_are_dropped_without_losing_valid_rows(server: PostgresServ
 
 
 def test_recorder_without_rows_does_not_connect(tmp_path: Path) -> None:
-    made = usage_postgres.create_postgres_recorder(
+    recorder = usage_postgres.create_postgres_recorder(
         f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW
     )
-    made.start()
-    made.close(20)
-    assert made.count_dropped() == 0
+    recorder.start()
+    recorder.close(20)
+    assert recorder.count_dropped() == 0
 
 
 def test_rows_older_than_the_retention_are_deleted(server: PostgresServer) -> None:
@@ -146,22 +146,22 @@ def test_rows_are_written_after_a_table_lock_is_released(
 ) -> None:
     monkeypatch.setattr(usage_postgres, "_DATABASE_TIMEOUT", 0.3)
     write_records(server, RECORD)
-    made = start_recorder(server)
+    recorder = start_recorder(server)
 
     async def locked() -> None:
         connection = await asyncpg.connect(server.url)
         try:
             async with connection.transaction():
                 await connection.execute(f"LOCK TABLE {usage_postgres.USAGE_TABLE}")
-                made.record_usage(replace(RECORD, id="s"))
+                recorder.record_usage(replace(RECORD, id="s"))
                 await wait_until(lambda: "is not written" in caplog.text, 10)
         finally:
             await connection.close()
 
     asyncio.run(locked())
     block_until(lambda: len(read_rows(server)) == 2)
-    made.close(20)
-    assert made.count_dropped() == 0
+    recorder.close(20)
+    assert recorder.count_dropped() == 0
     assert "is written to postgresql:///postgres again" in caplog.text
     assert "canary-password" not in caplog.text
 
@@ -171,38 +171,38 @@ def test_rows_are_buffered_during_an_outage_and_dropped_above_the_limit(
 ) -> None:
     monkeypatch.setattr(usage_postgres, "_DATABASE_TIMEOUT", 1.0)
     monkeypatch.setattr(usage, "_MAX_WAITING_ROWS", 5)
-    made = start_recorder(server)
-    made.record_usage(RECORD)
+    recorder = start_recorder(server)
+    recorder.record_usage(RECORD)
     block_until(lambda: len(read_rows(server)) == 1 and is_idle(server))
     server.kill()
-    made.record_usage(replace(RECORD, id="s"))
+    recorder.record_usage(replace(RECORD, id="s"))
     block_until(lambda: "is not written" in caplog.text)
     for n in range(20):
-        made.record_usage(replace(RECORD, id=f"t{n}"))
-    assert made.count_dropped() == 15
+        recorder.record_usage(replace(RECORD, id=f"t{n}"))
+    assert recorder.count_dropped() == 15
     server.start()
     block_until(lambda: len(read_rows(server)) == 7)
     block_until(lambda: "15 rows were dropped" in caplog.text)
     server.pause()
-    made.record_usage(replace(RECORD, id="u"))
+    recorder.record_usage(replace(RECORD, id="u"))
     block_until(lambda: caplog.text.count("is not written") == 2)
     server.go_on()
     block_until(lambda: len(read_rows(server)) == 8)
-    made.close(20)
-    assert made.count_dropped() == 15
+    recorder.close(20)
+    assert recorder.count_dropped() == 15
 
 
 def test_unwritten_rows_are_counted_as_dropped_at_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    made = usage_postgres.create_postgres_recorder(
+    recorder = usage_postgres.create_postgres_recorder(
         f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW
     )
-    made.start()
-    made.record_usage(RECORD)
+    recorder.start()
+    recorder.record_usage(RECORD)
     block_until(lambda: "is not written" in caplog.text)
-    made.close(20)
-    assert made.count_dropped() == 1
+    recorder.close(20)
+    assert recorder.count_dropped() == 1
     assert "1 rows were dropped" in caplog.text
 
 
@@ -221,7 +221,7 @@ async def test_usage_command_reports_the_same_sums_for_postgres_and_sqlite(
         finally:
             server.go_on()
         shown = await gateway.http.get(f"{gateway.urls[-1]}/-/config")
-        assert "canary-password" not in f"{shown.text}{gateway.said()}"
+        assert "canary-password" not in f"{shown.text}{gateway.read_output()}"
         assert "sqlite" in shown.text
     file = build_config(observe={"usage": str(tmp_path / "usage.sqlite")})
     (tmp_path / "other").mkdir()
@@ -244,7 +244,7 @@ async def run_usage_command(*arguments: str) -> Result:
 
 async def send_chats(gateway: GatewayProcess, times: int) -> None:
     for _ in range(times):
-        answer = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=ASKED)
+        answer = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=REQUEST)
         assert answer.status_code == 200
 
 
@@ -269,10 +269,10 @@ async def test_the_connection_check_connects_to_the_database(
         config = load_text(
             build_config(observe={"usage": {"postgres": url}}), "gateway.yaml", env={}
         )
-        [found] = [
+        [finding] = [
             one
             for one in await check_connections(config, build_services())
             if one.subject.startswith("usage ")
         ]
-        assert found.state == state
-        assert "canary" not in repr(found)
+        assert finding.state == state
+        assert "canary" not in repr(finding)

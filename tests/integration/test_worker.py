@@ -113,12 +113,12 @@ def send_completion(url: str, **fields: Any) -> Any:
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert "x-interlingua-loss" not in answer.headers
-    told = answer.json()
-    return [[one["text"], one["logprobs"], one["finish_reason"]] for one in told["choices"]]
+    completion = answer.json()
+    return [[one["text"], one["logprobs"], one["finish_reason"]] for one in completion["choices"]]
 
 
 PLAIN = {"seed": 7, "temperature": 2.0}
-WISHES: dict[str, dict[str, Any]] = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "seed": {"seed": 8},
     "temperature": {"temperature": 0},
     "top_p": {"top_p": 0.01},
@@ -148,25 +148,34 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_every_sampling_parameter_reaches_the_worker(gateway: str, worker: str, name: str) -> None:
     """The same as of the worker itself, and not the same as without it."""
-    asked = PLAIN | WISHES[name]
-    without = PLAIN | {key: value for key, value in WISHES[name].items() if key != name}
-    said = send_completion(gateway, model="far", **asked)
-    assert said == send_completion(worker, **asked)
-    assert said != send_completion(gateway, model="far", **without)
+    parameters = PLAIN | PARAMETERS[name]
+    without = PLAIN | {key: value for key, value in PARAMETERS[name].items() if key != name}
+    completion = send_completion(gateway, model="far", **parameters)
+    assert completion == send_completion(worker, **parameters)
+    assert completion != send_completion(gateway, model="far", **without)
 
 
 @pytest.mark.slow
 def test_parameters_of_a_triton_client_reach_the_worker(gateway: str, worker: str) -> None:
     """Translated, and not passed on as they are."""
-    wishes = {"seed": 7, "temperature": 2.0, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.5}
-    body = {"text_input": "Hello", "parameters": {**wishes, "max_tokens": 12, "ignore_eos": True}}
+    parameters = {
+        "seed": 7,
+        "temperature": 2.0,
+        "top_k": 40,
+        "min_p": 0.02,
+        "repetition_penalty": 1.5,
+    }
+    body = {
+        "text_input": "Hello",
+        "parameters": {**parameters, "max_tokens": 12, "ignore_eos": True},
+    }
     answer = httpx.post(f"{gateway}/v2/models/far/generate", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert "x-interlingua-loss" not in answer.headers
-    ((text, _, _),) = send_completion(worker, **wishes)
+    ((text, _, _),) = send_completion(worker, **parameters)
     assert answer.json()["text_output"].removeprefix("Hello") == text
 
 
@@ -239,9 +248,9 @@ def test_embedding_worker_requires_its_key(commands: Start, model_path: Path) ->
         return httpx.post(f"{url}/v1/embeddings", json=body, headers=headers, timeout=60)
 
     assert ask("guess").status_code == 401
-    told = ask("secret").json()
-    assert told["usage"]["prompt_tokens"] == len("q: aq: bc")
-    for item in told["data"]:
+    embeddings = ask("secret").json()
+    assert embeddings["usage"]["prompt_tokens"] == len("q: aq: bc")
+    for item in embeddings["data"]:
         assert abs(sum(x * x for x in item["embedding"]) - 1) < 1e-5
 
 
@@ -282,9 +291,9 @@ def test_unsupported_model_family_ends_the_start_with_an_error(
     (tmp_path / "config.json").write_text('{"model_type": "of-next-year"}')
     one = commands("worker", "--model", str(tmp_path), "--port", "0")
     assert one.ended() == 1
-    assert "interlingua can't serve" in one.said()
-    assert "does not support model type 'of-next-year'" in one.said()
-    assert "listening" not in one.said()
+    assert "interlingua can't serve" in one.read_output()
+    assert "does not support model type 'of-next-year'" in one.read_output()
+    assert "listening" not in one.read_output()
 
 
 def test_invalid_worker_options_are_usage_errors(commands: Start, tmp_path: Path) -> None:
@@ -295,7 +304,7 @@ def test_invalid_worker_options_are_usage_errors(commands: Start, tmp_path: Path
     ):
         one = commands("worker", "--model", str(tmp_path), "--port", "0", *arguments)
         assert one.ended() == 2
-        assert says in one.said()
+        assert says in one.read_output()
 
 
 @pytest.mark.parametrize(
@@ -313,14 +322,14 @@ def test_served_model_name_is_derived_from_the_model_path(
 ) -> None:
     (tmp_path / "tiny-1.7B").mkdir()
     (tmp_path / "file.Q4.gguf").touch()
-    given = path.format(here=tmp_path)
-    told = build_worker_config(
-        given, name=name, host="::1", port=1, key=None, device="auto", task=None
+    location = path.format(here=tmp_path)
+    config = build_worker_config(
+        location, name=name, host="::1", port=1, key=None, device="auto", task=None
     )
-    assert list(told["models"]) == [called]
-    assert told["backends"]["engine"] == {"kind": "torch", "path": given, "device": "auto"}
-    assert told["listeners"][0]["address"] == "[::1]:1"
-    assert "keys" not in told
+    assert list(config["models"]) == [called]
+    assert config["backends"]["engine"] == {"kind": "torch", "path": location, "device": "auto"}
+    assert config["listeners"][0]["address"] == "[::1]:1"
+    assert "keys" not in config
 
 
 async def test_stop_signal_cancels_the_start() -> None:

@@ -120,7 +120,7 @@ WRONG: Final = (
     f"{VLLM}/config", "/v2/models/stats", "/v2/systemsharedmemory/status",
 )  # fmt: skip
 
-SAID: Final[Mapping[bytes, str]] = {
+KNOWN_DIFFERENCES: Final[Mapping[bytes, str]] = {
     # --- the id
     rb'{"text_input":"hi","id":"42","parameters":{"max_tokens":2,"temperature":0}}': "",
     rb'{"text_input":"hi","id":""}': "",
@@ -247,7 +247,7 @@ STREAMED: Final[Mapping[bytes, str]] = {
 
 def iterate_body_rows() -> Iterator[Row]:
     """Bodies of generate and of generate_stream."""
-    for body, differs in SAID.items():
+    for body, differs in KNOWN_DIFFERENCES.items():
         yield Row("POST", f"{VLLM}/generate", body, differs=differs)
         yield Row("POST", f"{VLLM}/generate_stream", body, differs=differs)
     for body, differs in STREAMED.items():

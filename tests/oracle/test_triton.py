@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conformance.cases import Case, play
+from tests.conformance.cases import Case, run_case
 from tests.conformance.triton import CASES
 from tests.conftest import Serve
 from tests.oracle.request_rows import (
@@ -72,12 +72,12 @@ def test_every_documented_difference_has_a_row() -> None:
 async def test_conformance_cases_pass_on_a_real_triton(
     triton_client: httpx.AsyncClient, case: Case
 ) -> None:
-    await play(triton_client, case, key=None)
+    await run_case(triton_client, case, key=None)
 
 
 async def test_triton_unloads_a_model(triton_client: httpx.AsyncClient) -> None:
     """TR-52, which a gateway does not do."""
-    asked = Row("POST", "/v2/models/mock_llm/generate", b"{}")
+    row = Row("POST", "/v2/models/mock_llm/generate", b"{}")
     gone = b'{"error":"Request for unknown model: \'mock_llm\' has no available versions"}'
     listed = {"name": "mock_llm", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     try:
@@ -85,7 +85,7 @@ async def test_triton_unloads_a_model(triton_client: httpx.AsyncClient) -> None:
         async with asyncio.timeout(10):
             while listed not in (await triton_client.post("/v2/repository/index")).json():  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
-        assert await send_row(triton_client, asked) == (404, "application/json", gone)
+        assert await send_row(triton_client, row) == (404, "application/json", gone)
     finally:
         assert (await triton_client.post("/v2/repository/models/mock_llm/load")).is_success
 

@@ -148,10 +148,12 @@ async def test_traceback_is_removed_from_the_model_error(
     own = await send_row(gateway.http, row, "/plain" + row.path)
 
     assert own[:2] == (status, kind)
-    told = own[2].decode().strip().removeprefix("data: ")
-    assert told.startswith('{"error":"Failed to process the request(s) for model \'mock_llm_0_0\'')
-    assert "\\n" not in told
-    assert len(told) <= len('{"error":""}') + 300
+    message = own[2].decode().strip().removeprefix("data: ")
+    assert message.startswith(
+        '{"error":"Failed to process the request(s) for model \'mock_llm_0_0\''
+    )
+    assert "\\n" not in message
+    assert len(message) <= len('{"error":""}') + 300
 
 
 async def test_client_errors_do_not_eject_the_worker(gateway: RunningGateway) -> None:

@@ -33,7 +33,7 @@ models:
   patient: {{backend: plain}}
 """
 JSON = {"Content-Type": "application/json"}
-SAID = " w0 w1 w2 w3"
+OUTPUT_TEXT = " w0 w1 w2 w3"
 
 
 class ClientForm(Struct, frozen=True):
@@ -59,21 +59,21 @@ class ClientForm(Struct, frozen=True):
         return path.replace("MODEL", model), msgspec.json.encode(fields)
 
 
-def get_chat_text(told: Any) -> str:
-    choice = told["choices"][0]
+def get_chat_text(body: Any) -> str:
+    choice = body["choices"][0]
     return str((choice.get("message") or choice.get("delta") or {}).get("content") or "")
 
 
-def get_chat_finish_reason(told: Any) -> Any:
-    return told["choices"][0].get("finish_reason")
+def get_chat_finish_reason(body: Any) -> Any:
+    return body["choices"][0].get("finish_reason")
 
 
-def get_completion_text(told: Any) -> str:
-    return str(told["choices"][0]["text"])
+def get_completion_text(body: Any) -> str:
+    return str(body["choices"][0]["text"])
 
 
-def get_generated_text(told: Any) -> str:
-    return str(told["text_output"]).removeprefix("hi")
+def get_generated_text(body: Any) -> str:
+    return str(body["text_output"]).removeprefix("hi")
 
 
 TALK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -116,7 +116,7 @@ WAYS = [
         "/mindie" + GENERATE,
         {"text_input": "hi", "parameters": {"details": True, "max_new_tokens": 4}},
         get_generated_text,
-        lambda told: told["details"].get("finish_reason"),
+        lambda body: body["details"].get("finish_reason"),
         500,
         "/mindie" + GENERATE + "_stream",
         flagged=False,
@@ -126,7 +126,7 @@ WAYS = [
         GENERATE,
         {"text_input": "hi", "max_tokens": 4, "return_finish_reason": True},
         get_generated_text,
-        lambda told: None if told["finish_reason"] == "None" else told["finish_reason"],
+        lambda body: None if body["finish_reason"] == "None" else body["finish_reason"],
         400,
         GENERATE + "_stream",
     ),
@@ -149,8 +149,8 @@ def parse_events(body: bytes) -> list[Any]:
 
 def get_texts(way: ClientForm, body: bytes) -> list[str]:
     """The texts in a stream, up to an error."""
-    told = [one for one in parse_events(body) if "error" not in one and one.get("choices", True)]
-    return [text for one in told if (text := way.text(one))]
+    events = [one for one in parse_events(body) if "error" not in one and one.get("choices", True)]
+    return [text for one in events if (text := way.text(one))]
 
 
 @every_way
@@ -163,7 +163,7 @@ async def test_unary_response_through_a_triton_worker(
     answer = await gateway.http.post(path, content=body, headers=JSON)
 
     assert answer.status_code == 200
-    assert way.text(answer.json()) == SAID
+    assert way.text(answer.json()) == OUTPUT_TEXT
     assert way.reason(answer.json()) == "length"
 
 
@@ -177,8 +177,8 @@ async def test_streamed_response_through_a_triton_worker(
 
     assert answer.status_code == 200
     assert get_texts(way, answer.content) == [" w0", " w1", " w2", " w3"]
-    told = [one for one in parse_events(answer.content) if one.get("choices", True)]
-    assert [reason for one in told if (reason := way.reason(one))] == ["length"]
+    events = [one for one in parse_events(answer.content) if one.get("choices", True)]
+    assert [reason for one in events if (reason := way.reason(one))] == ["length"]
     assert gateway.records[0].outcome == "ok"
 
 
@@ -196,7 +196,7 @@ async def test_non_streaming_model_is_reported_as_approximated_stream(
 
     assert answer.status_code == 200
     texts = get_texts(way, answer.content) if stream else [way.text(answer.json())]
-    assert texts == [SAID]
+    assert texts == [OUTPUT_TEXT]
     assert ("stream=approximated" in answer.headers.get("x-interlingua-loss", "")) is stream
 
 
@@ -225,7 +225,7 @@ async def test_worker_error_is_returned_in_the_protocol_of_the_client(
     told_as_it_was = way.name == "triton" and model != "vllm_fails_first"
     assert answer.status_code == (404 if told_as_it_was else way.unanswered)
     assert b'"error' in answer.content
-    assert SAID not in answer.text
+    assert OUTPUT_TEXT not in answer.text
 
 
 @every_way
@@ -256,17 +256,17 @@ async def test_model_failure_mid_stream_truncates_the_response(
 
 
 async def test_client_disconnect_cancels_the_triton_request(gateway: RunningGateway) -> None:
-    asked = {"model": "patient", "messages": TALK["messages"], "stream": True}
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+    body = {"model": "patient", "messages": TALK["messages"], "stream": True}
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for line in answer.aiter_lines():
             if "w1" in line:
                 break
     await wait_until(lambda: [record.outcome for record in gateway.records] == ["cancelled"])
 
     how = {"text_input": "how did it end?"}
-    told = await gateway.http.post("/v2/models/patient/generate", json=how)
+    response = await gateway.http.post("/v2/models/patient/generate", json=how)
 
-    assert told.json()["text_output"] == "how did it end?cancelled"
+    assert response.json()["text_output"] == "how did it end?cancelled"
 
 
 async def test_stop_strings_and_choices_are_emulated(gateway: RunningGateway) -> None:

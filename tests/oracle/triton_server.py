@@ -99,9 +99,9 @@ def build_command(binary: Path, where: Path, port: int) -> list[str]:
 
 def build_environment(packages: Path) -> dict[str, str]:
     """Where its libraries are: the wheel's own, and the one that this Python is made of."""
-    asked = [str(ENVIRONMENT / "bin" / "python"), "-c"]
-    asked += ["import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"]
-    library = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    command = [str(ENVIRONMENT / "bin" / "python"), "-c"]
+    command += ["import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"]
+    library = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     paths = os.pathsep.join([str(packages / "nvidia_pytriton.libs"), library])
     bin_ = os.pathsep.join([str(ENVIRONMENT / "bin"), os.environ.get("PATH", "")])
     return {"LD_LIBRARY_PATH": paths, "PYTHONPATH": str(packages), "PATH": bin_}

@@ -73,8 +73,8 @@ class Gateway(Struct):
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with run_gateway(tmp_path_factory.mktemp("page"), CONFIGURATION) as found:
-        yield found
+    with run_gateway(tmp_path_factory.mktemp("page"), CONFIGURATION) as running:
+        yield running
 
 
 @contextmanager
@@ -82,19 +82,19 @@ def run_gateway(folder: Path, text: str) -> Iterator[Gateway]:
     """Serve this configuration, from a file in the folder."""
     file, log = folder / "gateway.yaml", folder / "log"
     file.write_text(text)
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway", "serve", "--no-watch", str(file)],
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=log_file,
         )
     try:
         until = time.monotonic() + 30
-        while not (found := _SERVES.search(log.read_text())):
+        while not (match := _SERVES.search(log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.05)
-        yield Gateway(found[1], found[2], file)
+        yield Gateway(match[1], match[2], file)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, log.read_text()
     finally:
@@ -105,33 +105,33 @@ def run_gateway(folder: Path, text: str) -> Iterator[Gateway]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if shutil.which(CHROMIUM) is None:
-        said = f"there is no {CHROMIUM}: make page installs it, as root"
+        reason = f"there is no {CHROMIUM}: make page installs it, as root"
         if os.environ.get("CI"):
-            pytest.fail(said)
-        pytest.skip(said)
+            pytest.fail(reason)
+        pytest.skip(reason)
     expect.set_options(timeout=20_000)
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
 def page(browser: Browser, gateway: Gateway) -> Iterator[Page]:
     """A new tab before the page, past the question for the key. It must have nothing to say."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
-    made = context.new_page()
-    said: list[str] = []
+    new_page = context.new_page()
+    console_messages: list[str] = []
 
     def hear(one: ConsoleMessage) -> None:
         if not one.text.startswith(_BY_ITSELF):
-            said.append(one.text)
+            console_messages.append(one.text)
 
-    made.on("console", hear)
-    made.on("pageerror", lambda error: said.append(str(error)))
-    made.add_init_script(f"sessionStorage.setItem('admin-key', '{ADMIN_KEY}')")
-    made.goto(gateway.admin)
-    made.get_by_role("cell", name="endless").first.wait_for()
-    yield made
+    new_page.on("console", hear)
+    new_page.on("pageerror", lambda error: console_messages.append(str(error)))
+    new_page.add_init_script(f"sessionStorage.setItem('admin-key', '{ADMIN_KEY}')")
+    new_page.goto(gateway.admin)
+    new_page.get_by_role("cell", name="endless").first.wait_for()
+    yield new_page
     context.close()
-    assert said == []
+    assert console_messages == []

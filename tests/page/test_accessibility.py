@@ -108,11 +108,11 @@ def test_no_view_has_serious_accessibility_violations_or_broken_words(view: Page
     for name in prepare_views(view):
         if not view.evaluate("'axe' in window"):
             view.evaluate(axe)
-        found = [
+        violations = [
             (one["id"], one["impact"], [node["html"] for node in one["nodes"]][:3])
             for one in view.evaluate(RUN_AXE)
             if one["impact"] in ("serious", "critical")
         ]
-        assert (name, found) == (name, [])
+        assert (name, violations) == (name, [])
         assert (name, view.evaluate(BROKEN_WORDS)) == (name, [])
         assert view.evaluate("document.scrollingElement.scrollWidth") <= width, name

@@ -63,22 +63,22 @@ def other_page(browser: Browser) -> Iterator[Page]:
 
 
 def send_chat(page: Page, gateway: Gateway, key: str = KEY, **headers: str) -> dict[str, Any]:
-    found: dict[str, Any] = page.evaluate(SEND_CHAT, [gateway.client, key, headers])
-    return found
+    result: dict[str, Any] = page.evaluate(SEND_CHAT, [gateway.client, key, headers])
+    return result
 
 
 def test_page_of_an_allowed_origin_reads_a_streamed_chat(
     other_page: Page, gateway: Gateway, page_port: int
 ) -> None:
     other_page.goto(f"http://127.0.0.1:{page_port}/")
-    found = send_chat(
+    result = send_chat(
         other_page, gateway, **{"x-stainless-lang": "js", "x-interlingua-strict": "1"}
     )
 
-    assert found["status"] == 200
-    assert found["id"]
-    assert len(found["pieces"]) > 3  # it came in pieces
-    text = "".join(found["pieces"])
+    assert result["status"] == 200
+    assert result["id"]
+    assert len(result["pieces"]) > 3  # it came in pieces
+    text = "".join(result["pieces"])
     assert all(f'"content":"{word}"' in text for word in ("one", " two", " five"))
     assert text.endswith("data: [DONE]\n\n")
 
@@ -87,9 +87,9 @@ def test_page_of_an_allowed_origin_reads_an_error(
     other_page: Page, gateway: Gateway, page_port: int
 ) -> None:
     other_page.goto(f"http://127.0.0.1:{page_port}/")
-    found = send_chat(other_page, gateway, key="sk-wrong")
-    assert found["status"] == 401
-    assert "invalid_api_key" in "".join(found["pieces"])
+    result = send_chat(other_page, gateway, key="sk-wrong")
+    assert result["status"] == 401
+    assert "invalid_api_key" in "".join(result["pieces"])
 
 
 def test_page_of_another_origin_or_with_another_header_reads_nothing(

@@ -19,8 +19,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         'split: {weights: {"1": 90, "2": 10}}', 'split: {name: rollout, weights: {"1": 1, "2": 1}}'
     )
     assert text != CONFIGURATION
-    with run_gateway(folder, f"{text}observe: {{usage: {file}, feedback: {{}}}}\n") as found:
-        yield found
+    with run_gateway(folder, f"{text}observe: {{usage: {file}, feedback: {{}}}}\n") as running:
+        yield running
 
 
 def test_page_shows_versions_outcomes_and_verdicts(page: Page) -> None:

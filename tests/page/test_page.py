@@ -39,18 +39,18 @@ def open_view(page: Page, name: str) -> None:
     expect(page.locator(f'nav a[aria-current="page"]:text-is("{name}")')).to_be_visible()
 
 
-def open_playground(page: Page, model: str = "chat@1", *, dialect: str = "openai · chat") -> None:
+def open_playground(page: Page, model: str = "chat@1", *, protocol: str = "openai · chat") -> None:
     open_view(page, "Playground")
-    page.get_by_label("Protocol").select_option(dialect)
+    page.get_by_label("Protocol").select_option(protocol)
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("combobox", name="Model", exact=True).fill(model)
 
 
 def read_response(page: Page, label: str = "Model") -> str:
     """The answer, once it is over."""
-    arm = page.get_by_role("region", name=f"{label} and its response", exact=True)
-    expect(arm.get_by_text("in total")).to_be_visible()
-    return arm.get_by_role("log").text_content() or ""
+    region = page.get_by_role("region", name=f"{label} and its response", exact=True)
+    expect(region.get_by_text("in total")).to_be_visible()
+    return region.get_by_role("log").text_content() or ""
 
 
 # --- the playground ------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_playground_supports_every_protocol_streamed_and_unary(page: Page) -> No
     for stream in (True, False):
         page.get_by_label("Stream").set_checked(stream)
         for way in ways:
-            open_playground(page, "plain", dialect=way)
+            open_playground(page, "plain", protocol=way)
             page.get_by_role("button", name="Send").click()
             assert (way, read_response(page)) == (way, "uno dos")
 
@@ -126,7 +126,7 @@ def test_curl_and_python_snippets_send_the_same_request(
     assert f"'{gateway.client}/v1/chat/completions'" in shell
     script = tmp_path / "ask.py"
     script.write_text(python)
-    for command, told in (
+    for command, output in (
         (["bash", "-c", shell], b'"content":"uno dos tres"'),
         ([sys.executable, str(script)], b"uno dos tres\n"),
     ):
@@ -137,7 +137,7 @@ def test_curl_and_python_snippets_send_the_same_request(
             timeout=30,
             check=True,
         )
-        assert told in done.stdout
+        assert output in done.stdout
 
 
 # --- what comes from elsewhere is text ------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_displayed_text_is_never_rendered_as_html(page: Page) -> None:
     open_playground(page, CANARY)
     page.get_by_role("button", name="Send").click()
     assert read_response(page) == CANARY
-    open_playground(page, f"chat@{CANARY}", dialect="triton · generate")
+    open_playground(page, f"chat@{CANARY}", protocol="triton · generate")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert").first).to_contain_text("onerror")
     open_view(page, "Status")
@@ -181,33 +181,33 @@ def test_page_loads_only_own_resources_and_has_a_strict_csp(
     browser: Browser, gateway: Gateway
 ) -> None:
     context = browser.new_context()
-    made, asked = context.new_page(), list[str]()
-    made.on("request", lambda request: asked.append(request.url))
-    response = made.goto(gateway.admin)
-    made.get_by_label("Admin key").wait_for()
+    new_page, urls = context.new_page(), list[str]()
+    new_page.on("request", lambda request: urls.append(request.url))
+    response = new_page.goto(gateway.admin)
+    new_page.get_by_label("Admin key").wait_for()
     with pytest.raises(Exception, match="TrustedHTML"):
-        made.evaluate("document.body.innerHTML = 'x'")
+        new_page.evaluate("document.body.innerHTML = 'x'")
     context.close()
 
     assert response is not None
     policy = response.headers["content-security-policy"]
     assert "unsafe" not in policy
     assert policy.startswith("default-src 'self'; ")
-    assert all(url.startswith(gateway.admin) for url in asked)
+    assert all(url.startswith(gateway.admin) for url in urls)
 
 
 def test_admin_key_is_requested_and_kept_only_in_the_tab(
     browser: Browser, gateway: Gateway
 ) -> None:
     context = browser.new_context()
-    made = context.new_page()
-    made.goto(gateway.admin)
-    made.get_by_label("Admin key").fill("wrong")
-    made.keyboard.press("Enter")
-    expect(made.get_by_role("status")).to_have_text("Admin key required")
-    made.get_by_label("Admin key").fill(ADMIN_KEY)
-    made.keyboard.press("Enter")
-    expect(made.get_by_role("cell", name="endless").first).to_be_visible()
+    new_page = context.new_page()
+    new_page.goto(gateway.admin)
+    new_page.get_by_label("Admin key").fill("wrong")
+    new_page.keyboard.press("Enter")
+    expect(new_page.get_by_role("status")).to_have_text("Admin key required")
+    new_page.get_by_label("Admin key").fill(ADMIN_KEY)
+    new_page.keyboard.press("Enter")
+    expect(new_page.get_by_role("cell", name="endless").first).to_be_visible()
     other = context.new_page()
     other.goto(gateway.admin)
     expect(other.get_by_label("Admin key")).to_be_visible()
@@ -225,8 +225,8 @@ def run_endless_client(gateway: Gateway) -> Iterator[list[str]]:
     def read() -> None:
         body = {"model": "endless", "stream": True, "messages": [{"role": "user", "content": "x"}]}
         url, key = f"{gateway.client}/v1/chat/completions", {"Authorization": f"Bearer {KEY}"}
-        with httpx.stream("POST", url, json=body, headers=key, timeout=30) as said:
-            lines.extend(said.iter_lines())
+        with httpx.stream("POST", url, json=body, headers=key, timeout=30) as response:
+            lines.extend(response.iter_lines())
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -369,7 +369,7 @@ def test_python_examples_call_the_sdk_with_the_body_that_was_sent(page: Page) ->
         "triton · generate": "httpx",
     }
     for way, sdk in sdks.items():
-        open_playground(page, "plain", dialect=way)
+        open_playground(page, "plain", protocol=way)
         page.get_by_label("Prompt").fill('it\'s "so" \\ 😀')
         page.get_by_role("button", name="Send").click()
         read_response(page)
@@ -469,12 +469,12 @@ def test_page_fits_a_phone_screen(page: Page, gateway: Gateway) -> None:
     open_playground(page, "endless")
     page.get_by_label("Compare two models").check()
     page.get_by_role("button", name="Send").click()
-    told = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
-    told["Experiments"] = "no usage rows"
+    texts = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
+    texts["Experiments"] = "no usage rows"
     widths = {}
     for name in VIEWS:
         open_view(page, name)
-        expect(page.locator("main")).to_contain_text(told.get(name, "On disk"))
+        expect(page.locator("main")).to_contain_text(texts.get(name, "On disk"))
         widths[name] = page.evaluate("document.scrollingElement.scrollWidth")
 
     assert widths == dict.fromkeys(VIEWS, 360)

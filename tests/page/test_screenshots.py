@@ -79,11 +79,11 @@ def serve(folder: Path, name: str, text: str) -> Iterator[tuple[str, str]]:
         )
     try:
         until = time.monotonic() + 30
-        while not (found := ADMIN_PORT.search(log.read_text())):
+        while not (match := ADMIN_PORT.search(log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.05)
-        yield found[1], found[2]
+        yield match[1], match[2]
     finally:
         process.kill()
         process.wait()

@@ -27,7 +27,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     file.write_text(PARROT, "utf-8")
     worker = Command("serve", str(file))
     worker.serving()
-    yield re.findall(r"http://[\w.:]+", worker.said())[0]
+    yield re.findall(r"http://[\w.:]+", worker.read_output())[0]
     worker.close()
 
 
@@ -46,10 +46,10 @@ def run_openai_probe(url: str, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 def test_table_lists_each_probe_and_the_totals(url: str) -> None:
-    told = run_openai_probe(url, "--model", "parrot")
+    result = run_openai_probe(url, "--model", "parrot")
 
-    *rows, last = told.stdout.splitlines()
-    assert told.returncode == 0, told.stdout
+    *rows, last = result.stdout.splitlines()
+    assert result.returncode == 0, result.stdout
     assert len(rows) == len(PROBES)
     assert re.fullmatch(r"\d\d passed, 0 failed, \d\d not offered", last)
     assert re.fullmatch(r"health +passed +/v1/models is answered 200", rows[0])
@@ -58,13 +58,15 @@ def test_table_lists_each_probe_and_the_totals(url: str) -> None:
 
 
 def test_json_output_lists_each_probe_and_the_totals(url: str) -> None:
-    told = run_openai_probe(url, "--model", "parrot", "--only", "stop", "--only", "top-k", "--json")
+    result = run_openai_probe(
+        url, "--model", "parrot", "--only", "stop", "--only", "top-k", "--json"
+    )
 
-    found: dict[str, Any] = json.loads(told.stdout)
-    assert told.returncode == 0
-    assert (found["protocol"], found["model"], found["url"]) == ("openai", "parrot", url)
-    assert (found["passed"], found["failed"], found["not_offered"]) == (1, 0, 1)
-    assert [(one["name"], one["outcome"]) for one in found["probes"]] == [
+    report: dict[str, Any] = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert (report["protocol"], report["model"], report["url"]) == ("openai", "parrot", url)
+    assert (report["passed"], report["failed"], report["not_offered"]) == (1, 0, 1)
+    assert [(one["name"], one["outcome"]) for one in report["probes"]] == [
         ("stop", "passed"),
         ("top-k", "not offered"),
     ]
@@ -74,7 +76,7 @@ def test_write_option_saves_unsupported_parameters(url: str, tmp_path: Path) -> 
     """What speaks the dialect of another kind of worker does not honour all of it."""
     file = tmp_path / "found.yaml"
 
-    told = run_probe_command(
+    result = run_probe_command(
         f"{url}/mindie",
         "--protocol",
         "openai",
@@ -86,10 +88,10 @@ def test_write_option_saves_unsupported_parameters(url: str, tmp_path: Path) -> 
 
     written = file.read_text("utf-8")
     assert {"# protocol: openai", "# profile: openai", "# model: parrot"} <= {*written.splitlines()}
-    assert told.returncode == 1
+    assert result.returncode == 1
     assert "\n# quirk of " in written
     setting = msgspec.yaml.decode(written)
-    unsupported = re.search(r"^not supported: (.*)$", told.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
+    unsupported = re.search(r"^not supported: (.*)$", result.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
     assert setting == {"unsupported_parameters": unsupported}
 
 
@@ -102,10 +104,10 @@ def test_key_from_environment_or_file_is_never_printed(
         monkeypatch.setenv("INTERLINGUA_KEY", SECRET)
     arguments = [] if way == "variable" else ["--key-file", str(tmp_path / "key")]
 
-    told = run_openai_probe(url, "--model", "parrot", *arguments)
+    result = run_openai_probe(url, "--model", "parrot", *arguments)
 
-    assert told.returncode == 0, told.stdout
-    assert SECRET not in told.stdout + told.stderr
+    assert result.returncode == 0, result.stdout
+    assert SECRET not in result.stdout + result.stderr
 
 
 WRONG = [
@@ -120,19 +122,19 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[-30:])
-def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], said: str) -> None:
-    told = run_openai_probe("http://127.0.0.1:1", *arguments)
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda one: str(one)[-30:])
+def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], message: str) -> None:
+    result = run_openai_probe("http://127.0.0.1:1", *arguments)
 
-    assert told.returncode == 2
-    assert said in told.stdout + told.stderr
-    assert "Traceback" not in told.stderr
+    assert result.returncode == 2
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_unknown_field_option_is_a_usage_error(url: str) -> None:
-    told = run_probe_command(
+    result = run_probe_command(
         url, "--protocol", "triton", "--model", "m", "--field", "nope=PROMPT"
     )  # fmt: skip
 
-    assert told.returncode == 2
-    assert "have no nope" in told.stderr
+    assert result.returncode == 2
+    assert "have no nope" in result.stderr

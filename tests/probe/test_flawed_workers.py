@@ -13,7 +13,7 @@ from gateway.tools.probe import report
 from tests.fakes import CHUNKED, ReceivedRequest, chunk, chunked, make_reply
 from tests.probe.test_probes import StubWorkerServer, create_adapter, filter_outcomes, probe_worker
 
-Asked = dict[str, Any]
+JsonObject = dict[str, Any]
 _encode = msgspec.json.encode
 
 
@@ -37,69 +37,71 @@ class FlawedWorker(Struct):
 
     def _chat(self, request: ReceivedRequest) -> bytes:
         try:
-            asked = msgspec.json.decode(request.body, type=Asked)
-            words = str(asked["messages"][-1]["content"] or "").split()
-            assert isinstance(asked.get("temperature", 1.0), int | float)
-            assert isinstance(asked.get("max_tokens", 1), int)
-            assert isinstance(asked["messages"][-1]["content"], str)
+            body = msgspec.json.decode(request.body, type=JsonObject)
+            words = str(body["messages"][-1]["content"] or "").split()
+            assert isinstance(body.get("temperature", 1.0), int | float)
+            assert isinstance(body.get("max_tokens", 1), int)
+            assert isinstance(body["messages"][-1]["content"], str)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, AssertionError):
             failed = self.flaw == "fails at bad input"
             return self._refuse("bad", "500 Internal Server Error" if failed else "400 Bad Request")
         for field in ("n", "stop", "logprobs", "top_p"):
-            if self.flaw == f"refuses {field}" and field in asked:
+            if self.flaw == f"refuses {field}" and field in body:
                 return self._refuse(f"there is no {field} here")
-        if asked["model"] != "parrot":
+        if body["model"] != "parrot":
             return self._refuse("no such model", "404 Not ProbeResult")
-        return self._answer(asked, [f" {one}" if i else one for i, one in enumerate(words)])
+        return self._answer(body, [f" {one}" if i else one for i, one in enumerate(words)])
 
     def _refuse(self, text: str, status: str = "400 Bad Request") -> bytes:
         return make_reply(_encode({"error": {"message": text, "type": "x", "code": None}}), status)
 
-    def _answer(self, asked: Asked, tokens: list[str]) -> bytes:
-        stream, most = asked.get("stream", False), asked.get("max_tokens", 100)
+    def _answer(self, body: JsonObject, tokens: list[str]) -> bytes:
+        stream, most = body.get("stream", False), body.get("max_tokens", 100)
         if self.flaw == "no two the same":
             tokens = [f"{next(self.numbers)}", *tokens]
-        if self.flaw == "draws as it likes" and asked.get("temperature"):
+        if self.flaw == "draws as it likes" and body.get("temperature"):
             tokens = [f"{next(self.numbers)}", *tokens]
         if self.flaw == "a stream of its own" and stream:
             tokens = ["so", *tokens]
-        said = tokens if self.flaw == "knows no limit" else tokens[:most]
-        reason = "length" if len(tokens) > len(said) else "stop"
-        for stop in asked.get("stop", ()) if self.flaw != "knows no stop" else ():
-            text = "".join(said)
+        sent = tokens if self.flaw == "knows no limit" else tokens[:most]
+        reason = "length" if len(tokens) > len(sent) else "stop"
+        for stop in body.get("stop", ()) if self.flaw != "knows no stop" else ():
+            text = "".join(sent)
             if stop in text:
                 end = text.index(stop) + (len(stop) if self.flaw == "leaves the stop" else 0)
-                said, reason = list(re.findall(r" ?\S*", text[:end]))[:-1], "stop"
+                sent, reason = list(re.findall(r" ?\S*", text[:end]))[:-1], "stop"
         if self.flaw == "always says stop":
             reason = "stop"
         if self.flaw == "always says length":
             reason = "length"
-        counts = [len(tokens) or 1, len(said) or 1]
-        n = 1 if self.flaw == "knows no n" else asked.get("n", 1)
-        return (self._stream if stream else self._whole)(asked, n, (said, reason), counts)
+        counts = [len(tokens) or 1, len(sent) or 1]
+        n = 1 if self.flaw == "knows no n" else body.get("n", 1)
+        return (self._stream if stream else self._whole)(body, n, (sent, reason), counts)
 
-    def _whole(self, asked: Asked, n: int, said: tuple[list[str], str], counts: list[int]) -> bytes:
-        tokens, reason = said
+    def _whole(
+        self, fields: JsonObject, n: int, answer: tuple[list[str], str], counts: list[int]
+    ) -> bytes:
+        tokens, reason = answer
         message = {"role": "assistant", "content": self._garbled("".join(tokens))}
-        choice: Asked = {"message": message, "finish_reason": reason}
-        if asked.get("tools") and asked.get("tool_choice") == "required":
+        choice: JsonObject = {"message": message, "finish_reason": reason}
+        if fields.get("tools") and fields.get("tool_choice") == "required":
             broken = self.flaw == "writes broken arguments"
             call = {"name": "get_weather", "arguments": '{"city"' if broken else '{"city":"x"}'}
             message["tool_calls"] = [{"id": "c1", "type": "function", "function": call}]  # type: ignore[assignment]
             choice["finish_reason"] = "tool_calls"
-        if asked.get("logprobs"):
+        if fields.get("logprobs"):
             value = 0.7 if self.flaw == "weighs above one" else -0.5
             choice["logprobs"] = {"content": [{"token": t, "logprob": value} for t in tokens]}
-        body: Asked = {"id": "a", "choices": [choice | {"index": i} for i in range(n)]}
+        body: JsonObject = {"id": "a", "choices": [choice | {"index": i} for i in range(n)]}
         if self.flaw != "does not count":
             body["usage"] = self._usage(counts)
         kind = "text/plain" if self.flaw == "calls it text" else "application/json"
         return make_reply(_encode(body), content_type=kind)
 
     def _stream(
-        self, _asked: Asked, n: int, said: tuple[list[str], str], counts: list[int]
+        self, _body: JsonObject, n: int, answer: tuple[list[str], str], counts: list[int]
     ) -> bytes:
-        tokens, reason = said
+        tokens, reason = answer
         events: list[Any] = [
             {"choices": [{"index": i, "delta": {"content": self._garbled(token)}}]}
             for i in range(n)
@@ -125,14 +127,14 @@ class FlawedWorker(Struct):
             case _:
                 return text
 
-    def _usage(self, counts: list[int]) -> Asked:
+    def _usage(self, counts: list[int]) -> JsonObject:
         prompt, completion = counts
         if self.flaw == "counts wrong":
             completion *= 1000
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": 1}
 
-    def _vectors(self, asked: Asked) -> bytes:
-        texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
+    def _vectors(self, body: JsonObject) -> bytes:
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         vectors = [[float(len(text)), float(text.count("e") ** 2), 1.0] for text in texts]
         if self.flaw == "mixes vectors":
             vectors.reverse()
@@ -180,26 +182,28 @@ FLAWS: list[tuple[str, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("flaw", "probe", "said", "fields"), FLAWS)
-async def test_probe_detects_a_worker_flaw(flaw: str, probe: str, said: str, fields: str) -> None:
+@pytest.mark.parametrize(("flaw", "probe", "message", "fields"), FLAWS)
+async def test_probe_detects_a_worker_flaw(
+    flaw: str, probe: str, message: str, fields: str
+) -> None:
     async with StubWorkerServer(FlawedWorker(flaw)).serving() as worker:
-        told = await probe_worker(
+        results = await probe_worker(
             worker.url, create_adapter("openai"), only=probe, embedder="parrot"
         )
 
-    assert told[probe].outcome == "failed"
-    assert re.search(said, told[probe].detail)
-    assert " ".join(told[probe].fields) == fields
+    assert results[probe].outcome == "failed"
+    assert re.search(message, results[probe].detail)
+    assert " ".join(results[probe].fields) == fields
 
 
 @pytest.mark.parametrize("probe", sorted({probe for _, probe, _, _ in FLAWS}))
 async def test_probe_passes_for_a_worker_without_flaw(probe: str) -> None:
     async with StubWorkerServer(FlawedWorker()).serving() as worker:
-        told = await probe_worker(
+        results = await probe_worker(
             worker.url, create_adapter("openai"), only=probe, embedder="parrot"
         )
 
-    assert told[probe].outcome == "passed", told[probe].detail
+    assert results[probe].outcome == "passed", results[probe].detail
 
 
 @pytest.mark.parametrize(
@@ -210,11 +214,11 @@ async def test_rejected_parameter_passes_and_is_listed_as_unsupported(
     field: str, probe: str, path: str
 ) -> None:
     async with StubWorkerServer(FlawedWorker(f"refuses {field}")).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"), only=f"whole {probe}")
+        results = await probe_worker(worker.url, create_adapter("openai"), only=f"whole {probe}")
 
-    assert told[probe].outcome == "passed"
-    assert told[probe].detail.startswith("rejected: 400: ")
-    assert report.unsupported_fields(list(told.values())) == [path]
+    assert results[probe].outcome == "passed"
+    assert results[probe].detail.startswith("rejected: 400: ")
+    assert report.unsupported_fields(list(results.values())) == [path]
 
 
 async def test_failing_worker_yields_no_unsupported_parameters() -> None:
@@ -222,26 +226,26 @@ async def test_failing_worker_yields_no_unsupported_parameters() -> None:
         return make_reply(b"oops", "500 Internal Server Error")
 
     async with StubWorkerServer(broken).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"))
+        results = await probe_worker(worker.url, create_adapter("openai"))
 
-    assert not filter_outcomes(told, "passed").keys() - {"wrong-path"}
-    assert report.unsupported_fields(list(told.values())) == []
+    assert not filter_outcomes(results, "passed").keys() - {"wrong-path"}
+    assert report.unsupported_fields(list(results.values())) == []
 
 
 async def test_swapped_concurrent_responses_are_detected() -> None:
     """Each of those that come together gets the answer to the one before it."""
     good = FlawedWorker()
-    asked: list[ReceivedRequest] = []
+    received: list[ReceivedRequest] = []
 
     def mixed(request: ReceivedRequest) -> bytes:
-        asked.append(request)
-        return good(asked[-1] if len(asked) <= 4 else asked[-2])
+        received.append(request)
+        return good(received[-1] if len(received) <= 4 else received[-2])
 
     async with StubWorkerServer(mixed).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"), only="apart")
+        results = await probe_worker(worker.url, create_adapter("openai"), only="apart")
 
-    assert told["apart"].outcome == "failed"
-    assert re.search("is the one to question|has words of others", told["apart"].detail)
+    assert results["apart"].outcome == "failed"
+    assert re.search("is the one to question|has words of others", results["apart"].detail)
 
 
 async def test_worker_with_overload_rejections_passes() -> None:
@@ -254,11 +258,11 @@ async def test_worker_with_overload_rejections_passes() -> None:
         return good(request)
 
     async with StubWorkerServer(turns_away).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"), only="at-once")
+        results = await probe_worker(worker.url, create_adapter("openai"), only="at-once")
 
-    assert told["at-once"].outcome == "passed"
-    assert told["at-once"].detail == "4 answered, 4 rejected as overload"
-    assert told["at-once"].quirks == ("of 8 requests at once 4 are rejected",)
+    assert results["at-once"].outcome == "passed"
+    assert results["at-once"].detail == "4 answered, 4 rejected as overload"
+    assert results["at-once"].quirks == ("of 8 requests at once 4 are rejected",)
 
 
 Respond = Callable[[ReceivedRequest], bytes]
@@ -276,8 +280,8 @@ async def test_closed_connections_are_accepted_only_if_announced() -> None:
 
     for respond, outcome in ((once, "passed"), (silently, "failed")):
         async with StubWorkerServer(respond).serving() as worker:
-            told = await probe_worker(worker.url, create_adapter("openai"), only="keep-alive")
-        assert told["keep-alive"].outcome == outcome
+            results = await probe_worker(worker.url, create_adapter("openai"), only="keep-alive")
+        assert results["keep-alive"].outcome == outcome
 
 
 async def test_too_large_response_is_not_read_completely() -> None:
@@ -285,10 +289,10 @@ async def test_too_large_response_is_not_read_completely() -> None:
         return make_reply(b'{"x":"' + b"a" * (9 << 20) + b'"}')
 
     async with StubWorkerServer(endless).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"), only="whole health")
+        results = await probe_worker(worker.url, create_adapter("openai"), only="whole health")
 
-    assert told["whole"].outcome == "failed"
-    assert "larger than" in told["whole"].detail
+    assert results["whole"].outcome == "failed"
+    assert "larger than" in results["whole"].detail
 
 
 async def test_accepting_any_model_name_is_reported_as_a_quirk() -> None:
@@ -299,10 +303,10 @@ async def test_accepting_any_model_name_is_reported_as_a_quirk() -> None:
         return good(msgspec.structs.replace(request, body=named))
 
     async with StubWorkerServer(any_name).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"), only="model-unknown")
+        results = await probe_worker(worker.url, create_adapter("openai"), only="model-unknown")
 
-    assert told["model-unknown"].outcome == "passed"
-    assert report.collect_quirks(list(told.values())) == {
+    assert results["model-unknown"].outcome == "passed"
+    assert report.collect_quirks(list(results.values())) == {
         "model-unknown": "any model name is accepted"
     }
 
@@ -324,8 +328,8 @@ async def test_malformed_responses_do_not_abort_the_probes() -> None:
         return replies[next(numbers) % len(replies)]
 
     async with StubWorkerServer(odd).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("openai"), embedder="parrot")
+        results = await probe_worker(worker.url, create_adapter("openai"), embedder="parrot")
 
-    assert {one.outcome for one in told.values()} <= {"passed", "failed", "not offered"}
-    assert told["stream-is-whole"].outcome == "failed"
-    assert report.unsupported_fields(list(told.values())) == []
+    assert {one.outcome for one in results.values()} <= {"passed", "failed", "not offered"}
+    assert results["stream-is-whole"].outcome == "failed"
+    assert report.unsupported_fields(list(results.values())) == []

@@ -58,24 +58,24 @@ class StubWorkerServer:
 
 
 async def probe_worker(
-    url: str, dialect: UpstreamAdapter, *, only: str = "", mode: str = "chat", **target: Any
+    url: str, protocol: UpstreamAdapter, *, only: str = "", mode: str = "chat", **target: Any
 ) -> dict[str, ProbeResult]:
     """What each probe finds; ``only`` those of these names."""
     chosen = [one for one in PROBES if not only or one.name in only.split()]
     assert len(chosen) == len(only.split()) or not only
-    told = WorkerTarget(url, mode=mode, **{"model": "parrot"} | target)  # type: ignore[arg-type]
+    results = WorkerTarget(url, mode=mode, **{"model": "parrot"} | target)  # type: ignore[arg-type]
     async with httpx.AsyncClient(timeout=None, trust_env=False) as http:  # noqa: S113 - probes have one
-        worker = WorkerClient(http, dialect, told)
+        worker = WorkerClient(http, protocol, results)
         return {one.name: one async for one in run_probes(chosen, worker, seconds=20, total=100)}
 
 
 def create_adapter(name: str, profile: str | None = None) -> UpstreamAdapter:
-    dialect: Any = build_adapter(name, profile, {})
-    return dialect  # type: ignore[no-any-return]
+    protocol: Any = build_adapter(name, profile, {})
+    return protocol  # type: ignore[no-any-return]
 
 
-def filter_outcomes(told: dict[str, ProbeResult], outcome: str) -> dict[str, str]:
-    return {name: one.detail for name, one in told.items() if one.outcome == outcome}
+def filter_outcomes(results: dict[str, ProbeResult], outcome: str) -> dict[str, str]:
+    return {name: one.detail for name, one in results.items() if one.outcome == outcome}
 
 
 WAYS: list[tuple[str, str | None, str, str, int]] = [
@@ -100,27 +100,27 @@ def test_probe_names_are_unique_and_at_least_40() -> None:
 async def test_gateway_passes_all_probes_as_a_worker(
     serve: Serve, way: tuple[str, str | None, str, str, int]
 ) -> None:
-    dialect, profile, prefix, said, least = way
+    protocol, profile, prefix, expected, least = way
     gateway = await serve(PARROT)
 
-    told = await probe_worker(
-        gateway.url + prefix, create_adapter(dialect, profile), mode=said, embedder="vectors"
+    results = await probe_worker(
+        gateway.url + prefix, create_adapter(protocol, profile), mode=expected, embedder="vectors"
     )
 
-    assert not filter_outcomes(told, "failed")
-    assert len(filter_outcomes(told, "passed")) >= least
-    assert not {path for one in told.values() for path in one.fields}
+    assert not filter_outcomes(results, "failed")
+    assert len(filter_outcomes(results, "passed")) >= least
+    assert not {path for one in results.values() for path in one.fields}
 
 
 async def test_parameter_unsupported_by_the_protocol_is_not_offered(serve: Serve) -> None:
     gateway = await serve(PARROT)
 
-    told = await probe_worker(gateway.url, create_adapter("openai"), only="top-k n embedding")
+    results = await probe_worker(gateway.url, create_adapter("openai"), only="top-k n embedding")
 
-    assert told["top-k"].outcome == "not offered"
-    assert told["top-k"].detail == "the protocol can't carry sampling.top_k: dropped"
-    assert told["embedding"].detail == "no embedding model given (--embedder)"
-    assert told["n"].outcome == "passed"
+    assert results["top-k"].outcome == "not offered"
+    assert results["top-k"].detail == "the protocol can't carry sampling.top_k: dropped"
+    assert results["embedding"].detail == "no embedding model given (--embedder)"
+    assert results["n"].outcome == "passed"
 
 
 async def test_probes_have_time_limits(serve: Serve) -> None:
@@ -128,11 +128,11 @@ async def test_probes_have_time_limits(serve: Serve) -> None:
     chosen = [one for one in PROBES if one.name in ("health", "whole", "stream")]
     async with httpx.AsyncClient(timeout=None) as http:  # noqa: S113 - what is tested
         worker = WorkerClient(http, create_adapter("openai"), WorkerTarget(gateway.url, "parrot"))
-        told = [one async for one in run_probes(chosen, worker, seconds=1, total=1.5)]
+        results = [one async for one in run_probes(chosen, worker, seconds=1, total=1.5)]
 
-    details = [one.detail for one in told]
+    details = [one.detail for one in results]
     assert details[1].startswith("no answer within")
-    assert [one.outcome for one in told] in (
+    assert [one.outcome for one in results] in (
         ["passed", "failed", "not offered"],
         ["passed", "failed", "failed"],
     )
@@ -146,16 +146,16 @@ async def test_unreachable_worker_is_an_error() -> None:
 async def test_key_is_sent_and_masked_in_the_report(serve: Serve) -> None:
     def refuse(request: ReceivedRequest) -> bytes:
         shown = request.headers.get("authorization", "nobody")
-        told = {"error": {"message": f"{shown} may not", "type": "invalid_request_error"}}
-        return make_reply(msgspec.json.encode(told), "400 Bad Request")
+        body = {"error": {"message": f"{shown} may not", "type": "invalid_request_error"}}
+        return make_reply(msgspec.json.encode(body), "400 Bad Request")
 
     async with StubWorkerServer(refuse).serving() as worker:
-        told = await probe_worker(
+        results = await probe_worker(
             worker.url, create_adapter("openai"), only="whole", key="sk-very-secret"
         )
 
-    assert told["whole"].outcome == "failed"
-    assert "Bearer *** may not" in told["whole"].detail
+    assert results["whole"].outcome == "failed"
+    assert "Bearer *** may not" in results["whole"].detail
 
 
 # --- a worker for which there is no gateway -------------------------------------------------------
@@ -180,12 +180,12 @@ def respond_as_tgi(request: ReceivedRequest) -> bytes:
 
 def _respond_to_generate(request: ReceivedRequest, *, stream: bool) -> bytes:
     try:
-        asked = msgspec.json.decode(request.body, type=dict[str, Any])
-        given = asked.get("parameters", {})
-        words = str(asked["inputs"] + "").split()
-        most = given.get("max_new_tokens") or 100
+        body = msgspec.json.decode(request.body, type=dict[str, Any])
+        parameters = body.get("parameters", {})
+        words = str(body["inputs"] + "").split()
+        most = parameters.get("max_new_tokens") or 100
         assert isinstance(most, int)
-        assert isinstance(given.get("temperature", 1.0), float | int)
+        assert isinstance(parameters.get("temperature", 1.0), float | int)
         assert 0 < most < 4096
         assert len(words) < 4000
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
@@ -199,14 +199,14 @@ def _respond_to_generate(request: ReceivedRequest, *, stream: bool) -> bytes:
         )
     tokens = [word if i == 0 else f" {word}" for i, word in enumerate(words)]
     reason = "length" if len(tokens) > most else "eos_token"
-    return _generate_response(words, tokens[:most], reason, given, stream=stream)
+    return _generate_response(words, tokens[:most], reason, parameters, stream=stream)
 
 
 def _generate_response(
-    words: list[str], tokens: list[str], reason: str, given: dict[str, Any], *, stream: bool
+    words: list[str], tokens: list[str], reason: str, parameters: dict[str, Any], *, stream: bool
 ) -> bytes:
     for n in range(1, len(tokens) + 1):
-        stop = next((one for one in given.get("stop", ()) if one in "".join(tokens[:n])), None)
+        stop = next((one for one in parameters.get("stop", ()) if one in "".join(tokens[:n])), None)
         if stop is not None:
             tokens, reason = tokens[:n], "stop_sequence"
             break
@@ -214,21 +214,21 @@ def _generate_response(
     details = {
         "finish_reason": reason,
         "generated_tokens": max(len(tokens), 1),
-        "seed": given.get("seed"),
+        "seed": parameters.get("seed"),
         "input_length": max(len(words), 1),
     }
-    said = [
+    token_rows = [
         {"id": i, "text": token, "logprob": -0.5, "special": False}
         for i, token in enumerate(tokens or [""])
     ]
-    tops = [[token] * given.get("top_n_tokens", 0) for token in said]
+    tops = [[token] * parameters.get("top_n_tokens", 0) for token in token_rows]
     if not stream:
-        told = details | {"prefill": [], "tokens": said, "top_tokens": tops}
-        body = {"generated_text": full, "details": told}
+        all_details = details | {"prefill": [], "tokens": token_rows, "top_tokens": tops}
+        body = {"generated_text": full, "details": all_details}
         return make_reply(msgspec.json.encode(body))
     events = []
-    for i, token in enumerate(said):
-        last = i == len(said) - 1
+    for i, token in enumerate(token_rows):
+        last = i == len(token_rows) - 1
         event = {
             "index": i + 1,
             "token": token,
@@ -242,9 +242,9 @@ def _generate_response(
 
 async def test_tgi_worker_passes_all_probes() -> None:
     async with StubWorkerServer(respond_as_tgi).serving() as worker:
-        told = await probe_worker(worker.url, create_adapter("tgi"), mode="prompt")
+        results = await probe_worker(worker.url, create_adapter("tgi"), mode="prompt")
 
-    assert filter_outcomes(told, "failed") == {}
-    assert len(filter_outcomes(told, "passed")) >= 50
-    assert told["capacity"].detail == "1 of 1 metadata requests answered; takes 128 at a time"
-    assert told["stop"].outcome == "not offered"
+    assert filter_outcomes(results, "failed") == {}
+    assert len(filter_outcomes(results, "passed")) >= 50
+    assert results["capacity"].detail == "1 of 1 metadata requests answered; takes 128 at a time"
+    assert results["stop"].outcome == "not offered"

@@ -14,14 +14,14 @@ from tests.fakes import ReceivedRequest
 from tests.probe.test_flawed_workers import FlawedWorker
 from tests.probe.test_probes import StubWorkerServer, create_adapter, probe_worker
 
-Asked = dict[str, Any]
-CHAT: Asked = {"model": "m", "messages": [{"role": "user", "content": "one two three four"}]}
+JsonObject = dict[str, Any]
+CHAT: JsonObject = {"model": "m", "messages": [{"role": "user", "content": "one two three four"}]}
 
 
-def build_config(url: str, unsupported: str = "", dialects: str = "openai") -> str:
+def build_config(url: str, unsupported: str = "", protocols: str = "openai") -> str:
     """A configuration; ``unsupported`` is what stands in the pool beside the workers."""
     return f"""
-listeners: [{{address: "127.0.0.1:0", protocols: [{dialects}]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [{protocols}]}}]
 models: {{m: {{backend: a, model: parrot}}}}
 backends:
   a:
@@ -35,30 +35,30 @@ def format_unsupported_parameters(*parameters: str) -> str:
     return f"unsupported_parameters: [{', '.join(parameters)}]"
 
 
-async def send_chat(running: RunningGateway, **more: Any) -> tuple[Asked, str]:
+async def send_chat(running: RunningGateway, **more: Any) -> tuple[JsonObject, str]:
     reply = await running.http.post("/v1/chat/completions", json=CHAT | more)
     assert reply.status_code == 200, reply.text
-    told: Asked = reply.json()
-    return told, reply.headers.get("x-interlingua-loss", "")
+    body: JsonObject = reply.json()
+    return body, reply.headers.get("x-interlingua-loss", "")
 
 
-def list_texts(answer: Asked) -> list[str]:
+def list_texts(answer: JsonObject) -> list[str]:
     return [one["message"]["content"] for one in answer["choices"]]
 
 
 async def test_unsupported_parameter_found_by_a_probe_is_emulated(serve: Serve) -> None:
     """From the probes to the answer: a worker that leaves its stops in the text."""
     async with StubWorkerServer(FlawedWorker("leaves the stop")).serving() as worker:
-        told = list((await probe_worker(worker.url, create_adapter("openai"))).values())
+        results = list((await probe_worker(worker.url, create_adapter("openai"))).values())
         whom = report.ProbedWorker(worker.url, "openai", "openai", "parrot")
-        setting = report.encode_unsupported_parameters(whom, told)
+        setting = report.encode_unsupported_parameters(whom, results)
 
         before = await serve(build_config(worker.url))
         after = await serve(build_config(worker.url, setting))
         bad, _ = await send_chat(before, stop=["three"])
         good, lost = await send_chat(after, stop=["three"])
 
-    assert "stopping.stop" in report.unsupported_fields(told)
+    assert "stopping.stop" in report.unsupported_fields(results)
     assert list_texts(bad) == ["one two three"]
     assert list_texts(good) == ["one two "]
     assert good["choices"][0]["finish_reason"] == "stop"
@@ -66,7 +66,7 @@ async def test_unsupported_parameter_found_by_a_probe_is_emulated(serve: Serve) 
 
 
 async def test_unsupported_parameters_are_not_sent_to_the_worker(serve: Serve) -> None:
-    seen: list[Asked] = []
+    seen: list[JsonObject] = []
     good = FlawedWorker("knows no n")
 
     def watched(request: ReceivedRequest) -> bytes:
@@ -107,8 +107,8 @@ async def test_unsupported_parameter_in_the_body_disables_passthrough(serve: Ser
             build_config(worker.url, format_unsupported_parameters("sampling.top_p"))
         )
         for more in (b"", b',"top_p":0.50'):
-            asked = msgspec.json.encode(CHAT)[:-1] + b',"temperature":0.50' + more + b"}"
-            await running.http.post("/v1/chat/completions", content=asked)
+            request_body = msgspec.json.encode(CHAT)[:-1] + b',"temperature":0.50' + more + b"}"
+            await running.http.post("/v1/chat/completions", content=request_body)
 
     relayed, translated = (body for body in seen if body)
     assert b"0.50" in relayed
@@ -119,7 +119,7 @@ async def test_unsupported_parameter_in_the_body_disables_passthrough(serve: Ser
 def test_written_unsupported_parameters_are_valid_pool_settings() -> None:
     """Whatever a worker has said."""
     odd = "cost: $5 ${HOME} \"quoted\" 'and' {braces} # x\\n é 日本\n- a\u2028b\x00"
-    told = [
+    results = [
         ProbeResult("whole", "w", "passed"),
         ProbeResult("n", "w", "failed", odd, ("n",), ("a: b",)),
         ProbeResult("seed", "w", "failed", "differs", ("sampling.seed",)),
@@ -127,7 +127,7 @@ def test_written_unsupported_parameters_are_valid_pool_settings() -> None:
     ]
     worker = report.ProbedWorker("http://w:1", "openai", "vllm", "org/m: 1")
 
-    written = report.encode_unsupported_parameters(worker, told)
+    written = report.encode_unsupported_parameters(worker, results)
     pool = load_text(build_config("http://w:1", written), "f.yaml", env={}).backends["a"]
 
     assert isinstance(pool, PoolSettings)

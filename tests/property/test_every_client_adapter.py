@@ -38,7 +38,7 @@ def list_profiles() -> Iterator[Any]:
             yield pytest.param(build_adapter(name, profile, {}), id=f"{name}-{profile}")
 
 
-every_dialect = pytest.mark.parametrize("dialect", list(list_profiles()))
+every_adapter = pytest.mark.parametrize("adapter", list(list_profiles()))
 
 
 def create_client_request(
@@ -50,8 +50,8 @@ def create_client_request(
     return ClientRequest(endpoint, params, sent, "", body, path)
 
 
-def list_generate_endpoints(dialect: ClientAdapter) -> list[Endpoint]:
-    return [one for one in dialect.endpoints if one.task == "generate"]
+def list_generate_endpoints(adapter: ClientAdapter) -> list[Endpoint]:
+    return [one for one in adapter.endpoints if one.task == "generate"]
 
 
 # --- what clients may send ------------------------------------------------------------------------
@@ -111,7 +111,7 @@ items = st.lists(
     max_size=4,
 )  # fmt: skip
 bodies = st.builds(
-    lambda known, said, more: {**known, **said, **more},
+    lambda pair, text, more: {**pair, **text, **more},
     st.dictionaries(st.sampled_from(WORDS), anything, max_size=8),
     st.fixed_dictionaries(
         {},
@@ -126,41 +126,41 @@ bodies = st.builds(
 )
 
 
-@every_dialect
+@every_adapter
 @given(data=st.data(), body=bodies)
 def test_arbitrary_json_is_decoded_or_rejected_with_a_client_error(
-    dialect: ClientAdapter, data: st.DataObject, body: dict[str, Any]
+    adapter: ClientAdapter, data: st.DataObject, body: dict[str, Any]
 ) -> None:
     sent = create_client_request(
-        data.draw(st.sampled_from(list_generate_endpoints(dialect))), msgspec.json.encode(body)
+        data.draw(st.sampled_from(list_generate_endpoints(adapter))), msgspec.json.encode(body)
     )
 
-    check_decoded_or_rejected(dialect, sent)
+    check_decoded_or_rejected(adapter, sent)
 
 
-@every_dialect
+@every_adapter
 @given(data=st.data(), body=st.binary(max_size=60))
 def test_arbitrary_bytes_are_decoded_or_rejected_with_a_client_error(
-    dialect: ClientAdapter, data: st.DataObject, body: bytes
+    adapter: ClientAdapter, data: st.DataObject, body: bytes
 ) -> None:
-    sent = create_client_request(data.draw(st.sampled_from(list_generate_endpoints(dialect))), body)
+    sent = create_client_request(data.draw(st.sampled_from(list_generate_endpoints(adapter))), body)
 
-    check_decoded_or_rejected(dialect, sent)
+    check_decoded_or_rejected(adapter, sent)
 
 
-def check_decoded_or_rejected(dialect: ClientAdapter, sent: ClientRequest) -> None:
+def check_decoded_or_rejected(adapter: ClientAdapter, sent: ClientRequest) -> None:
     """It gives a request, or an error that is the client's and that it can tell."""
     refused = None
     try:
-        dialect.read_routing_info(sent)
-        request = dialect.decode_request(sent)
+        adapter.read_routing_info(sent)
+        request = adapter.decode_request(sent)
         assert isinstance(request, AnyRequest)
-        dialect.field_names(sent)
+        adapter.field_names(sent)
     except errors.GatewayError as error:
         refused = error
     if refused is not None:
         assert refused.origin == "client", refused
-        assert dialect.encode_error(refused, sent).status >= 400
+        assert adapter.encode_error(refused, sent).status >= 400
 
 
 # --- what may go wrong ----------------------------------------------------------------------------
@@ -227,18 +227,18 @@ def test_error_list_covers_every_gateway_error() -> None:
     assert tree - {type(error) for error in EVERY_ERROR} == {errors.GatewayError}
 
 
-@every_dialect
+@every_adapter
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda e: type(e).__name__)
 def test_every_error_is_encoded_by_every_adapter(
-    dialect: ClientAdapter, error: errors.GatewayError
+    adapter: ClientAdapter, error: errors.GatewayError
 ) -> None:
     bodies = (b"", b"{}", b'{"stream":true,"text_input":"x","messages":[]}')
     calls = [
         None,
-        *(create_client_request(one, body) for one in dialect.endpoints for body in bodies),
+        *(create_client_request(one, body) for one in adapter.endpoints for body in bodies),
     ]
     for sent in calls:
-        reply = dialect.encode_error(error, sent)
+        reply = adapter.encode_error(error, sent)
 
         assert reply.status >= 400 or sent is not None
         names = [name.lower() for name, _ in reply.headers]
@@ -264,31 +264,31 @@ pieces = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6)
 
 
 def list_minimal_requests(
-    dialect: ClientAdapter,
+    adapter: ClientAdapter,
 ) -> Iterator[tuple[ClientRequest, GenerationRequest]]:
     """The endpoints that take the smallest request of their kind, with it."""
-    for endpoint in list_generate_endpoints(dialect):
+    for endpoint in list_generate_endpoints(adapter):
         for field in ("messages", "prompt", "text_input", "inputs", "input"):
             body = {"model": "m", "max_tokens": 9, field: MINIMAL[field]}
             sent = create_client_request(endpoint, msgspec.json.encode(body))
             try:
-                request = dialect.decode_request(sent)
+                request = adapter.decode_request(sent)
             except errors.ClientError:
                 continue
             if isinstance(request, GenerationRequest):
                 yield sent, request
 
 
-@every_dialect
-def test_every_adapter_decodes_a_minimal_request(dialect: ClientAdapter) -> None:
-    assert list(list_minimal_requests(dialect))
+@every_adapter
+def test_every_adapter_decodes_a_minimal_request(adapter: ClientAdapter) -> None:
+    assert list(list_minimal_requests(adapter))
 
 
-@every_dialect
+@every_adapter
 @settings(max_examples=100)  # each plays every endpoint of the dialect, streamed and whole
 @given(texts=pieces, cuts=st.integers(1, 6))
 def test_unary_and_streaming_responses_contain_the_complete_text(
-    dialect: ClientAdapter, texts: list[str], cuts: int
+    adapter: ClientAdapter, texts: list[str], cuts: int
 ) -> None:
     events: list[Event] = [
         *map(TextDelta, texts),
@@ -299,13 +299,13 @@ def test_unary_and_streaming_responses_contain_the_complete_text(
     fold = ResponseAccumulator()
     fold.add(events)
     whole = "".join(texts)
-    for sent, request in list_minimal_requests(dialect):
-        encoder = dialect.create_encoder(sent, request, ABOUT)
+    for sent, request in list_minimal_requests(adapter):
+        encoder = adapter.create_encoder(sent, request, ABOUT)
         reply = encoder.encode_unary(fold.result())
         assert reply.status == 200
         assert whole in extract_text(reply.body)
 
-        streamed = dialect.create_encoder(sent, request, ABOUT)
+        streamed = adapter.create_encoder(sent, request, ABOUT)
         batches = [events[i : i + cuts] for i in range(0, len(events), cuts)]
         wire = b"".join(streamed.encode_events(batch) for batch in batches)
         assert whole in extract_text(wire)

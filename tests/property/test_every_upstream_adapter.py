@@ -48,15 +48,15 @@ def list_profiles() -> Iterator[Any]:
     """Those that clients speak, too: these can say what a worker of theirs would."""
     for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
-            dialect = build_adapter(name, profile, {})
-            if hasattr(dialect, "encode_request") and hasattr(dialect, "read_routing_info"):
-                yield pytest.param(dialect, id=f"{name}-{profile}")
+            adapter = build_adapter(name, profile, {})
+            if hasattr(adapter, "encode_request") and hasattr(adapter, "read_routing_info"):
+                yield pytest.param(adapter, id=f"{name}-{profile}")
     for profile in ("openai", "vllm"):
-        dialect = build_adapter("openai", profile, {"worker_api": "responses"})
-        yield pytest.param(dialect, id=f"openai-{profile}-responses")
+        adapter = build_adapter("openai", profile, {"worker_api": "responses"})
+        yield pytest.param(adapter, id=f"openai-{profile}-responses")
 
 
-every_worker_dialect = pytest.mark.parametrize("dialect", list(list_profiles()))
+every_upstream_adapter = pytest.mark.parametrize("adapter", list(list_profiles()))
 
 text = st.text(min_size=1, max_size=20)
 samplings = st.builds(
@@ -79,7 +79,7 @@ stoppings = st.builds(
 )
 messages = st.lists(
     st.builds(
-        lambda role, said: Message(role, (TextPart(said),)),
+        lambda role, turns: Message(role, (TextPart(turns),)),
         st.sampled_from(["system", "user", "assistant"]),
         text,
     ),
@@ -104,10 +104,10 @@ requests = st.builds(
 )
 
 
-def join_turns(said: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+def join_turns(messages: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
     """The messages, with consecutive ones of the assistant as one."""
     turns: list[tuple[Any, str]] = []
-    for role, words in said:
+    for role, words in messages:
         if turns and role == turns[-1][0] == "assistant":
             turns[-1] = (role, f"{turns[-1][1]}\n{words}")
         else:
@@ -119,12 +119,12 @@ JOINING_SYSTEM_TEXTS = {"anthropic"}
 """They have one text of the system before the conversation."""
 
 
-def join_system_texts(said: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def join_system_texts(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The messages with those of the system at their head joined by a blank line."""
-    count = next((i for i, (role, _) in enumerate(said) if role != "system"), len(said))
+    count = next((i for i, (role, _) in enumerate(turns) if role != "system"), len(turns))
     if count <= 1:
-        return said
-    return [("system", "\n\n".join(text for _, text in said[:count])), *said[count:]]
+        return turns
+    return [("system", "\n\n".join(text for _, text in turns[:count])), *turns[count:]]
 
 
 SAME_AS_ABSENT = {"n": 1, "sampling.top_p": 1.0, "sampling.typical_p": 1.0}
@@ -141,38 +141,38 @@ def is_greedy(sampling: SamplingParams) -> bool:
     return sampling.temperature == 0 or sampling.do_sample is False
 
 
-@every_worker_dialect
+@every_upstream_adapter
 @given(request=requests)
 def test_parameters_not_reported_as_lost_round_trip(
-    dialect: BidirectionalAdapter, request: GenerationRequest
+    adapter: BidirectionalAdapter, request: GenerationRequest
 ) -> None:
-    wire = dialect.encode_request(request)
+    wire = adapter.encode_request(request)
     names = {path: path for path in list_requested_parameters(request)}
-    lost = {loss.field for loss in dialect.unsupported_parameters(request, names)}
+    lost = {loss.field for loss in adapter.unsupported_parameters(request, names)}
 
-    got = dialect.decode_request(create_client_request(dialect, wire))
+    got = adapter.decode_request(create_client_request(adapter, wire))
 
     assert isinstance(got, GenerationRequest)
     assert (got.model, got.stream) == ("w", request.stream)
     if got.messages:
-        said: list[tuple[str, str]] = [(m.role, m.text) for m in request.messages]
-        if dialect.name in JOINING_SYSTEM_TEXTS:
-            said = join_system_texts(said)
+        turns: list[tuple[str, str]] = [(m.role, m.text) for m in request.messages]
+        if adapter.name in JOINING_SYSTEM_TEXTS:
+            turns = join_system_texts(turns)
         if wire.path.endswith("/responses"):  # items that follow each other are one turn there
-            said = join_turns(said)
-        assert [(m.role, m.text) for m in got.messages] == said
+            turns = join_turns(turns)
+        assert [(m.role, m.text) for m in got.messages] == turns
     else:
         assert got.prompts == (build_prompt(request, None),)
     for path, value in list_requested_parameters(request).items():
         if path not in lost:  # a worker's own name for it is one that clients do not use
             foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
             read = got.set_fields.get(path, SAME_AS_ABSENT.get(path))
-            if dialect.name == "tgi" and path in SAMPLED_ONLY and is_greedy(request.sampling):
+            if adapter.name == "tgi" and path in SAMPLED_ONLY and is_greedy(request.sampling):
                 continue  # that server samples wherever it gets one of them
             assert value in (read, *foreign), path
 
 
-@every_worker_dialect
+@every_upstream_adapter
 @given(
     texts=st.lists(text, max_size=6),
     size=st.integers(1, 40),
@@ -180,12 +180,12 @@ def test_parameters_not_reported_as_lost_round_trip(
     n=st.integers(1, 3),
 )
 def test_stream_decodes_the_same_for_any_packet_boundaries(
-    dialect: BidirectionalAdapter, texts: list[str], size: int, newline: bytes, n: int
+    adapter: BidirectionalAdapter, texts: list[str], size: int, newline: bytes, n: int
 ) -> None:
     request = GenerationRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
     )
-    if any(loss.path == "n" for loss in dialect.unsupported_parameters(request, {})):
+    if any(loss.path == "n" for loss in adapter.unsupported_parameters(request, {})):
         request, n = msgspec.structs.replace(request, n=None), 1
     sent: list[Event] = [TextDelta(one, index) for one in texts for index in range(n)]
     sent += [
@@ -193,9 +193,9 @@ def test_stream_decodes_the_same_for_any_packet_boundaries(
         Usage(3, len(texts) * n),
         StreamEnd(),
     ]
-    wire = encode_worker_stream(dialect, request, sent).replace(b"\n", newline)
+    wire = encode_worker_stream(adapter, request, sent).replace(b"\n", newline)
 
-    decoder = dialect.create_decoder(request)
+    decoder = adapter.create_decoder(request)
     fold = ResponseAccumulator()
     for i in range(0, len(wire), size):
         fold.add(decoder.feed(wire[i : i + size]))
@@ -211,18 +211,18 @@ ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
 
 
 @pytest.mark.parametrize(
-    "dialect", [one for one in list_profiles() if one.id not in ENDING_WITH_THE_BODY]
+    "adapter", [one for one in list_profiles() if one.id not in ENDING_WITH_THE_BODY]
 )
 @given(texts=st.lists(text, min_size=1, max_size=4), share=st.floats(0, 1))
 def test_truncated_stream_never_emits_an_end_event(
-    dialect: BidirectionalAdapter, texts: list[str], share: float
+    adapter: BidirectionalAdapter, texts: list[str], share: float
 ) -> None:
     request = GenerationRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True
     )
-    begun = encode_worker_stream(dialect, request, [*map(TextDelta, texts)])
+    begun = encode_worker_stream(adapter, request, [*map(TextDelta, texts)])
     wire = begun[: int(share * len(begun))]
-    decoder = dialect.create_decoder(request)
+    decoder = adapter.create_decoder(request)
 
     seen = [*decoder.feed(wire)] if wire else []
     with pytest.raises(WorkerError):
@@ -232,17 +232,17 @@ def test_truncated_stream_never_emits_an_end_event(
 
 
 def encode_worker_stream(
-    dialect: BidirectionalAdapter, request: GenerationRequest, events: list[Event]
+    adapter: BidirectionalAdapter, request: GenerationRequest, events: list[Event]
 ) -> bytes:
     """What a worker of this dialect sends."""
-    call = create_client_request(dialect, dialect.encode_request(request))
-    decoded = cast("GenerationRequest", dialect.decode_request(call))
-    return dialect.create_encoder(call, decoded, ABOUT).encode_events(events)
+    call = create_client_request(adapter, adapter.encode_request(request))
+    decoded = cast("GenerationRequest", adapter.decode_request(call))
+    return adapter.create_encoder(call, decoded, ABOUT).encode_events(events)
 
 
-def create_client_request(dialect: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
+def create_client_request(adapter: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
     """What a worker of this dialect makes of the request."""
     path, _, query = wire.path.partition("?")
-    found = PathRouter([AdapterMount(dialect)]).find_endpoint(wire.method, path)
+    match = PathRouter([AdapterMount(adapter)]).find_endpoint(wire.method, path)
     headers = {name.lower(): value for name, value in wire.headers}
-    return ClientRequest(found.endpoint, found.params, headers, query, wire.body, path)
+    return ClientRequest(match.endpoint, match.params, headers, query, wire.body, path)

@@ -35,13 +35,13 @@ def count_moves(
 # --- one hundred thousand users -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{"1": 90, "2": 10}, {"a": 3, "b": 2, "c": 1, "d": 0}])
-def test_version_shares_match_the_weights(given: Mapping[str, int]) -> None:
-    found = Counter(assign_versions(TrafficSplit(given, "rollout"), USERS).values())
+@pytest.mark.parametrize("weights", [{"1": 90, "2": 10}, {"a": 3, "b": 2, "c": 1, "d": 0}])
+def test_version_shares_match_the_weights(weights: Mapping[str, int]) -> None:
+    counts = Counter(assign_versions(TrafficSplit(weights, "rollout"), USERS).values())
 
-    total = sum(given.values())
-    for arm, weight in given.items():
-        assert abs(found[arm] / len(USERS) - weight / total) < 0.01, (arm, found)
+    total = sum(weights.values())
+    for version, weight in weights.items():
+        assert abs(counts[version] / len(USERS) - weight / total) < 0.01, (version, counts)
 
 
 def test_share_condition_matches_that_share_of_users() -> None:
@@ -92,42 +92,44 @@ def test_added_version_takes_users_from_each_version_in_proportion() -> None:
 
 
 @laws
-@given(given=weights, name=names, users=people, data=st.data())
+@given(weights=weights, name=names, users=people, data=st.data())
 def test_version_with_increased_weight_loses_no_users(
-    given: dict[str, int], name: str, users: list[str], data: st.DataObject
+    weights: dict[str, int], name: str, users: list[str], data: st.DataObject
 ) -> None:
-    grown = data.draw(st.sampled_from(sorted(given)))
-    more = given | {grown: given[grown] + data.draw(st.integers(1, 100))}
+    grown = data.draw(st.sampled_from(sorted(weights)))
+    more = weights | {grown: weights[grown] + data.draw(st.integers(1, 100))}
 
     assert {
-        now for _, now in count_moves(TrafficSplit(given, name), TrafficSplit(more, name), users)
+        now for _, now in count_moves(TrafficSplit(weights, name), TrafficSplit(more, name), users)
     } <= {grown}
 
 
 @laws
-@given(given=weights, name=names, users=people, added=names, weight=st.integers(1, 100))
+@given(weights=weights, name=names, users=people, added=names, weight=st.integers(1, 100))
 def test_new_version_receives_all_moved_users(
-    given: dict[str, int], name: str, users: list[str], added: str, weight: int
+    weights: dict[str, int], name: str, users: list[str], added: str, weight: int
 ) -> None:
-    given = {arm: one for arm, one in given.items() if arm != added} or {"other" + added: 1}
+    weights = {version: one for version, one in weights.items() if version != added} or {
+        "other" + added: 1
+    }
 
     moved = count_moves(
-        TrafficSplit(given, name), TrafficSplit({**given, added: weight}, name), users
+        TrafficSplit(weights, name), TrafficSplit({**weights, added: weight}, name), users
     )
 
     assert {now for _, now in moved} <= {added}
 
 
 @laws
-@given(given=weights, name=names, users=people, factor=st.integers(2, 50))
+@given(weights=weights, name=names, users=people, factor=st.integers(2, 50))
 def test_order_and_scale_of_weights_move_no_users(
-    given: dict[str, int], name: str, users: list[str], factor: int
+    weights: dict[str, int], name: str, users: list[str], factor: int
 ) -> None:
-    turned = {arm: factor * given[arm] for arm in reversed(given)}
+    turned = {version: factor * weights[version] for version in reversed(weights)}
     idle = {**turned, "~": 0}
 
-    assert not count_moves(TrafficSplit(given, name), TrafficSplit(turned, name), users)
-    assert not count_moves(TrafficSplit(given, name), TrafficSplit(idle, name), users)
+    assert not count_moves(TrafficSplit(weights, name), TrafficSplit(turned, name), users)
+    assert not count_moves(TrafficSplit(weights, name), TrafficSplit(idle, name), users)
 
 
 @laws
@@ -150,14 +152,14 @@ def test_larger_share_condition_keeps_all_matched_users(
 
 
 @laws
-@given(given=weights, draw=st.floats(0, 1, exclude_max=True))
+@given(weights=weights, draw=st.floats(0, 1, exclude_max=True))
 def test_random_pick_never_selects_a_version_of_weight_zero(
-    given: dict[str, int], draw: float
+    weights: dict[str, int], draw: float
 ) -> None:
     assert (
-        TrafficSplit({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick_version(
-            draw
-        )
+        TrafficSplit(
+            {"none": 0, **{f"~{version}": one for version, one in weights.items()}}
+        ).pick_version(draw)
         != "none"
     )
 

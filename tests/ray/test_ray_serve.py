@@ -60,12 +60,12 @@ def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServeProc
     tiny_llama().save_pretrained(place / "tiny")
     byte_tokenizer().save_pretrained(place / "tiny")
     file = place / "workers.json"
-    told = msgspec.yaml.decode((ROOT / "deploy" / "ray" / "serve.yaml").read_bytes())
-    told["applications"][0]["args"] = {
+    config = msgspec.yaml.decode((ROOT / "deploy" / "ray" / "serve.yaml").read_bytes())
+    config["applications"][0]["args"] = {
         "model": str(place / "tiny"), "file": str(file), "replicas": 2, "cpus": 0.5, "threads": 1,
     }  # fmt: skip
-    (place / "serve.yaml").write_bytes(msgspec.yaml.encode(told))
-    surroundings = {
+    (place / "serve.yaml").write_bytes(msgspec.yaml.encode(config))
+    environment = {
         "PYTHONPATH": str(ROOT / "deploy" / "ray"),
         "INTERLINGUA_WORKER_KEY": KEY,
         "RAY_AUTH_MODE": "disabled",
@@ -75,7 +75,7 @@ def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServeProc
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             [SERVE, "run", place / "serve.yaml"],
-            env=os.environ | surroundings,
+            env=os.environ | environment,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -109,11 +109,11 @@ def find_descendants(process: int) -> dict[int, str]:
             continue
         one = int(stat.parent.name)
         parents[one], born[one] = int(fields[1]), fields[19]
-    found, new = set(), {process}
+    processes, new = set(), {process}
     while new:
-        found |= new
+        processes |= new
         new = {one for one, parent in parents.items() if parent in new}
-    return {one: born[one] for one in found if one in born}
+    return {one: born[one] for one in processes if one in born}
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], family: dict[int, str]) -> set[int]:
@@ -143,8 +143,8 @@ def wait_until(holds: Callable[[], bool], why: Callable[[], object]) -> None:
 
 def read_replicas(file: Path) -> set[str]:
     """Their URLs, as they are listed now."""
-    told = msgspec.json.decode(file.read_bytes()) if file.exists() else []
-    return set(told)
+    replicas = msgspec.json.decode(file.read_bytes()) if file.exists() else []
+    return set(replicas)
 
 
 @pytest.fixture(scope="module")
@@ -157,15 +157,15 @@ def gateway(
     command = Command("serve", str(file), env={"INTERLINGUA_WORKER_KEY": KEY})
     try:
         url = command.serving()
-        yield url, re.findall(r"http://[\w.:]+", command.said())[1]
+        yield url, re.findall(r"http://[\w.:]+", command.read_output())[1]
     finally:
         command.close()
 
 
 def fetch_workers(admin: str) -> dict[str, Any]:
     """The gateway's workers, by their URLs."""
-    told = httpx.get(f"{admin}/-/workers", timeout=10).json()
-    workers: list[dict[str, Any]] = told["backends"]["ray"]
+    body = httpx.get(f"{admin}/-/workers", timeout=10).json()
+    workers: list[dict[str, Any]] = body["backends"]["ray"]
     return {one["url"]: one for one in workers}
 
 
@@ -182,14 +182,14 @@ def find_listen_addresses(family: dict[int, str]) -> set[str]:
             fields = line.split()
             if fields[3] == "0A":
                 at[f"socket:[{fields[9]}]"] = fields[1]
-    found = set()
+    addresses = set()
     for one in family:
         for link in Path(f"/proc/{one}/fd").glob("*"):
             try:
-                found.add(at.get(link.readlink().name, ""))
+                addresses.add(at.get(link.readlink().name, ""))
             except OSError:  # it ended meanwhile
                 continue
-    return found - {""}
+    return addresses - {""}
 
 
 def find_listening_process(url: str) -> int:
@@ -227,9 +227,9 @@ def test_replicas_are_discovered_and_serve_requests(
 
 
 def test_replicas_listen_only_on_loopback(ray_serve: RayServeProcess) -> None:
-    found = find_listen_addresses(find_descendants(ray_serve.process))
-    assert len(found) > len(read_replicas(ray_serve.file))  # theirs, and Ray's own
-    assert {place.partition(":")[0] for place in found} <= LOOPBACK
+    addresses = find_listen_addresses(find_descendants(ray_serve.process))
+    assert len(addresses) > len(read_replicas(ray_serve.file))  # theirs, and Ray's own
+    assert {place.partition(":")[0] for place in addresses} <= LOOPBACK
 
 
 def test_killed_replica_is_replaced_without_failed_requests(

@@ -62,24 +62,24 @@ def build_document(models: Mapping[str, str]) -> Schema:
     def schema(type_: Any) -> Schema:
         space = f"{len(schemas)}."  # a chunk's Choice is not an answer's
         template = f"#/components/schemas/{space}{{model}}"
-        found = TypeAdapter(type_).json_schema(ref_template=template)
-        schemas.update({space + name: one for name, one in found.pop("$defs", {}).items()})
-        return found
+        document = TypeAdapter(type_).json_schema(ref_template=template)
+        schemas.update({space + name: one for name, one in document.pop("$defs", {}).items()})
+        return document
 
     refused = {"type": "object", "properties": {"error": schema(ErrorObject)}}
     refused["required"] = ["error"]
 
     def ask(path: str, whole: Any, chunk: Any, *bodies: Any) -> Schema:
-        asked = [apply_limits(schema(one), LIMITS[path], models[path]) for one in bodies]
+        limited_schemas = [apply_limits(schema(one), LIMITS[path], models[path]) for one in bodies]
         content = {_JSON: {"schema": schema(whole)}}
         if chunk is not None:
             before = set(schemas)
             content["text/event-stream"] = {"schema": build_event_schema(schema(chunk))}
             allow_null_finish_reason({name: schemas[name] for name in schemas.keys() - before})
-        body = {"required": True, "content": {_JSON: {"schema": {"anyOf": asked}}}}
+        body = {"required": True, "content": {_JSON: {"schema": {"anyOf": limited_schemas}}}}
         return {"post": {"requestBody": body, "responses": build_responses(content, refused)}}
 
-    def tell(type_: Any) -> Schema:
+    def describe_type(type_: Any) -> Schema:
         return {"get": {"responses": build_responses({_JSON: {"schema": schema(type_)}}, refused)}}
 
     paths = {
@@ -92,8 +92,11 @@ def build_document(models: Mapping[str, str]) -> Schema:
         "/v1/embeddings": ask(
             "/v1/embeddings", CreateEmbeddingResponse, None, embedding.EmbeddingCreateParams
         ),
-        "/v1/models": tell(SyncPage[Model]),
-        "/v1/models/{model}": {**tell(Model), "parameters": [build_path_parameter("model")]},
+        "/v1/models": describe_type(SyncPage[Model]),
+        "/v1/models/{model}": {
+            **describe_type(Model),
+            "parameters": [build_path_parameter("model")],
+        },
     }
     return {
         "openapi": "3.1.0",
@@ -118,8 +121,8 @@ def apply_limits(body: Schema, limits: Mapping[str, Schema], model: str) -> Sche
 
 def build_event_schema(chunk: Schema) -> Schema:
     """One event of a stream."""
-    told = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
-    data = {"anyOf": [{"const": "[DONE]"}, told]}
+    data_schema = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
+    data = {"anyOf": [{"const": "[DONE]"}, data_schema]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 

@@ -47,8 +47,8 @@ class SchemathesisReport(Struct):
 
     def accepted(self, operation: str) -> float:
         """The share of the requests of an operation that were answered with 200."""
-        found = self.statuses[operation]
-        return found.get(200, 0) / sum(found.values())
+        statuses = self.statuses[operation]
+        return statuses.get(200, 0) / sum(statuses.values())
 
 
 class SchemathesisJob(Struct):
@@ -77,13 +77,13 @@ async def run_schemathesis(
     )
     try:
         order = msgspec.json.encode(SchemathesisJob(document, url, examples))
-        told, complaint = await process.communicate(order)
+        output, complaint = await process.communicate(order)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode == 0, complaint.decode()[-4000:]
-    return msgspec.json.decode(told, type=SchemathesisReport)
+    return msgspec.json.decode(output, type=SchemathesisReport)
 
 
 def run_job(order: SchemathesisJob) -> SchemathesisReport:
@@ -104,26 +104,28 @@ def run_job(order: SchemathesisJob) -> SchemathesisReport:
         }
     )
     schema = schemathesis.openapi.from_dict(order.document, config=config)
-    found = SchemathesisReport()
+    report = SchemathesisReport()
     for event in from_schema(schema).execute():
         match event:
             case events.ScenarioFinished(phase=phase, recorder=recorder):
-                record_scenario(found, recorder, random=phase.value == "fuzzing")
+                record_scenario(report, recorder, random=phase.value == "fuzzing")
             case events.NonFatalError(value=error) | events.FatalError(exception=error):
                 raise error
             case _:
                 pass
-    return found
+    return report
 
 
-def record_scenario(found: SchemathesisReport, recorder: ScenarioRecorder, *, random: bool) -> None:
+def record_scenario(
+    report: SchemathesisReport, recorder: ScenarioRecorder, *, random: bool
+) -> None:
     answered = [one for one in recorder.interactions.values() if one.response is not None]
-    found.sent += len(answered)
+    report.sent += len(answered)
     if random and answered:
-        counts = found.statuses.setdefault(recorder.label, {})
+        counts = report.statuses.setdefault(recorder.label, {})
         for status in (one.response.status_code for one in answered if one.response):
             counts[status] = counts.get(status, 0) + 1
-    found.findings += list_findings(recorder)
+    report.findings += list_findings(recorder)
 
 
 def is_documented_refusal(info: Any) -> bool:
@@ -143,5 +145,5 @@ def list_findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
 
 
 if __name__ == "__main__":
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=SchemathesisJob)
-    sys.stdout.buffer.write(msgspec.json.encode(run_job(asked)))
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=SchemathesisJob)
+    sys.stdout.buffer.write(msgspec.json.encode(run_job(job)))

@@ -66,8 +66,8 @@ NAMES = {"owner": "org", "version": "1", "served": "1", "probe": "timed-5"}
 async def fetch_openapi_document(gateway: RunningGateway) -> dict[str, Any]:
     response = await gateway.http.get("/openapi.json")
     assert response.status_code == 200
-    found: dict[str, Any] = response.json()
-    return found
+    document: dict[str, Any] = response.json()
+    return document
 
 
 def select_paths(document: dict[str, Any], root: str) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def list_body_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             properties["model"] = {"const": "mock"}
         yield body
         if "stream" in properties:
-            asked = {**properties, "stream": {"const": True}}
-            yield {**body, "properties": asked, "required": [*body["required"], "stream"]}
+            streaming = {**properties, "stream": {"const": True}}
+            yield {**body, "properties": streaming, "required": [*body["required"], "stream"]}
 
 
 def forbid_unknown_keys(node: Any) -> None:
@@ -132,12 +132,12 @@ async def test_openapi_document_needs_no_api_key(serve: Serve) -> None:
 async def test_gateway_conforms_to_its_openapi_document(mock: RunningGateway, root: str) -> None:
     document = select_paths(await fetch_openapi_document(mock), root)
 
-    found = await run_schemathesis(document, mock.url, examples=EXAMPLES)
+    report = await run_schemathesis(document, mock.url, examples=EXAMPLES)
 
-    faults = [one for one in found.findings if (root, one.check) not in ACCEPTED]
+    faults = [one for one in report.findings if (root, one.check) not in ACCEPTED]
     assert faults == []
-    for operation in found.statuses:
-        answered = operation.endswith(NEVER) or found.accepted(operation) > ANSWERED
-        assert answered, (operation, found.statuses)
+    for operation in report.statuses:
+        answered = operation.endswith(NEVER) or report.accepted(operation) > ANSWERED
+        assert answered, (operation, report.statuses)
     failed = [record for record in mock.records if record.outcome == "gateway_error"]
     assert {record.error for record in failed} <= {LATE}

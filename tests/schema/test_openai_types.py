@@ -23,10 +23,10 @@ def explain_accepted_finding(finding: Finding) -> str:
 async def test_responses_match_the_openai_client_types(mock: RunningGateway) -> None:
     models = dict.fromkeys(LIMITS, "mock")
 
-    found = await run_schemathesis(build_document(models), mock.url, examples=EXAMPLES)
+    report = await run_schemathesis(build_document(models), mock.url, examples=EXAMPLES)
 
-    assert [finding for finding in found.findings if not explain_accepted_finding(finding)] == []
-    assert {explain_accepted_finding(finding) for finding in found.findings} != {""}
+    assert [finding for finding in report.findings if not explain_accepted_finding(finding)] == []
+    assert {explain_accepted_finding(finding) for finding in report.findings} != {""}
     for path in LIMITS:
-        assert found.accepted(f"POST {path}") > ANSWERED, (path, found.statuses)
+        assert report.accepted(f"POST {path}") > ANSWERED, (path, report.statuses)
     assert not [record for record in mock.records if record.outcome == "gateway_error"]

@@ -44,14 +44,15 @@ class FaultPeriod(Struct, frozen=True):
 class SimulatedWorker(Struct, frozen=True):
     """A worker as it truly is: seconds to the first token, and from there to the end.
 
-    It is configured to have ``places`` requests at a time, and refuses (429) beyond ``takes``.
+    It is configured to have ``places`` requests at a time, and refuses (429) beyond
+    ``max_concurrency``.
     """
 
     first: float = 0.1
     rest: float = 0.3
     weight: float = 1.0
     places: int | None = None
-    takes: int | None = None
+    max_concurrency: int | None = None
     spells: tuple[FaultPeriod, ...] = ()
 
     def spell(self, now: float) -> FaultPeriod | None:
@@ -126,7 +127,7 @@ class PoolSimulation:
         self.members = [PoolMember(key, site, self) for key, site in enumerate(sites)]
         self.picks: list[Attempt] = []
         self.calls: list[SimulatedRequest] = []
-        self.pressed = Counter[int]()
+        self.attempts_by_worker = Counter[int]()
         self._policy = make_policy(policy, self.luck.random)
         self._budget = RetryBudget()
         self._probing = probing
@@ -181,9 +182,9 @@ class PoolSimulation:
 
     def _send(self, call: SimulatedRequest) -> bool:
         """Whether there was a place."""
-        asked = select_available(self.members, self.now, HealthCheckSettings().panic_threshold)
-        assert asked, "somebody may always be asked"
-        left = [one for one in asked if one.key not in call.tried]
+        available = select_available(self.members, self.now, HealthCheckSettings().panic_threshold)
+        assert available, "somebody may always be asked"
+        left = [one for one in available if one.key not in call.tried]
         left = left or [one for one in self.members if one.key not in call.tried]
         free = [one for one in left if one.free]
         if not free:
@@ -204,8 +205,8 @@ class PoolSimulation:
         kind, much = (spell.kind, spell.much) if spell else (None, 1.0)
         if kind == "dead":
             self._at(now + 0.001, self._end, call, member, member.health.record_connect_failure)
-        elif site.takes is not None and member.in_flight > site.takes:
-            self.pressed[member.key] += 1
+        elif site.max_concurrency is not None and member.in_flight > site.max_concurrency:
+            self.attempts_by_worker[member.key] += 1
             self._at(now + 0.005, self._end, call, member, member.health.record_rate_limit)
         elif kind == "error" and self.luck.random() < much:
             self._at(now + 0.02, self._end, call, member, member.health.record_failure)

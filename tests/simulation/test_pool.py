@@ -48,7 +48,7 @@ def create_workers(seed: int) -> tuple[list[SimulatedWorker], random.Random]:
             rest=luck.choice([0.0, 1.0, 5.0]),
             weight=luck.choice([1.0, 1.0, 3.0]),
             places=luck.choice([None, None, 2, 8]),
-            takes=luck.choice([None, None, 3]),
+            max_concurrency=luck.choice([None, None, 3]),
             spells=create_fault_periods(luck, 20.0),
         )
         for _ in range(luck.randint(1, 6))
@@ -96,8 +96,11 @@ def test_retries_stay_within_the_retry_budget(policy: PolicyName) -> None:
         tries = [one.at for one in fleet.picks if one.again]
         assert tries, seed
         for moment in tries:
-            asked = count_between(firsts, moment - 10.1, moment)
-            assert count_between(tries, moment - 8.9, moment) <= 3 + 0.2 * asked, (seed, moment)
+            request_count = count_between(firsts, moment - 10.1, moment)
+            assert count_between(tries, moment - 8.9, moment) <= 3 + 0.2 * request_count, (
+                seed,
+                moment,
+            )
 
 
 @every_policy
@@ -265,7 +268,7 @@ def test_slow_worker_loses_traffic_and_regains_load_after_recovery() -> None:
 def test_worker_that_returns_429_gets_less_load_and_stays_in_rotation(policy: PolicyName) -> None:
     for seed in range(SEEDS // 40):
         fleet = PoolSimulation(
-            [SimulatedWorker(takes=4, rest=1.0), SimulatedWorker(rest=1.0)], policy, seed
+            [SimulatedWorker(max_concurrency=4, rest=1.0), SimulatedWorker(rest=1.0)], policy, seed
         )
 
         fleet.run(rate=30.0, until=60.0, ask=create_random_key)
@@ -273,7 +276,11 @@ def test_worker_that_returns_429_gets_less_load_and_stays_in_rotation(policy: Po
         shares, outcomes = fleet.shares(), fleet.outcomes()
         assert fleet.members[0].health.get_state(fleet.now) == "up"
         assert shares[0] >= 60, (seed, shares)
-        assert fleet.pressed[0] <= 0.2 * shares[0], (seed, fleet.pressed, shares)
+        assert fleet.attempts_by_worker[0] <= 0.2 * shares[0], (
+            seed,
+            fleet.attempts_by_worker,
+            shares,
+        )
         assert outcomes["done"] >= 0.99 * outcomes.total(), (seed, outcomes)
 
 

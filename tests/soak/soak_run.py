@@ -67,14 +67,14 @@ class SoakResult(Struct, frozen=True):
         first, last = self.looks[0], self.looks[-1]
         count = last.requests - first.requests
         grown = self.slope * count
-        found = []
+        growing_values = []
         if grown > SLACK + EACH * count:
-            found.append(f"memory: {grown / 2**20:.1f} MiB in {count} requests")
+            growing_values.append(f"memory: {grown / 2**20:.1f} MiB in {count} requests")
         for name in ("tasks", "descriptors"):
             before, after = getattr(first, name), getattr(last, name)
             if after > before + FEW:
-                found.append(f"{name}: {before} to {after}")
-        return found
+                growing_values.append(f"{name}: {before} to {after}")
+        return growing_values
 
 
 def _build_request(path: str, body: object, *more: str) -> bytes:
@@ -105,8 +105,8 @@ async def _head(reader: asyncio.StreamReader) -> str:
 async def _read_response(reader: asyncio.StreamReader) -> None:
     """Read one to its end."""
     head = await _head(reader)
-    if found := re.search(r"content-length: (\d+)", head):
-        await reader.readexactly(int(found[1]))
+    if match := re.search(r"content-length: (\d+)", head):
+        await reader.readexactly(int(match[1]))
         return
     while size := int(await reader.readline(), 16):
         await reader.readexactly(size + 2)
@@ -150,16 +150,16 @@ async def _run_interval(port: int, requests: int, cancelled: int) -> None:
 
 async def _request_report(gateway: GatewayProcess) -> None:
     """Have ``task_counter`` write its report."""
-    reports = len(_TASKS.findall(gateway.said()))
+    reports = len(_TASKS.findall(gateway.read_output()))
     os.kill(gateway.process.pid, signal.SIGUSR1)
-    await wait_until(lambda: len(_TASKS.findall(gateway.said())) > reports, 60)
+    await wait_until(lambda: len(_TASKS.findall(gateway.read_output())) > reports, 60)
 
 
 async def _measure(gateway: GatewayProcess, requests: int) -> SoakMeasurement:
     """How it is when nothing runs."""
     await asyncio.sleep(0.5)
     await _request_report(gateway)
-    tasks = int(_TASKS.findall(gateway.said())[-1])
+    tasks = int(_TASKS.findall(gateway.read_output())[-1])
     return SoakMeasurement(requests, gateway.memory(), tasks, gateway.descriptors())
 
 
@@ -190,7 +190,7 @@ async def run_soak(
                 try:
                     await _run_interval(gateway.port, requests // intervals, cancelled // intervals)
                 except BaseExceptionGroup as e:
-                    raise AssertionError(gateway.said()[-2000:]) from e
+                    raise AssertionError(gateway.read_output()[-2000:]) from e
                 looks.append(await _measure(gateway, requests // intervals * number))
                 show(looks[-1])
     return SoakResult(looks[intervals // 5 :])
@@ -227,4 +227,4 @@ async def abandon_streams(folder: Path, *, count: int, waves: int) -> tuple[int,
             await wait_until(lambda: gateway.descriptors() < FEW * 10, 60)
         memory = gateway.memory()
         await _request_report(gateway)
-        return memory, float(_COLLECTION.findall(gateway.said())[-1]) / 1000
+        return memory, float(_COLLECTION.findall(gateway.read_output())[-1]) / 1000

@@ -44,12 +44,12 @@ def _print_report() -> None:
 def _count_tasks(
     make: Callable[[], asyncio.AbstractEventLoop],
 ) -> Callable[[], asyncio.AbstractEventLoop]:
-    def made() -> asyncio.AbstractEventLoop:
+    def create_loop() -> asyncio.AbstractEventLoop:
         loop = make()
         loop.call_soon(loop.add_signal_handler, signal.SIGUSR1, _print_report)
         return loop
 
-    return made
+    return create_loop
 
 
 if __name__ == "__main__":

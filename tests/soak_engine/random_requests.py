@@ -37,9 +37,9 @@ REFUSED = JsonSchemaFormat(msgspec.Raw(b'{"not":{"type":"integer"}}'), strict=Tr
 
 def draw_request(dice: random.Random) -> GenerationRequest:
     """The next request."""
-    said = STEM[: dice.randrange(len(STEM))] + str(dice.randrange(10_000))
+    text = STEM[: dice.randrange(len(STEM))] + str(dice.randrange(10_000))
     if dice.random() < TOO_LONG:
-        said *= 40
+        text *= 40
     fields: dict[str, Any] = {
         "sampling": dice.choice(_SAMPLING)(dice),
         "stopping": _draw_stop_conditions(dice),
@@ -52,8 +52,8 @@ def draw_request(dice: random.Random) -> GenerationRequest:
     if dice.random() < 0.15:
         fields["output"] = dice.choice(_FORMS)
     if dice.random() < 0.5:
-        return GenerationRequest(model="m", kind="completion", prompts=(said,), **fields)
-    turn = Message("user", (TextPart(said),))
+        return GenerationRequest(model="m", kind="completion", prompts=(text,), **fields)
+    turn = Message("user", (TextPart(text),))
     return GenerationRequest(model="m", kind="chat", messages=(turn,), **fields)
 
 

@@ -40,7 +40,7 @@ class Checkpoint(Struct, frozen=True):
     """What is there when nothing is in work."""
 
     requests: int
-    ours: int
+    gateway_memory: int
     """Bytes of the gateway's process."""
     engine: int
     tasks: int
@@ -72,14 +72,18 @@ class Soak:
             for _ in left:
                 request = draw_request(self._dice)
                 seconds = 0.01 if self._dice.random() < HURRIED else 60.0
-                leaves = self._dice.randrange(8) if self._dice.random() < LEAVING else None
-                self.ends[await self._one(request, seconds, leaves)] += 1
+                disconnect_after = (
+                    self._dice.randrange(8) if self._dice.random() < LEAVING else None
+                )
+                self.ends[await self._one(request, seconds, disconnect_after)] += 1
 
         async with asyncio.TaskGroup() as group:
             for _ in range(TOGETHER):
                 group.create_task(client())
 
-    async def _one(self, request: GenerationRequest, seconds: float, leaves: int | None) -> str:
+    async def _one(
+        self, request: GenerationRequest, seconds: float, disconnect_after: int | None
+    ) -> str:
         """How it ended."""
         events: list[Event] = []
         context = RequestContext("soak", Deadline(time.monotonic, seconds), time.monotonic)
@@ -88,7 +92,7 @@ class Soak:
             async with aclosing(self._backend.send(PreparedRequest(request), context)) as answer:
                 async for _, batch in answer:
                     events.extend(batch)
-                    if number == leaves:
+                    if number == disconnect_after:
                         return "left"
                     number += 1
         except GatewayError as error:
@@ -110,16 +114,17 @@ class Soak:
             assert time.monotonic() < end, f"rows, waiting and blocks still held: {held}"
             await asyncio.sleep(0.2)
         assert not process._queues
-        found = Checkpoint(
+        checkpoint = Checkpoint(
             requests,
             measure_process_memory(os.getpid()),
             measure_tree_memory(process.pid),
             len(asyncio.all_tasks()),
         )
-        self.checkpoints.append(found)
+        self.checkpoints.append(checkpoint)
         self._say(
-            f"{requests} requests: gateway {found.ours >> 20} MB, engine {found.engine >> 20} MB, "
-            f"{found.tasks} tasks, {process.stats.steps} steps, {dict(self.ends)}"
+            f"{requests} requests: gateway {checkpoint.gateway_memory >> 20} MB, "
+            f"engine {checkpoint.engine >> 20} MB, "
+            f"{checkpoint.tasks} tasks, {process.stats.steps} steps, {dict(self.ends)}"
         )
 
 
@@ -144,7 +149,7 @@ def check_flat(checkpoints: Sequence[Checkpoint], warm: int) -> None:
     """Neither memory nor tasks have grown since the ``warm``-th checkpoint."""
     first, last = checkpoints[warm], checkpoints[-1]
     assert last.tasks == first.tasks
-    assert last.ours - first.ours < SLACK, "the gateway's memory grows"
+    assert last.gateway_memory - first.gateway_memory < SLACK, "the gateway's memory grows"
     assert last.engine - first.engine < SLACK, "the engine's memory grows"
 
 

@@ -10,7 +10,7 @@ from protocols.core.request import GenerationRequest
 from tests.soak_engine.soak_run import SLACK, Checkpoint, check_complete, check_flat, run_soak
 from tests.tiny_model import byte_tokenizer, tiny_llama
 
-ASKED = GenerationRequest(model="m", kind="completion", prompts=("x",), n=2)
+REQUEST = GenerationRequest(model="m", kind="completion", prompts=("x",), n=2)
 RIGHT: list[Event] = [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), StreamEnd()]
 
 
@@ -36,9 +36,9 @@ async def test_many_short_requests_do_not_leak(tmp_path: Path) -> None:
     ids=["an end too few", "an end too many", "no Done", "two of them", "one too early"],
 )
 def test_incomplete_response_fails_the_check(events: list[Event]) -> None:
-    check_complete(ASKED, RIGHT)
+    check_complete(REQUEST, RIGHT)
     with pytest.raises(AssertionError):
-        check_complete(ASKED, events)
+        check_complete(REQUEST, events)
 
 
 @pytest.mark.parametrize("grown", [{"ours": SLACK}, {"engine": SLACK}, {"tasks": 3}])

@@ -10,28 +10,28 @@ from hatchling.builders.wheel import WheelBuilder
 from tests.pins import is_installable, select_hashes, write_hashes
 
 ROOT = Path(__file__).parents[2]
-OURS = {"gateway", "backends", "protocols"}
+PACKAGES = {"gateway", "backends", "protocols"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     builder = WheelBuilder(str(ROOT))
-    [made] = builder.build(directory=str(folder), versions=["standard"])
-    return zipfile.ZipFile(made)
+    [path] = builder.build(directory=str(folder), versions=["standard"])
+    return zipfile.ZipFile(path)
 
 
 def test_wheel_contains_exactly_the_files_of_the_checkout(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert {name.partition("/")[0] for name in names} == OURS
+    assert {name.partition("/")[0] for name in names} == PACKAGES
     for name in names:
         assert wheel.read(name) == (ROOT / name).read_bytes(), name
     assert not [name for name in wheel.namelist() if name.endswith(".pth")]
 
 
 def test_wheel_installs_exactly_one_command(wheel: zipfile.ZipFile) -> None:
-    [told] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    lines = [line for line in wheel.read(told).decode().splitlines() if line]
+    [entry_points] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    lines = [line for line in wheel.read(entry_points).decode().splitlines() if line]
     assert lines == ["[console_scripts]", "interlingua = gateway.cli:main"]
     about = {name.rpartition("/")[2] for name in wheel.namelist() if ".dist-info/" in name}
     assert about == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "LICENSE"}

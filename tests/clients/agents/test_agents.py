@@ -83,7 +83,7 @@ def test_tool_is_called(client: AsyncOpenAI) -> None:
 
 
 def test_tool_call_is_streamed(client: AsyncOpenAI) -> None:
-    async def play() -> tuple[list[str], Any]:
+    async def run_agent() -> tuple[list[str], Any]:
         result = Runner.run_streamed(create_agent(client, "weather", tools=[get_weather]), "go")
         kinds = [
             event.data.type
@@ -92,7 +92,7 @@ def test_tool_call_is_streamed(client: AsyncOpenAI) -> None:
         ]
         return kinds, result.final_output
 
-    kinds, output = asyncio.run(play())
+    kinds, output = asyncio.run(run_agent())
 
     assert output == "It is sunny in 東京."
     assert "response.function_call_arguments.delta" in kinds
@@ -125,14 +125,14 @@ def test_output_type(client: AsyncOpenAI) -> None:
 
 
 def test_previous_response_instead_of_history(client: AsyncOpenAI) -> None:
-    async def play() -> tuple[Any, Any]:
+    async def run_agent() -> tuple[Any, Any]:
         agent = create_agent(client, "weather", tools=[get_weather])
         first = await Runner.run(agent, "go", auto_previous_response_id=True)
         plain = create_agent(client, "plain")
         last = first.last_response_id
         return first, await Runner.run(plain, "again", previous_response_id=last)
 
-    first, second = asyncio.run(play())
+    first, second = asyncio.run(run_agent())
 
     assert first.final_output == "It is sunny in 東京."
     assert second.final_output == "Hello world!"

@@ -22,8 +22,8 @@ TASK = "Change hello to goodbye in greeting.txt, and copy the file."
 @pytest.fixture(scope="module")
 def program(modules: Path) -> Path:
     """The program for this machine, which comes in a package of its own."""
-    for found in modules.glob("@anthropic-ai/claude-code-*/claude"):
-        return found
+    for path in modules.glob("@anthropic-ai/claude-code-*/claude"):
+        return path
     pytest.skip(f"no program of @anthropic-ai/claude-code for this machine is in {modules}")
 
 
@@ -115,8 +115,8 @@ async def test_claude_code_reads_edits_and_runs(program: Path, folder: Path) -> 
             status, out = await run_claude(program, folder, url, "--allowedTools", "Read,Edit,Bash")
 
     assert status == 0, out
-    told = json.loads(out)
-    assert (told["subtype"], told["result"]) == ("success", "The file says goodbye.")
+    result = json.loads(out)
+    assert (result["subtype"], result["result"]) == ("success", "The file says goodbye.")
     assert (folder / "copy.txt").read_text() == "goodbye world\n"
     last = worker.bodies[-1]
     results = [one["content"] for one in last["messages"] if one["role"] == "tool"]

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def heard(gateway: str, node: str, modules: Path) -> dict[str, Any]:
+def results(gateway: str, node: str, modules: Path) -> dict[str, Any]:
     """What the client made of the answers."""
     if not (modules / "ollama").is_dir():
         pytest.skip("ollama is not installed")
@@ -17,28 +17,28 @@ def heard(gateway: str, node: str, modules: Path) -> dict[str, Any]:
     command = [node, str(script), gateway, "sk-clients", str(modules)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    output: dict[str, Any] = json.loads(done.stdout)
+    return output
 
 
-def test_chat_and_stream(heard: dict[str, Any]) -> None:
-    assert heard["told"] == ["Hello world!", "stop", 2, 3]
-    assert heard["pieces"] == [["Hello", False], [" world", False], ["!", False], ["", True]]
-    assert heard["generated"] == ["Hello world!", True]
+def test_chat_and_stream(results: dict[str, Any]) -> None:
+    assert results["told"] == ["Hello world!", "stop", 2, 3]
+    assert results["pieces"] == [["Hello", False], [" world", False], ["!", False], ["", True]]
+    assert results["generated"] == ["Hello world!", True]
 
 
-def test_tools_and_structured_output(heard: dict[str, Any]) -> None:
-    assert heard["call"]["name"] == "f"
-    assert heard["structured"] == {"name": "Ada", "age": 36}
+def test_tools_and_structured_output(results: dict[str, Any]) -> None:
+    assert results["call"]["name"] == "f"
+    assert results["structured"] == {"name": "Ada", "age": 36}
 
 
-def test_embeddings_and_listings(heard: dict[str, Any]) -> None:
-    assert heard["embedded"] == 2
-    assert any(name.startswith("chat") for name in heard["models"])
-    assert heard["shown"]
+def test_embeddings_and_listings(results: dict[str, Any]) -> None:
+    assert results["embedded"] == 2
+    assert any(name.startswith("chat") for name in results["models"])
+    assert results["shown"]
 
 
-def test_errors(heard: dict[str, Any]) -> None:
-    assert heard["unknown"] == ["ResponseError", 404]
-    assert heard["key"] == ["ResponseError", 401]
-    assert heard["broken"] != "answered"
+def test_errors(results: dict[str, Any]) -> None:
+    assert results["unknown"] == ["ResponseError", 404]
+    assert results["key"] == ["ResponseError", 401]
+    assert results["broken"] != "answered"

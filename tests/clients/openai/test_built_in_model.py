@@ -43,22 +43,22 @@ def _request_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[Chat
         "required": list(properties),
         "additionalProperties": False,
     }
-    told = {"name": "capital", "schema": schema, "strict": True}
+    json_schema = {"name": "capital", "schema": schema, "strict": True}
     create: Any = small.chat.completions.with_raw_response.create  # what it takes is wire JSON here
-    said: APIResponse[ChatCompletion] = create(
+    response: APIResponse[ChatCompletion] = create(
         model="smollm2",
         messages=[{"role": "user", "content": "Name the capital of France as JSON."}],
-        response_format={"type": "json_schema", "json_schema": told},
+        response_format={"type": "json_schema", "json_schema": json_schema},
         max_tokens=64,
     )
-    return said
+    return response
 
 
 def test_built_in_model_output_matches_the_json_schema(small: OpenAI) -> None:
-    said = _request_json(small, {"capital": {"type": "string", "maxLength": 20}})
+    response = _request_json(small, {"capital": {"type": "string", "maxLength": 20}})
 
-    assert "x-interlingua-loss" not in said.headers
-    content = said.parse().choices[0].message.content or ""
+    assert "x-interlingua-loss" not in response.headers
+    content = response.parse().choices[0].message.content or ""
     assert list(msgspec.json.decode(content, type=dict[str, str])) == ["capital"]
 
 

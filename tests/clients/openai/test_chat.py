@@ -136,12 +136,12 @@ def test_tool_call_and_tool_result(client: OpenAI) -> None:
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("f", '{"x":1}')
 
-    told: list[ChatCompletionMessageParam] = [
+    messages: list[ChatCompletionMessageParam] = [
         *SAY_HI,
         {"role": "assistant", "content": None, "tool_calls": [call.to_dict()]},  # type: ignore[list-item]
         {"role": "tool", "tool_call_id": call.id, "content": "2"},
     ]
-    after = client.chat.completions.create(model="chat", messages=told, tools=[TOOL])
+    after = client.chat.completions.create(model="chat", messages=messages, tools=[TOOL])
     assert after.choices[0].message.content == "Hello world!"
 
 

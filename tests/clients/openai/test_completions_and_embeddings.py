@@ -31,10 +31,10 @@ def test_completion_with_several_prompts_and_choices(client: OpenAI) -> None:
 def test_completion_with_logprobs(client: OpenAI) -> None:
     answer = client.completions.create(model="chat", prompt="say hi", logprobs=1)
 
-    found = answer.choices[0].logprobs
-    assert found is not None
-    assert found.tokens == ["Hello", " world", "!"]
-    assert found.text_offset == [0, 5, 11]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["Hello", " world", "!"]
+    assert logprobs.text_offset == [0, 5, 11]
 
 
 async def test_streamed_completion(later: AsyncOpenAI) -> None:
@@ -69,8 +69,8 @@ def test_base64_embedding_is_returned_on_request(client: OpenAI) -> None:
 
 def test_models_are_listed_and_retrieved(client: OpenAI) -> None:
     assert {"chat", "org/chat", "embed"} <= {model.id for model in client.models.list()}
-    found = client.models.retrieve("org/chat")
-    assert (found.id, found.object) == ("org/chat", "model")
+    retrieved = client.models.retrieve("org/chat")
+    assert (retrieved.id, retrieved.object) == ("org/chat", "model")
 
 
 @pytest.mark.parametrize("base", ["/v1", "/serving-endpoints", "/v3"])

@@ -120,10 +120,10 @@ def test_error_response_raises_the_matching_sdk_exception(
 ) -> None:
     ask, exception, status, code, param = row
 
-    with pytest.raises(openai.APIStatusError) as found:
+    with pytest.raises(openai.APIStatusError) as caught:
         ask(client)
 
-    error = found.value
+    error = caught.value
     assert type(error) is exception
     assert (error.status_code, error.code, error.param) == (status, code, param)
     assert error.request_id
@@ -135,29 +135,29 @@ def test_error_response_raises_the_matching_sdk_exception(
 def test_sdk_retries_after_the_retry_after_time(client: OpenAI, model: str, status: int) -> None:
     began = time.monotonic()
 
-    with pytest.raises(openai.APIStatusError) as found:
+    with pytest.raises(openai.APIStatusError) as caught:
         make_chat_call(model)(client.with_options(max_retries=1))
 
-    assert found.value.status_code == status
-    assert found.value.response.headers["retry-after"] == "1"
-    assert found.value.response.request.headers["x-stainless-retry-count"] == "1"
+    assert caught.value.status_code == status
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "1"
     assert 1.0 <= time.monotonic() - began < 5.0
 
 
 def read_stream(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]:
     """What a stream said, the reasons that it gave for its end, and whether it raised."""
-    said = ""
+    text = ""
     reasons: set[str | None] = set()
     stream = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "say hi"}], stream=True
     )
     try:
         for chunk in stream:
-            said += chunk.choices[0].delta.content or ""
+            text += chunk.choices[0].delta.content or ""
             reasons.add(chunk.choices[0].finish_reason)
     except openai.APIError:
-        return said, reasons, True
-    return said, reasons, False
+        return text, reasons, True
+    return text, reasons, False
 
 
 @pytest.mark.parametrize("base", ["/v1", "/serving-endpoints"])
@@ -165,9 +165,9 @@ def read_stream(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]
 def test_broken_stream_raises_an_sdk_error(
     gateway: str, client: OpenAI, model: str, base: str
 ) -> None:
-    heard = read_stream(client.with_options(base_url=gateway + base), model)
+    received = read_stream(client.with_options(base_url=gateway + base), model)
 
-    assert heard == ("Hello world", {None}, True)
+    assert received == ("Hello world", {None}, True)
 
 
 @pytest.mark.parametrize("base", ["/v3", "/mindie/v1"])
@@ -176,9 +176,9 @@ def test_broken_stream_of_other_protocols_has_no_finish_reason(
     gateway: str, client: OpenAI, model: str, base: str
 ) -> None:
     """These servers write an error that is no event, which this client passes over."""
-    heard = read_stream(client.with_options(base_url=gateway + base), model)
+    received = read_stream(client.with_options(base_url=gateway + base), model)
 
-    assert heard == ("Hello world", {None}, False)
+    assert received == ("Hello world", {None}, False)
 
 
 def test_broken_completion_stream_raises_an_sdk_error(client: OpenAI) -> None:

@@ -86,9 +86,9 @@ def test_structured_output(client: Anthropic) -> None:
 
 
 def test_count_and_models(client: Anthropic) -> None:
-    counted = client.messages.count_tokens(model="chat", messages=HI, system="x", tools=[TOOL])
+    count = client.messages.count_tokens(model="chat", messages=HI, system="x", tools=[TOOL])
 
-    assert counted.input_tokens == 3
+    assert count.input_tokens == 3
     names = [model.id for model in client.models.list(limit=2)]
     assert {"chat", "org/chat", "gpt-6-astra"} <= set(names)
     assert client.models.retrieve("org/chat").display_name == "org/chat"
@@ -121,15 +121,15 @@ def test_prompt_that_is_too_long(client: Anthropic) -> None:
 
 @pytest.mark.parametrize("model", ["broken", "cut"])
 def test_broken_stream_raises(client: Anthropic, model: str) -> None:
-    told = []
+    texts = []
 
     with (
         pytest.raises(anthropic.APIStatusError),
         client.messages.stream(model=model, max_tokens=5, messages=HI) as stream,
     ):
-        told += stream.text_stream
+        texts += stream.text_stream
 
-    assert told == ["Hello", " world"]
+    assert texts == ["Hello", " world"]
 
 
 def test_wrong_key(gateway: str) -> None:
@@ -184,8 +184,8 @@ def test_every_body_and_event_is_one_of_the_types(
 
 
 def test_counts_and_models_are_of_the_types(gateway: str, key: str) -> None:
-    counted = ask(gateway, key, "/v1/messages/count_tokens", {"model": "chat", "messages": HI})
+    count = ask(gateway, key, "/v1/messages/count_tokens", {"model": "chat", "messages": HI})
 
-    assert MessageTokensCount.model_validate_json(counted, strict=True).input_tokens == 2
+    assert MessageTokensCount.model_validate_json(count, strict=True).input_tokens == 2
     for item in json.loads(ask(gateway, key, "/v1/models"))["data"]:
         assert ModelInfo.model_validate_json(json.dumps(item), strict=True).id

@@ -48,8 +48,8 @@ def test_base_url_of_v1(gateway: str, key: str) -> None:
 
 
 def test_errors_have_their_classes(client: openai.AzureOpenAI, gateway: str) -> None:
-    def ask(model: str, asked: openai.AzureOpenAI = client) -> None:
-        asked.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
+    def ask(model: str, client: openai.AzureOpenAI = client) -> None:
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
 
     with pytest.raises(openai.NotFoundError) as unknown:
         ask("nope")

@@ -44,7 +44,7 @@ def test_langchain_queries_the_built_in_models(small: str) -> None:
         check_embedding_ctx_length=False,
     ).embed_documents(["a cat sleeps", "a kitten naps", "interest rates rose"])
 
-    said = "".join(str(chunk.content) for chunk in model.stream(QUESTION, max_tokens=24))
-    assert "Paris" in said
+    text = "".join(str(chunk.content) for chunk in model.stream(QUESTION, max_tokens=24))
+    assert "Paris" in text
     cat, kitten, rates = np.array(vectors)
     assert cat @ kitten > cat @ rates

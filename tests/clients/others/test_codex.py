@@ -14,14 +14,14 @@ PAGE = Path(__file__).parents[3] / "docs" / "howto" / "codex.md"
 
 def read_config(url: str) -> str:
     """The configuration on the page, for a gateway with this URL."""
-    found = re.search(
+    match = re.search(
         r'^```toml title="config.toml"\n(.*?)^```$',
         PAGE.read_text("utf-8"),
         re.MULTILINE | re.DOTALL,
     )
-    assert found is not None
-    assert "http://127.0.0.1:8000" in found[1]
-    return found[1].replace("http://127.0.0.1:8000", url)
+    assert match is not None
+    assert "http://127.0.0.1:8000" in match[1]
+    return match[1].replace("http://127.0.0.1:8000", url)
 
 
 @pytest.mark.skipif(not CODEX.is_file(), reason="Codex can't be installed here: it needs npm")

@@ -70,10 +70,10 @@ def test_completions_embeddings_and_models_are_served(client: DatabricksOpenAI) 
 
 
 def test_unknown_endpoint_raises_not_found(client: DatabricksOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as found:
+    with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="nope", messages=SAY_HI)
 
-    assert found.value.response.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
+    assert caught.value.response.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
 
 
 @pytest.mark.parametrize("model", ["broken", "cut"])

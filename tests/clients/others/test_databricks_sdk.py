@@ -65,16 +65,16 @@ def test_embeddings_query(client: WorkspaceClient) -> None:
 def test_response_names_the_served_version_of_a_split(client: WorkspaceClient) -> None:
     answers = [client.serving_endpoints.query("ab", messages=SAY_HI) for _ in range(40)]
 
-    found = {(answer.served_model_name, answer.model) for answer in answers}
-    assert found == {("first", "model-a"), ("second", "model-b")}
+    names = {(answer.served_model_name, answer.model) for answer in answers}
+    assert names == {("first", "model-a"), ("second", "model-b")}
 
 
 def test_serving_endpoints_are_listed(client: WorkspaceClient) -> None:
-    found = {one.name: one for one in client.serving_endpoints.list()}
+    endpoints = {one.name: one for one in client.serving_endpoints.list()}
 
-    assert found["chat"].task == "llm/v1/chat"
-    assert found["embed"].task == "llm/v1/embeddings"
-    assert found["chat"].state.ready is EndpointStateReady.READY
+    assert endpoints["chat"].task == "llm/v1/chat"
+    assert endpoints["embed"].task == "llm/v1/embeddings"
+    assert endpoints["chat"].state.ready is EndpointStateReady.READY
 
 
 def test_endpoint_contains_its_traffic_config(client: WorkspaceClient) -> None:
@@ -100,10 +100,10 @@ def test_endpoint_contains_its_traffic_config(client: WorkspaceClient) -> None:
 def test_error_response_raises_the_matching_sdk_exception(
     client: WorkspaceClient, endpoint: str, fields: dict[str, object], exception: type[Exception]
 ) -> None:
-    with pytest.raises(exception) as found:
+    with pytest.raises(exception) as caught:
         client.serving_endpoints.query(endpoint, **({"prompt": "say hi"} | fields))
 
-    assert type(found.value) is exception
+    assert type(caught.value) is exception
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,14 @@ def test_structured_output_by_function_calling(gateway: str, key: str) -> None:
 
 def test_tool_call_and_tool_result(gateway: str, key: str) -> None:
     model = make_chat_model(gateway, key).bind_tools([Number])
-    asked = HumanMessage("use the tool")
+    question = HumanMessage("use the tool")
 
-    called = model.invoke([asked])
+    called = model.invoke([question])
     [call] = called.tool_calls
     assert (call["name"], call["args"]) == ("Number", {"x": 1})
 
-    told = ToolMessage("2", tool_call_id=call["id"])
-    after = make_chat_model(gateway, key).invoke([asked, called, told])
+    tool_message = ToolMessage("2", tool_call_id=call["id"])
+    after = make_chat_model(gateway, key).invoke([question, called, tool_message])
     assert after.content == "Hello world!"
 
 
@@ -104,14 +104,14 @@ def test_documents_and_queries_are_embedded(gateway: str, key: str) -> None:
 
 @pytest.mark.parametrize("model", ["broken", "cut"])
 def test_broken_stream_raises_after_the_received_text(gateway: str, key: str, model: str) -> None:
-    told: list[object] = []
+    chunks: list[object] = []
 
     with pytest.raises(openai.APIError):
-        told.extend(
+        chunks.extend(
             chunk.content for chunk in make_chat_model(gateway, key, model).stream("say hi")
         )
 
-    assert "".join(map(str, told)) == "Hello world"
+    assert "".join(map(str, chunks)) == "Hello world"
 
 
 def test_unknown_model_raises_not_found(gateway: str, key: str) -> None:

@@ -45,9 +45,9 @@ def test_streamed_chat_prediction(client: Any) -> None:
 
 @pytest.mark.parametrize("endpoint", ["broken", "cut"])
 def test_last_chunk_of_a_broken_stream_contains_the_error(client: Any, endpoint: str) -> None:
-    *told, last = client.predict_stream(endpoint=endpoint, inputs=CHAT)
+    *chunks, last = client.predict_stream(endpoint=endpoint, inputs=CHAT)
 
-    assert {chunk["choices"][0]["finish_reason"] for chunk in told} == {None}
+    assert {chunk["choices"][0]["finish_reason"] for chunk in chunks} == {None}
     assert set(last) == {"error"}
 
 
@@ -67,8 +67,8 @@ def test_endpoints_are_listed_and_retrieved(client: Any) -> None:
 def test_error_response_raises_http_error_with_its_code(
     client: Any, endpoint: str, fields: dict[str, object], expected: tuple[int, str]
 ) -> None:
-    with pytest.raises(HTTPError) as found:
+    with pytest.raises(HTTPError) as caught:
         client.predict(endpoint=endpoint, inputs=CHAT | fields)
 
-    answer: Any = found.value.response
+    answer: Any = caught.value.response
     assert (answer.status_code, answer.json()["error_code"]) == expected

@@ -159,11 +159,11 @@ def test_langchain_calls_a_tool(gateway: str, key: str) -> None:
 
     call = model.invoke([question])
     assert isinstance(call, AIMessage)
-    [made] = call.tool_calls
-    result = ToolMessage("1", tool_call_id=made["id"])
+    [tool_call] = call.tool_calls
+    result = ToolMessage("1", tool_call_id=tool_call["id"])
     answer = model.invoke([question, call, result, HumanMessage("say hi")])
 
-    assert (made["name"], made["args"]) == ("f", {"x": 1})
+    assert (tool_call["name"], tool_call["args"]) == ("f", {"x": 1})
     assert answer.content == "Hello world!"
 
 

@@ -86,9 +86,9 @@ def test_infer_with_binary_tensors_and_compression(
 
 
 def test_async_infer_requests(client: InferenceServerClient, headers: dict[str, str]) -> None:
-    asked = [client.async_infer("chat", make_inputs(), headers=headers) for _ in range(4)]
+    requests = [client.async_infer("chat", make_inputs(), headers=headers) for _ in range(4)]
 
-    answers = [one.get_result().as_numpy("text_output").tolist() for one in asked]
+    answers = [one.get_result().as_numpy("text_output").tolist() for one in requests]
     assert answers == [[b"Hello world!"]] * 4
 
 
@@ -96,18 +96,18 @@ def test_async_infer_requests(client: InferenceServerClient, headers: dict[str, 
 def test_failed_infer_raises_with_status_and_message(
     client: InferenceServerClient, headers: dict[str, str], model: str
 ) -> None:
-    with pytest.raises(InferenceServerException) as found:
+    with pytest.raises(InferenceServerException) as caught:
         client.infer(model, make_inputs(), headers=headers)
 
-    assert found.value.message()
-    assert found.value.status().isdecimal()
+    assert caught.value.message()
+    assert caught.value.status().isdecimal()
 
 
 def test_infer_without_a_key_is_rejected(client: InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException) as found:
+    with pytest.raises(InferenceServerException) as caught:
         client.infer("chat", make_inputs())
 
-    assert found.value.status() in {"401", "403"}
+    assert caught.value.status() in {"401", "403"}
 
 
 def test_unknown_input_is_named_in_the_error(
@@ -115,7 +115,7 @@ def test_unknown_input_is_named_in_the_error(
 ) -> None:
     other: Any = InferInput("text", [1], "BYTES").set_data_from_numpy(TEXT)
 
-    with pytest.raises(InferenceServerException) as found:
+    with pytest.raises(InferenceServerException) as caught:
         client.infer("chat", [other], headers=headers)
 
-    assert "'text'" in found.value.message()
+    assert "'text'" in caught.value.message()

@@ -43,8 +43,10 @@ _REASONS: Final = {
 }  # fmt: skip
 
 
-def _create_error_response(status: int, kind: str, told: str, **headers: str) -> ScriptedResponse:
-    error = {"type": "error", "error": {"type": kind, "message": told}, "request_id": "req_1"}
+def _create_error_response(
+    status: int, kind: str, message: str, **headers: str
+) -> ScriptedResponse:
+    error = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
     return ScriptedResponse(status=status, body=encode_compact_json(error), headers=headers)
 
 
@@ -67,18 +69,18 @@ class Anthropic:
         "busy": _create_error_response(529, "overloaded_error", "Overloaded, 12 in the queue"),
     }
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
-        return ScriptedResponse(body=b"{}") if asked.method == "GET" else None
+        return ScriptedResponse(body=b"{}") if request.method == "GET" else None
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A conversation."""
-        got = asked.fields()
-        asked.play = got["model"]
-        asked.at("/v1/messages")
-        if asked.headers.get("anthropic-version") not in ("2023-06-01", "2026-10-21"):
-            asked.faults.append("no version")
-        check_fields(asked, got, _FIELDS, ("model", "messages", "max_tokens"))
+        got = request.fields()
+        request.scenario = got["model"]
+        request.at("/v1/messages")
+        if request.headers.get("anthropic-version") not in ("2023-06-01", "2026-10-21"):
+            request.faults.append("no version")
+        check_fields(request, got, _FIELDS, ("model", "messages", "max_tokens"))
         return RequestOptions(
             stream=got.get("stream", False),
             most=got["max_tokens"],
@@ -86,15 +88,15 @@ class Anthropic:
             tool=bool(got.get("tools")),
         )
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.WorkerScript``."""
-        del asked
-        said = script_choice(wish)
+        del request
+        choice = script_choice(options)
         empty = {**_build_head(), "content": [], "stop_reason": None, "stop_sequence": None}
         start = {"type": "message_start", "message": {**empty, "usage": _build_usage(0)}}
         block: Json = {"type": "text", "text": ""}
-        deltas: list[Json] = [{"type": "text_delta", "text": token} for token in said.tokens]
-        if wish.tool:
+        deltas: list[Json] = [{"type": "text_delta", "text": token} for token in choice.tokens]
+        if options.tool:
             block = {"type": "tool_use", "id": "toolu_01ab", "name": TOOL, "input": {}}
             deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in ARGUMENTS]
         opening = (
@@ -111,28 +113,28 @@ class Anthropic:
             _format_event(
                 {
                     "type": "message_delta",
-                    "delta": _build_end(wish, said.reason),
-                    "usage": {"output_tokens": said.made},
+                    "delta": _build_end(options, choice.reason),
+                    "usage": {"output_tokens": choice.token_count},
                 }
             ),
             _format_event({"type": "message_stop"}),
         )
         return StreamEvents(opening, tokens, closing)
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.WorkerScript``."""
-        del asked
-        said = script_choice(wish)
-        content: list[Json] = [{"type": "text", "text": said.text}]
-        if wish.tool:
+        del request
+        choice = script_choice(options)
+        content: list[Json] = [{"type": "text", "text": choice.text}]
+        if options.tool:
             arguments = {"city": "東京"}
             content = [{"type": "tool_use", "id": "toolu_01ab", "name": TOOL, "input": arguments}]
-        body = {**_build_head(), "content": content, **_build_end(wish, said.reason)}
-        return encode_compact_json({**body, "usage": _build_usage(said.made)})
+        body = {**_build_head(), "content": content, **_build_end(options, choice.reason)}
+        return encode_compact_json({**body, "usage": _build_usage(choice.token_count)})
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """An event."""
-        del asked
+        del request
         error = {"type": "api_error", "message": "CUDA error at 0x7f00"}
         return _format_event({"type": "error", "error": error})
 
@@ -141,16 +143,16 @@ def _build_head() -> Json:
     return {"id": "msg_01ab", "type": "message", "role": "assistant", "model": "claude"}
 
 
-def _build_usage(made: int) -> Json:
+def _build_usage(token_count: int) -> Json:
     return {
         "input_tokens": PROMPT_TOKENS,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
-        "output_tokens": made,
+        "output_tokens": token_count,
     }
 
 
-def _build_end(wish: RequestOptions, reason: str) -> Json:
+def _build_end(options: RequestOptions, reason: str) -> Json:
     """The reason, and the stop sequence that matched: the script's second one."""
-    stop = wish.stops[-1] if reason == "stop" else None
+    stop = options.stops[-1] if reason == "stop" else None
     return {"stop_reason": _REASONS[reason], "stop_sequence": stop}

@@ -67,9 +67,9 @@ _MANNER: Final = OpenAIResponseFormat(
 )
 
 
-def _create_error_response(status: int, code: str, told: str) -> ScriptedResponse:
+def _create_error_response(status: int, code: str, message: str) -> ScriptedResponse:
     headers = {"retry_after": "7"} if status in (429, 503) else {}
-    body = encode_compact_json({"error_code": code, "message": told})
+    body = encode_compact_json({"error_code": code, "message": message})
     return ScriptedResponse(status=status, body=body, headers=headers)
 
 
@@ -86,29 +86,31 @@ class Databricks:
         "busy": _create_error_response(503, "TEMPORARILY_UNAVAILABLE", "engine 12 is full"),
     }
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
         listed = b'{"endpoints":[]}'
-        return ScriptedResponse(body=listed) if asked.method == "GET" else None
+        return ScriptedResponse(body=listed) if request.method == "GET" else None
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
-        got = asked.fields()
-        asked.play = asked.path.removeprefix("/serving-endpoints/").removesuffix("/invocations")
-        asked.at(f"/serving-endpoints/{asked.play}/invocations")
+        got = request.fields()
+        request.scenario = request.path.removeprefix("/serving-endpoints/").removesuffix(
+            "/invocations"
+        )
+        request.at(f"/serving-endpoints/{request.scenario}/invocations")
         chat = "messages" in got
-        check_fields(asked, got, _CHAT if chat else _TEXT, () if chat else ("prompt",))
+        check_fields(request, got, _CHAT if chat else _TEXT, () if chat else ("prompt",))
         return decode_options(got)
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.Desk``."""
-        return _MANNER.lines(wish, chat="messages" in asked.fields(), usage=True)
+        return _MANNER.lines(options, chat="messages" in request.fields(), usage=True)
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.Desk``."""
-        return _MANNER.whole(wish, chat="messages" in asked.fields())
+        return _MANNER.whole(options, chat="messages" in request.fields())
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """In OpenAI's manner, as its clients insist."""
         return format_event(
             {"error": {"message": "CUDA at 0x7f00", "type": "server_error", "code": None}}

@@ -107,8 +107,8 @@ _MANNERS: Final[Mapping[str, OpenAIResponseFormat]] = {
 _REASONS: Final = {"eos": "eos_token", "length": "length"}
 
 
-def _create_error_response(status: int, told: str, kind: str) -> ScriptedResponse:
-    body = encode_compact_json({"error": told, "error_type": kind})
+def _create_error_response(status: int, message: str, kind: str) -> ScriptedResponse:
+    body = encode_compact_json({"error": message, "error_type": kind})
     return ScriptedResponse(
         status=status, body=body, headers={"RequestUUID": "1", "startTime": "2"}
     )
@@ -137,83 +137,90 @@ class MindIE:
         self._profile = profile
         self._manner = _MANNERS[profile]
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe, a question, or a request that ends another."""
-        if asked.path.endswith("/stopInfer"):
-            return ScriptedResponse(body=asked.body)
-        if asked.method != "GET":
+        if request.path.endswith("/stopInfer"):
+            return ScriptedResponse(body=request.body)
+        if request.method != "GET":
             return None
-        if asked.path == "/v2":
+        if request.path == "/v2":
             return ScriptedResponse(
                 body=b'{"name":"MindIE Server","extensions":{"max_iter_times":512}}'
             )
-        if asked.path.endswith("/getSlotCount"):
+        if request.path.endswith("/getSlotCount"):
             return ScriptedResponse(
                 body=b'{"total_slots":200,"free_slots":200,"available_tokens_length":9}'
             )
         return ScriptedResponse()
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A text, a conversation, or a prompt."""
-        got = asked.fields()
+        got = request.fields()
         if "text_input" in got:
-            return self._read_text(asked, got)
-        asked.play = got["model"]
+            return self._read_text(request, got)
+        request.scenario = got["model"]
         late = ("/v1/completions",) if self._profile == "2x" else ()
-        asked.at("/v1/chat/completions", *late)
-        chat = _is_chat(asked)
-        known = (_FIRST if self._profile == "rc1" else _LATER) if chat else _COMPLETION
-        check_fields(asked, got, known, ("model", "messages" if chat else "prompt"))
-        wish = decode_options(got)
-        if wish.n > 1 and not got.get("temperature"):
-            asked.faults.append("n without a temperature")
-        return wish
+        request.at("/v1/chat/completions", *late)
+        chat = _is_chat(request)
+        known_fields = (_FIRST if self._profile == "rc1" else _LATER) if chat else _COMPLETION
+        check_fields(request, got, known_fields, ("model", "messages" if chat else "prompt"))
+        options = decode_options(got)
+        if options.n > 1 and not got.get("temperature"):
+            request.faults.append("n without a temperature")
+        return options
 
-    def _read_text(self, asked: ReceivedRequest, got: Json) -> RequestOptions:
-        asked.play = asked.path.split("/")[3]
-        way = f"/v2/models/{asked.play}/generate"
-        asked.at(way, f"{way}_stream")
-        known: Fields = {"id": is_text, "text_input": equals(PROMPT), "parameters": ALWAYS}
-        check_fields(asked, got, known, ("text_input", "parameters"))
-        told = got["parameters"]
-        check_fields(asked, told, _PARAMETERS, ("details", "max_new_tokens"), "parameters.")
-        return RequestOptions(stream=asked.path.endswith("_stream"), most=told["max_new_tokens"])
+    def _read_text(self, request: ReceivedRequest, got: Json) -> RequestOptions:
+        request.scenario = request.path.split("/")[3]
+        way = f"/v2/models/{request.scenario}/generate"
+        request.at(way, f"{way}_stream")
+        known_fields: Fields = {"id": is_text, "text_input": equals(PROMPT), "parameters": ALWAYS}
+        check_fields(request, got, known_fields, ("text_input", "parameters"))
+        parameters = got["parameters"]
+        check_fields(request, parameters, _PARAMETERS, ("details", "max_new_tokens"), "parameters.")
+        return RequestOptions(
+            stream=request.path.endswith("_stream"), most=parameters["max_new_tokens"]
+        )
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.Desk``."""
-        if not asked.path.startswith("/v2"):
-            return self._manner.lines(wish, chat=_is_chat(asked), usage=True)
-        said = script_choice(wish)
+        if not request.path.startswith("/v2"):
+            return self._manner.lines(options, chat=_is_chat(request), usage=True)
+        choice = script_choice(options)
         rows = []
-        for i, token in enumerate(said.tokens, 1):
-            reason = _REASONS[said.reason] if i == len(said.tokens) else ""
-            told = self._text(asked, token, i, reason, batch=1, queue=5067)
+        for i, token in enumerate(choice.tokens, 1):
+            reason = _REASONS[choice.reason] if i == len(choice.tokens) else ""
+            event = self._text(request, token, i, reason, batch=1, queue=5067)
             if self._profile != "rc1":
                 times = ("prefill_time", "decode_time")
-                told = {**told, times[i > 1]: 7, times[i == 1]: None}
-            rows.append(b"data:%b\n\n" % encode_compact_json(told))
+                event = {**event, times[i > 1]: 7, times[i == 1]: None}
+            rows.append(b"data:%b\n\n" % encode_compact_json(event))
         return StreamEvents((), tuple(rows), ())
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.Desk``."""
-        if not asked.path.startswith("/v2"):
-            return self._manner.whole(wish, chat=_is_chat(asked))
-        said = script_choice(wish)
-        batch, queue = [1] * said.made, [5067] * said.made
-        told = self._text(
-            asked, said.text, said.made, _REASONS[said.reason], batch=batch, queue=queue
+        if not request.path.startswith("/v2"):
+            return self._manner.whole(options, chat=_is_chat(request))
+        choice = script_choice(options)
+        batch, queue = [1] * choice.token_count, [5067] * choice.token_count
+        body = self._text(
+            request,
+            choice.text,
+            choice.token_count,
+            _REASONS[choice.reason],
+            batch=batch,
+            queue=queue,
         )
-        return encode_compact_json(told)
+        return encode_compact_json(body)
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """Bare text, in no event."""
         return b"Failed to get engine response"
 
     def _text(
         self,
-        asked: ReceivedRequest,
-        said: str,
-        made: int,
+        request: ReceivedRequest,
+        text: str,
+        token_count: int,
         reason: str,
         *,
         batch: object,
@@ -221,20 +228,20 @@ class MindIE:
     ) -> Json:
         details = {
             **({"finish_reason": reason} if reason else {}),
-            "generated_tokens": made,
+            "generated_tokens": token_count,
             "first_token_cost": None,
             "decode_cost": None,
             "batch_size": batch,
             "queue_wait_time": queue,
         }
         return {
-            "id": asked.fields().get("id", "endpoint_common_8"),
+            "id": request.fields().get("id", "endpoint_common_8"),
             "model_name": "llama_65b",
             "model_version": None,
-            "text_output": said,
+            "text_output": text,
             "details": details,
         }
 
 
-def _is_chat(asked: ReceivedRequest) -> bool:
-    return asked.path == "/v1/chat/completions"
+def _is_chat(request: ReceivedRequest) -> bool:
+    return request.path == "/v1/chat/completions"

@@ -113,17 +113,23 @@ _MANNERS: Final[Mapping[str, OpenAIResponseFormat]] = {
 }
 
 
-def _build_error_body(profile: str, status: int, kind: str, told: str) -> Json:
+def _build_error_body(profile: str, status: int, kind: str, message: str) -> Json:
     match profile:
         case "openai":
             code = "rate_limit_exceeded" if status == 429 else None
-            return {"error": {"message": told, "type": kind, "param": None, "code": code}}
+            return {"error": {"message": message, "type": kind, "param": None, "code": code}}
         case "sglang":
-            return {"object": "error", "message": told, "type": kind, "param": None, "code": status}
+            return {
+                "object": "error",
+                "message": message,
+                "type": kind,
+                "param": None,
+                "code": status,
+            }
         case "vllm":
-            return {"error": {"message": told, "type": kind, "param": None, "code": status}}
+            return {"error": {"message": message, "type": kind, "param": None, "code": status}}
         case _:
-            return {"error": {"code": status, "message": told, "type": kind}}
+            return {"error": {"code": status, "message": message, "type": kind}}
 
 
 class OpenAI:
@@ -135,8 +141,8 @@ class OpenAI:
         self._profile = profile
         self._manner = _MANNERS[profile]
 
-        def refused(status: int, kind: str, told: str, **headers: str) -> ScriptedResponse:
-            body = encode_compact_json(_build_error_body(profile, status, kind, told))
+        def refused(status: int, kind: str, message: str, **headers: str) -> ScriptedResponse:
+            body = encode_compact_json(_build_error_body(profile, status, kind, message))
             return ScriptedResponse(status=status, body=body, headers=headers)
 
         self.refusals = {
@@ -146,40 +152,40 @@ class OpenAI:
             "busy": refused(503, "ServiceUnavailableError", "engine 12 is full", retry_after="7"),
         }
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
-        return ScriptedResponse() if asked.method == "GET" else None
+        return ScriptedResponse() if request.method == "GET" else None
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
-        got = asked.fields()
-        asked.play = got["model"]
-        asked.at("/v1/chat/completions", "/v1/completions")
-        chat = _is_chat(asked)
-        known = {**(_CHAT if chat else _TEXT), **_FIELDS[self._profile]}
-        check_fields(asked, got, known, ("model", "messages" if chat else "prompt"))
+        got = request.fields()
+        request.scenario = got["model"]
+        request.at("/v1/chat/completions", "/v1/completions")
+        chat = _is_chat(request)
+        known_fields = {**(_CHAT if chat else _TEXT), **_FIELDS[self._profile]}
+        check_fields(request, got, known_fields, ("model", "messages" if chat else "prompt"))
         if chat and PROMPT not in str(got["messages"]):
-            asked.faults.append("the conversation is not the client's")
+            request.faults.append("the conversation is not the client's")
         if "stream_options" in got and not got.get("stream"):
-            asked.faults.append("stream_options without stream")
+            request.faults.append("stream_options without stream")
         return decode_options(got)
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.Desk``."""
-        usage = "stream_options" in asked.fields()
-        return self._manner.lines(wish, chat=_is_chat(asked), usage=usage)
+        usage = "stream_options" in request.fields()
+        return self._manner.lines(options, chat=_is_chat(request), usage=usage)
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.Desk``."""
-        return self._manner.whole(wish, chat=_is_chat(asked))
+        return self._manner.whole(options, chat=_is_chat(request))
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """An event that holds the error."""
-        told: dict[str, Any] = dict(
+        error: dict[str, Any] = dict(
             _build_error_body(self._profile, 500, "server_error", "CUDA at 0x7f00")
         )
-        return format_event(told if "error" in told else {"error": told})
+        return format_event(error if "error" in error else {"error": error})
 
 
-def _is_chat(asked: ReceivedRequest) -> bool:
-    return asked.path == "/v1/chat/completions"
+def _is_chat(request: ReceivedRequest) -> bool:
+    return request.path == "/v1/chat/completions"

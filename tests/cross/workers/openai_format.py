@@ -61,43 +61,45 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
     """In each choice."""
     message: Json = {}
     """In each whole message."""
-    leaves: bool = False
-    leaves_streamed: bool = False
+    keeps_stop: bool = False
+    keeps_stop_streamed: bool = False
     """Where a stop string stays in the text."""
     call: Json = field(default_factory=lambda: {"id": "call_1", "type": "function"})
     calls_end: bool = True
     """A stream that calls a tool tells its finish reason."""
 
-    def say(self, wish: RequestOptions) -> ScriptedChoice:
+    def say(self, options: RequestOptions) -> ScriptedChoice:
         """What each choice says."""
-        return script_choice(wish, leaves=self.leaves or (wish.stream and self.leaves_streamed))
+        return script_choice(
+            options, keeps_stop=self.keeps_stop or (options.stream and self.keeps_stop_streamed)
+        )
 
-    def used(self, wish: RequestOptions) -> Json:
+    def used(self, options: RequestOptions) -> Json:
         """The usage of all choices."""
-        made = self.say(wish).made * wish.n
+        token_count = self.say(options).token_count * options.n
         return {
             "prompt_tokens": PROMPT_TOKENS,
-            "completion_tokens": made,
-            "total_tokens": PROMPT_TOKENS + made,
+            "completion_tokens": token_count,
+            "total_tokens": PROMPT_TOKENS + token_count,
         }
 
     # --- whole ------------------------------------------------------------------------------------
 
-    def whole(self, wish: RequestOptions, *, chat: bool) -> bytes:
+    def whole(self, options: RequestOptions, *, chat: bool) -> bytes:
         """The answer in one piece."""
         kind = "chat.completion" if chat else "text_completion"
-        choices = [self._whole_choice(i, wish, chat=chat) for i in range(wish.n)]
+        choices = [self._whole_choice(i, options, chat=chat) for i in range(options.n)]
         body = {**self.common, "object": kind, "choices": choices}
         return encode_compact_json(
-            body if self.usage == "never" else {**body, "usage": self.used(wish)}
+            body if self.usage == "never" else {**body, "usage": self.used(options)}
         )
 
-    def _whole_choice(self, index: int, wish: RequestOptions, *, chat: bool) -> Json:
-        said = self.say(wish)
-        content: Json = {"text": said.text}
+    def _whole_choice(self, index: int, options: RequestOptions, *, chat: bool) -> Json:
+        choice = self.say(options)
+        content: Json = {"text": choice.text}
         if chat:
-            message: Json = {**self.message, "role": "assistant", "content": said.text}
-            if wish.tool:
+            message: Json = {**self.message, "role": "assistant", "content": choice.text}
+            if options.tool:
                 function = {"name": TOOL, "arguments": "".join(ARGUMENTS)}
                 calls = [{**self.call, "function": function}]
                 message = {**message, "content": None, "tool_calls": calls}
@@ -105,51 +107,55 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
         return {
             "index": index,
             **content,
-            **self._weighed(self._logprobs(said.tokens, wish, 0, chat=chat)),
-            **self._matched(wish),
-            "finish_reason": self.reasons[said.reason],
+            **self._weighed(self._logprobs(choice.tokens, options, 0, chat=chat)),
+            **self._matched(options),
+            "finish_reason": self.reasons[choice.reason],
         }
 
-    def _matched(self, wish: RequestOptions) -> Json:
+    def _matched(self, options: RequestOptions) -> Json:
         """What each choice has beside, with the stop string that matched: the script's last one."""
-        matches = self.say(wish).reason == "stop"
+        matches = self.say(options).reason == "stop"
         return {
-            key: wish.stops[-1] if matches and key in ("stop_reason", "matched_stop") else value
+            key: options.stops[-1] if matches and key in ("stop_reason", "matched_stop") else value
             for key, value in self.choice.items()
         }
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def lines(self, wish: RequestOptions, *, chat: bool, usage: bool) -> StreamEvents:
+    def lines(self, options: RequestOptions, *, chat: bool, usage: bool) -> StreamEvents:
         """The events; ``usage``: it was asked for, or comes anyway."""
-        said = self.say(wish)
+        choice = self.say(options)
         makes = self if usage else replace(self, usage="never")
         opening: tuple[bytes, ...] = ()
         if self.opening is not None:
             first = self.opening if chat else {"text": ""}
-            opening = tuple(makes._piece(i, first, chat=chat) for i in range(wish.n))
-        if wish.tool:
-            return makes._called(wish, opening)
-        tokens = [self._token(at, said, wish, chat=chat) for at in range(len(said.tokens))]
+            opening = tuple(makes._piece(i, first, chat=chat) for i in range(options.n))
+        if options.tool:
+            return makes._called(options, opening)
+        tokens = [self._token(at, choice, options, chat=chat) for at in range(len(choice.tokens))]
         if self.last is None:
             rows = [
-                b"".join(makes._piece(i, one, chat=chat) for i in range(wish.n))
+                b"".join(makes._piece(i, one, chat=chat) for i in range(options.n))
                 for one in tokens[:-1]
             ]
-            ends = makes._ends(tokens[-1], wish, chat=chat)
-            return StreamEvents(opening, (*rows, ends), makes._rest(wish, chat=chat))
-        rows = [b"".join(makes._piece(i, one, chat=chat) for i in range(wish.n)) for one in tokens]
+            ends = makes._ends(tokens[-1], options, chat=chat)
+            return StreamEvents(opening, (*rows, ends), makes._rest(options, chat=chat))
+        rows = [
+            b"".join(makes._piece(i, one, chat=chat) for i in range(options.n)) for one in tokens
+        ]
         bare = self.last if chat else {"text": ""}
-        ends = makes._ends(bare, wish, chat=chat)
-        return StreamEvents(opening, tuple(rows), (ends, *makes._rest(wish, chat=chat)))
+        ends = makes._ends(bare, options, chat=chat)
+        return StreamEvents(opening, tuple(rows), (ends, *makes._rest(options, chat=chat)))
 
-    def _token(self, at: int, said: ScriptedChoice, wish: RequestOptions, *, chat: bool) -> Json:
-        token = said.tokens[at]
-        before = len("".join(said.tokens[:at]))
+    def _token(
+        self, at: int, choice: ScriptedChoice, options: RequestOptions, *, chat: bool
+    ) -> Json:
+        token = choice.tokens[at]
+        before = len("".join(choice.tokens[:at]))
         delta: Json = {**self.every, "content": token} if chat else {"text": token}
-        if wish.top is None:
+        if options.top is None:
             return delta
-        return {**delta, "~": self._logprobs((token,), wish, before, chat=chat)}
+        return {**delta, "~": self._logprobs((token,), options, before, chat=chat)}
 
     def _piece(
         self,
@@ -159,7 +165,7 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
         chat: bool,
         reason: str | None = None,
         more: Json | None = None,
-        beside: Json | None = None,
+        extra: Json | None = None,
     ) -> bytes:
         """One event of one choice. ``~`` in a delta is the choice's logprobs."""
         delta = dict(delta)
@@ -169,39 +175,39 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
             **({"delta": delta} if chat else delta),
             **self._weighed(logprobs),
             "finish_reason": reason,
-            **(beside or self.choice),
+            **(extra or self.choice),
         }
         silent = {"usage": None} if self.null_usage and self.usage == "apart" else {}
         return format_event(
             {**self._head(chat=chat), "choices": [choice], **silent, **(more or {})}
         )
 
-    def _ends(self, delta: Json, wish: RequestOptions, *, chat: bool) -> bytes:
-        reason = self.reasons[self.say(wish).reason]
-        more: list[Json] = [{}] * wish.n
+    def _ends(self, delta: Json, options: RequestOptions, *, chat: bool) -> bytes:
+        reason = self.reasons[self.say(options).reason]
+        more: list[Json] = [{}] * options.n
         if self.usage == "each":
-            more = [{"usage": self.used(replace(wish, n=1))}] * wish.n
+            more = [{"usage": self.used(replace(options, n=1))}] * options.n
         if self.usage == "last":
-            more[-1] = {"usage": self.used(wish)}
+            more[-1] = {"usage": self.used(options)}
         return b"".join(
-            self._piece(i, delta, chat=chat, reason=reason, more=one, beside=self._matched(wish))
+            self._piece(i, delta, chat=chat, reason=reason, more=one, extra=self._matched(options))
             for i, one in enumerate(more)
         )
 
-    def _rest(self, wish: RequestOptions, *, chat: bool) -> tuple[bytes, ...]:
+    def _rest(self, options: RequestOptions, *, chat: bool) -> tuple[bytes, ...]:
         if self.usage != "apart":
             return (DONE,)
-        told = {**self._head(chat=chat), "choices": [], "usage": self.used(wish)}
-        return format_event(told), DONE
+        last = {**self._head(chat=chat), "choices": [], "usage": self.used(options)}
+        return format_event(last), DONE
 
-    def _called(self, wish: RequestOptions, opening: tuple[bytes, ...]) -> StreamEvents:
+    def _called(self, options: RequestOptions, opening: tuple[bytes, ...]) -> StreamEvents:
         begun = {**self.call, "index": 0, "function": {"name": TOOL, "arguments": ARGUMENTS[0]}}
         more = {"index": 0, "function": {"arguments": ARGUMENTS[1]}}
         tokens = tuple(
             self._piece(0, {**self.every, "tool_calls": [one]}, chat=True) for one in (begun, more)
         )
-        ends = self._ends(self.last or {}, wish, chat=True) if self.calls_end else b""
-        return StreamEvents(opening, tokens, (ends, *self._rest(wish, chat=True)))
+        ends = self._ends(self.last or {}, options, chat=True) if self.calls_end else b""
+        return StreamEvents(opening, tokens, (ends, *self._rest(options, chat=True)))
 
     def _head(self, *, chat: bool) -> Json:
         return {**self.common, "object": "chat.completion.chunk" if chat else self.text_chunk}
@@ -212,12 +218,12 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
         return {} if self.bare else {"logprobs": logprobs}
 
     def _logprobs(
-        self, tokens: tuple[str, ...], wish: RequestOptions, before: int, *, chat: bool
+        self, tokens: tuple[str, ...], options: RequestOptions, before: int, *, chat: bool
     ) -> Json | None:
-        if wish.top is None:
+        if options.top is None:
             return None
         if chat:
-            return {"content": [_build_chat_logprob(token, wish.top) for token in tokens]}
+            return {"content": [_build_chat_logprob(token, options.top) for token in tokens]}
         offsets = [before + len("".join(tokens[:i])) for i in range(len(tokens))]
         return {
             "text_offset": offsets,

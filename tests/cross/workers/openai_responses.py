@@ -70,23 +70,23 @@ class OpenAIResponses:
         self._fields = {**_FIELDS, **(_OPEN_FIELDS if profile == "vllm" else {})}
         self.refusals = self._completions.refusals
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
-        return self._completions.aside(asked)
+        return self._completions.respond_to_probe(request)
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
-        if asked.path != _PATH:
-            return self._completions.read(asked)
-        got = asked.fields()
-        asked.play = got["model"]
-        asked.at(_PATH)
-        check_fields(asked, got, self._fields, ("model", "input", "store"))
+        if request.path != _PATH:
+            return self._completions.read(request)
+        got = request.fields()
+        request.scenario = got["model"]
+        request.at(_PATH)
+        check_fields(request, got, self._fields, ("model", "input", "store"))
         if PROMPT not in str(got["input"]):
-            asked.faults.append("the conversation is not the client's")
+            request.faults.append("the conversation is not the client's")
         for tool in got.get("tools", ()):
             if tool["type"] != "function" or tool["name"] != TOOL:
-                asked.faults.append(f"an odd tool: {tool}")
+                request.faults.append(f"an odd tool: {tool}")
         return RequestOptions(
             stream=got.get("stream", False),
             most=got.get("max_output_tokens"),
@@ -96,55 +96,55 @@ class OpenAIResponses:
             tool="tools" in got,
         )
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.WorkerScript``."""
-        if asked.path != _PATH:
-            return self._completions.lines(asked, wish)
-        final = _build_response(wish)
+        if request.path != _PATH:
+            return self._completions.lines(request, options)
+        final = _build_response(options)
         created = {"type": "response.created", "response": final | {"output": [], "usage": None}}
         opening = [_format_event(created)]
         closing = [_format_event({"type": "response.completed", "response": final})]
         [item] = final["output"]
         done = _format_event({"type": "response.output_item.done", "output_index": 0, "item": item})
         place = {"item_id": item["id"], "output_index": 0}
-        empty: Json = {"arguments": ""} if wish.tool else {"content": []}
+        empty: Json = {"arguments": ""} if options.tool else {"content": []}
         begun = {**item, **empty}
         added = {"type": "response.output_item.added", "output_index": 0, "item": begun}
         opening.append(_format_event(added))
-        if wish.tool:
+        if options.tool:
             kind = "response.function_call_arguments.delta"
             pieces = [{"type": kind, **place, "delta": piece} for piece in ARGUMENTS]
         else:
             kind = "response.output_text.delta"
             pieces = [
                 {"type": kind, **place, "content_index": 0, "delta": token,
-                 "logprobs": [_build_logprob(token)] if wish.top is not None else []}
-                for token in script_choice(wish).tokens
+                 "logprobs": [_build_logprob(token)] if options.top is not None else []}
+                for token in script_choice(options).tokens
             ]  # fmt: skip
         return StreamEvents(tuple(opening), tuple(map(_format_event, pieces)), (done, *closing))
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.WorkerScript``."""
-        if asked.path != _PATH:
-            return self._completions.whole(asked, wish)
-        return encode_compact_json(_build_response(wish))
+        if request.path != _PATH:
+            return self._completions.whole(request, options)
+        return encode_compact_json(_build_response(options))
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """An event that holds the error."""
-        if asked.path != _PATH:
-            return self._completions.failure(asked)
+        if request.path != _PATH:
+            return self._completions.failure(request)
         error = {"type": "error", "code": "server_error", "message": "CUDA at 0x7f00"}
         return _format_event(error)
 
 
-def _build_response(wish: RequestOptions) -> dict[str, Any]:
-    choice = script_choice(wish)
+def _build_response(options: RequestOptions) -> dict[str, Any]:
+    choice = script_choice(options)
     is_cut = choice.reason == "length"
     item: dict[str, Any] = {"id": "msg_7", "type": "message", "role": "assistant"}
-    logprobs = [_build_logprob(token) for token in choice.tokens] if wish.top is not None else []
+    logprobs = [_build_logprob(token) for token in choice.tokens] if options.top is not None else []
     part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
     item |= {"status": "incomplete" if is_cut else "completed", "content": [part]}
-    if wish.tool:
+    if options.tool:
         item = {"id": "fc_7", "type": "function_call", "call_id": "call_7", "name": TOOL}
         item |= {"arguments": "".join(ARGUMENTS), "status": "completed"}
     return {
@@ -159,9 +159,9 @@ def _build_response(wish: RequestOptions) -> dict[str, Any]:
         "usage": {
             "input_tokens": PROMPT_TOKENS,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": choice.made,
+            "output_tokens": choice.token_count,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": PROMPT_TOKENS + choice.made,
+            "total_tokens": PROMPT_TOKENS + choice.token_count,
         },
     }
 

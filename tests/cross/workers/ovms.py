@@ -79,7 +79,7 @@ _MANNERS: Final = {
         last=None,
         null_usage=True,
         message={"tool_calls": []},
-        leaves_streamed=True,
+        keeps_stop_streamed=True,
     ),
     "2024": OpenAIResponseFormat(
         common=_COMMON,
@@ -95,9 +95,9 @@ _SENTENCE: Final = (
 )
 
 
-def _create_error_response(status: int, told: str, **headers: str) -> ScriptedResponse:
+def _create_error_response(status: int, message: str, **headers: str) -> ScriptedResponse:
     return ScriptedResponse(
-        status=status, body=encode_compact_json({"error": told}), headers=headers
+        status=status, body=encode_compact_json({"error": message}), headers=headers
     )
 
 
@@ -116,39 +116,39 @@ class OVMS:
         self._profile = profile
         self._manner = _MANNERS[profile]
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
-        return ScriptedResponse(body=b"") if asked.method == "GET" else None
+        return ScriptedResponse(body=b"") if request.method == "GET" else None
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
-        got = asked.fields()
-        asked.play = got["model"]
-        asked.at("/v3/chat/completions", "/v3/completions")
-        must = "messages" if _is_chat(asked) else "prompt"
-        check_fields(asked, got, _KINDS[self._profile, _is_chat(asked)], ("model", must))
+        got = request.fields()
+        request.scenario = got["model"]
+        request.at("/v3/chat/completions", "/v3/completions")
+        must = "messages" if _is_chat(request) else "prompt"
+        check_fields(request, got, _KINDS[self._profile, _is_chat(request)], ("model", must))
         stream = got.get("stream", False)
         if stream and ("logprobs" in got or "best_of" in got):
-            asked.faults.append("not with a stream")
+            request.faults.append("not with a stream")
         if "stream_options" in got and not stream:
-            asked.faults.append("stream_options provided, but stream not set to true")
+            request.faults.append("stream_options provided, but stream not set to true")
         if got.get("n", 1) > got.get("best_of", 1):
-            asked.faults.append("n value cannot be greater than best_of")
+            request.faults.append("n value cannot be greater than best_of")
         return decode_options({**got, "top_logprobs": 1})
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.Desk``."""
-        usage = "stream_options" in asked.fields()
-        return self._manner.lines(wish, chat=_is_chat(asked), usage=usage)
+        usage = "stream_options" in request.fields()
+        return self._manner.lines(options, chat=_is_chat(request), usage=usage)
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.Desk``."""
-        return self._manner.whole(wish, chat=_is_chat(asked))
+        return self._manner.whole(options, chat=_is_chat(request))
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """A bare object, in no event."""
         return encode_compact_json({"error": f"{_SENTENCE}CUDA at 0x7f00"})
 
 
-def _is_chat(asked: ReceivedRequest) -> bool:
-    return asked.path == "/v3/chat/completions"
+def _is_chat(request: ReceivedRequest) -> bool:
+    return request.path == "/v3/chat/completions"

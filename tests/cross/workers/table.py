@@ -26,7 +26,7 @@ TEXTS: Final = ("text", "text stream")
 Losses = frozenset[tuple[str, str]]
 """Paths of the internal request, and what became of them."""
 NONE: Final[Losses] = frozenset()
-MADE: Final = "emulated"
+EMULATED: Final = "emulated"
 LOST: Final = "dropped"
 
 
@@ -38,14 +38,14 @@ def map_ways(one: str, ways: tuple[str, ...] = WAYS, **others: str) -> dict[str,
 class Worker(Struct, frozen=True, kw_only=True):
     """One row. The mappings are by way; a way that is not among them is carried without loss."""
 
-    dialect: str
-    desk: WorkerScript
+    protocol: str
+    script: WorkerScript
     profile: str | None = None
     options: Mapping[str, str] = {}
     """The protocol's further options of its pool."""
     apart: bool = False
     """Its requests name no model: each play has a URL of its own."""
-    alike: str = ""
+    same_protocol_client: str = ""
     """The client whose calls are passed on as they are, and which hears this worker's own words."""
     always: Mapping[str, str] = {}
     """What is lost of each conversation, by path."""
@@ -74,25 +74,25 @@ class Worker(Struct, frozen=True, kw_only=True):
         """What is lost of one field, if anything is."""
         return frozenset({(path, reason)}) if reason else NONE
 
-    def usual(self, kind: str, *, limited: bool) -> Losses:
+    def list_expected_losses(self, kind: str, *, limited: bool) -> Losses:
         """What is lost of every question; ``limited``: the client said how long."""
-        found = set(self.always.items()) if kind == "chat" else set()
+        losses = set(self.always.items()) if kind == "chat" else set()
         if self.prompts and kind == "text":
-            found.add(("messages", self.prompts))
+            losses.add(("messages", self.prompts))
         if self.insists and not limited:
-            found.add(("stopping.max_tokens", "defaulted"))
-        return frozenset(found)
+            losses.add(("stopping.max_tokens", "defaulted"))
+        return frozenset(losses)
 
 
 _UNTOLD: Final = {"eos": "unknown", "length": "unknown"}
 _RENDERED: Final = {"messages": "approximated"}
 _MINDIE: Final = Worker(
-    dialect="mindie",
-    desk=MindIE("2x"),
+    protocol="mindie",
+    script=MindIE("2x"),
     profile="2x",
     keeps=CHATS,
-    stop=map_ways(MADE, TEXTS),
-    n=map_ways(MADE, TEXTS),
+    stop=map_ways(EMULATED, TEXTS),
+    n=map_ways(EMULATED, TEXTS),
     silent=TEXTS,
     has_completions=True,
 )
@@ -100,69 +100,69 @@ _MINDIE: Final = Worker(
 WORKERS: Final[Mapping[str, Worker]] = {
     **{
         name: Worker(
-            dialect="openai",
+            protocol="openai",
             profile=name,
-            desk=OpenAI(name),
+            script=OpenAI(name),
             keeps=keeps,
             names_stop=name in {"vllm", "sglang"},
         )
         for name, keeps in (("openai", ()), ("vllm", WAYS), ("sglang", WAYS), ("llamacpp", ()))
     },
     "openai-responses": Worker(
-        dialect="openai",
+        protocol="openai",
         options={"worker_api": "responses"},
-        desk=OpenAIResponses("openai"),
-        stop=map_ways(MADE, CHATS),
-        n=map_ways(MADE, CHATS),
+        script=OpenAIResponses("openai"),
+        stop=map_ways(EMULATED, CHATS),
+        n=map_ways(EMULATED, CHATS),
     ),
     "openai-both": Worker(
-        dialect="openai",
+        protocol="openai",
         profile="vllm",
         options={"worker_api": "both"},
         keeps=WAYS,
-        desk=OpenAIResponses("vllm"),
+        script=OpenAIResponses("vllm"),
         names_stop=True,
     ),
     "triton-vllm": Worker(
-        dialect="triton",
+        protocol="triton",
         profile="vllm",
-        desk=Triton("vllm"),
-        alike="triton",
+        script=Triton("vllm"),
+        same_protocol_client="triton",
         keeps=WAYS,
         always=_RENDERED,
-        n=map_ways(MADE, STREAMS),
+        n=map_ways(EMULATED, STREAMS),
         tools=LOST,
     ),
     "triton-trtllm": Worker(
-        dialect="triton",
+        protocol="triton",
         profile="trtllm",
-        desk=Triton("trtllm"),
+        script=Triton("trtllm"),
         always=_RENDERED,
         insists=True,
-        stop=map_ways(MADE),
-        n=map_ways(MADE, STREAMS),
+        stop=map_ways(EMULATED),
+        n=map_ways(EMULATED, STREAMS),
         logprobs=map_ways("approximated"),
         tools=LOST,
         ends=_UNTOLD,
         endless=STREAMS,
     ),
     "triton-llmapi": Worker(
-        dialect="triton",
+        protocol="triton",
         profile="llmapi",
-        desk=Triton("llmapi"),
+        script=Triton("llmapi"),
         always=_RENDERED,
-        n=map_ways(MADE),
+        n=map_ways(EMULATED),
         logprobs=map_ways(LOST),
         tools=LOST,
         silent=WAYS,
     ),
     "triton-plain": Worker(
-        dialect="triton",
+        protocol="triton",
         profile="plain",
-        desk=Triton("plain"),
+        script=Triton("plain"),
         always=_RENDERED,
-        stop=map_ways(MADE),
-        n=map_ways(MADE),
+        stop=map_ways(EMULATED),
+        n=map_ways(EMULATED),
         logprobs=map_ways(LOST),
         tools=LOST,
         ends=_UNTOLD,
@@ -171,59 +171,61 @@ WORKERS: Final[Mapping[str, Worker]] = {
     ),
     "mindie-2x": _MINDIE,
     "mindie-1x": Worker(
-        dialect="mindie",
+        protocol="mindie",
         profile="1x",
-        desk=MindIE("1x"),
+        script=MindIE("1x"),
         keeps=CHATS,
-        stop=map_ways(MADE, TEXTS),
-        n=map_ways(MADE, TEXTS),
+        stop=map_ways(EMULATED, TEXTS),
+        n=map_ways(EMULATED, TEXTS),
         logprobs=map_ways(LOST, TEXTS),
         silent=TEXTS,
     ),
     "mindie-rc1": Worker(
-        dialect="mindie",
+        protocol="mindie",
         profile="rc1",
-        desk=MindIE("rc1"),
-        stop=map_ways(MADE),
-        n=map_ways(MADE),
+        script=MindIE("rc1"),
+        stop=map_ways(EMULATED),
+        n=map_ways(EMULATED),
         logprobs=map_ways(LOST),
         tools=LOST,
         silent=("chat stream", *TEXTS),
     ),
     "ovms-2026": Worker(
-        dialect="ovms",
+        protocol="ovms",
         profile="2026",
-        desk=OVMS("2026"),
+        script=OVMS("2026"),
         keeps=WAYS,
-        stop=map_ways(MADE, STREAMS),
-        n=map_ways(MADE),
+        stop=map_ways(EMULATED, STREAMS),
+        n=map_ways(EMULATED),
         logprobs=map_ways(LOST, STREAMS),
     ),
     "ovms-2024": Worker(
-        dialect="ovms",
+        protocol="ovms",
         profile="2024",
-        desk=OVMS("2024"),
-        stop=map_ways(MADE),
-        n=map_ways(MADE),
+        script=OVMS("2024"),
+        stop=map_ways(EMULATED),
+        n=map_ways(EMULATED),
         logprobs=map_ways(LOST),
         tools=LOST,
         ends={"length": "eos"},
         silent=WAYS,
     ),
     "databricks": Worker(
-        dialect="databricks",
-        desk=Databricks(),
-        n=map_ways(MADE, TEXTS),
+        protocol="databricks",
+        script=Databricks(),
+        n=map_ways(EMULATED, TEXTS),
         logprobs=map_ways(LOST, TEXTS),
     ),
     "anthropic": Worker(
-        dialect="anthropic",
-        desk=Anthropic(),
-        n=map_ways(MADE),
+        protocol="anthropic",
+        script=Anthropic(),
+        n=map_ways(EMULATED),
         logprobs=map_ways(LOST),
         names_stop=True,
         insists=True,
         prompts="approximated",
     ),
-    "tgi": Worker(dialect="tgi", desk=TGI(), apart=True, stop=map_ways(MADE), n=map_ways(MADE)),
+    "tgi": Worker(
+        protocol="tgi", script=TGI(), apart=True, stop=map_ways(EMULATED), n=map_ways(EMULATED)
+    ),
 }

@@ -82,15 +82,17 @@ _MANNER: Final = OpenAIResponseFormat(
     every={"role": "assistant"},
     last=None,
     null_usage=True,
-    leaves=True,
+    keeps_stop=True,
     call={"id": "0", "type": "function"},
     calls_end=False,
 )
 _REASONS: Final = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
 
 
-def _create_error_response(status: int, told: str, kind: str, **headers: str) -> ScriptedResponse:
-    body = encode_compact_json({"error": told, "error_type": kind})
+def _create_error_response(
+    status: int, message: str, kind: str, **headers: str
+) -> ScriptedResponse:
+    body = encode_compact_json({"error": message, "error_type": kind})
     return ScriptedResponse(status=status, body=body, headers=headers)
 
 
@@ -111,80 +113,80 @@ class TGI:
         "busy": _create_error_response(503, "unhealthy 12", "healthcheck"),
     }
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe, or what the server says of itself."""
-        if asked.method != "GET":
+        if request.method != "GET":
             return None
         info = b'{"max_concurrent_requests":128,"max_best_of":2,"max_stop_sequences":4}'
         return ScriptedResponse(body=info)
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
-        got = asked.fields()
-        asked.play = asked.path.split("/")[1]
-        top = f"/{asked.play}"
-        asked.at(f"{top}/generate", f"{top}/generate_stream", f"{top}/v1/chat/completions")
-        if _is_chat(asked):
-            check_fields(asked, got, _CHAT, ("messages",))
+        got = request.fields()
+        request.scenario = request.path.split("/")[1]
+        top = f"/{request.scenario}"
+        request.at(f"{top}/generate", f"{top}/generate_stream", f"{top}/v1/chat/completions")
+        if _is_chat(request):
+            check_fields(request, got, _CHAT, ("messages",))
             return decode_options(got)
-        known: Fields = {"inputs": equals(PROMPT), "parameters": ALWAYS}
-        check_fields(asked, got, known, known)
-        told = got["parameters"]
-        check_fields(asked, told, _PARAMETERS, ("details",), "parameters.")
+        known_fields: Fields = {"inputs": equals(PROMPT), "parameters": ALWAYS}
+        check_fields(request, got, known_fields, known_fields)
+        parameters = got["parameters"]
+        check_fields(request, parameters, _PARAMETERS, ("details",), "parameters.")
         return RequestOptions(
-            stream=asked.path.endswith("/generate_stream"),
-            most=told.get("max_new_tokens"),
-            stops=tuple(told.get("stop", ())),
-            top=told.get("top_n_tokens", 0),
+            stream=request.path.endswith("/generate_stream"),
+            most=parameters.get("max_new_tokens"),
+            stops=tuple(parameters.get("stop", ())),
+            top=parameters.get("top_n_tokens", 0),
         )
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """One event for each token; the last has it all."""
-        if _is_chat(asked):
-            usage = "stream_options" in asked.fields()
-            return _MANNER.lines(wish, chat=True, usage=usage)
-        said = script_choice(wish, leaves=True)
-        rows = [_build_token_row(i, token, wish) for i, token in enumerate(said.tokens)]
-        ends = {**rows[-1], **_build_final_fields(said, {"input_length": PROMPT_TOKENS})}
+        if _is_chat(request):
+            usage = "stream_options" in request.fields()
+            return _MANNER.lines(options, chat=True, usage=usage)
+        choice = script_choice(options, keeps_stop=True)
+        rows = [_build_token_row(i, token, options) for i, token in enumerate(choice.tokens)]
+        ends = {**rows[-1], **_build_final_fields(choice, {"input_length": PROMPT_TOKENS})}
         silent = {"generated_text": None, "details": None}
         tokens = [*({**row, **silent} for row in rows[:-1]), ends]
         return StreamEvents(
             (), tuple(b"data:%b\n\n" % encode_compact_json(one) for one in tokens), ()
         )
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.Desk``."""
-        if _is_chat(asked):
-            return _MANNER.whole(wish, chat=True)
-        said = script_choice(wish, leaves=True)
-        rows = [_build_token_row(i, token, wish) for i, token in enumerate(said.tokens)]
-        told = {
+        if _is_chat(request):
+            return _MANNER.whole(options, chat=True)
+        choice = script_choice(options, keeps_stop=True)
+        rows = [_build_token_row(i, token, options) for i, token in enumerate(choice.tokens)]
+        details = {
             "prefill": [],
             "tokens": [row["token"] for row in rows],
             "top_tokens": [row.get("top_tokens", []) for row in rows],
         }
-        return encode_compact_json(_build_final_fields(said, told))
+        return encode_compact_json(_build_final_fields(choice, details))
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """An event that holds the error."""
-        told = "Request failed during generation: CUDA at 0x7f00"
-        if _is_chat(asked):
-            error = {"message": told, "http_status_code": 422}
+        message = "Request failed during generation: CUDA at 0x7f00"
+        if _is_chat(request):
+            error = {"message": message, "http_status_code": 422}
             return b"data: %b\n\n" % encode_compact_json({"error": error})
-        return b"data:%b\n\n" % encode_compact_json({"error": told, "error_type": "generation"})
+        return b"data:%b\n\n" % encode_compact_json({"error": message, "error_type": "generation"})
 
 
-def _is_chat(asked: ReceivedRequest) -> bool:
-    return asked.path.endswith("/v1/chat/completions")
+def _is_chat(request: ReceivedRequest) -> bool:
+    return request.path.endswith("/v1/chat/completions")
 
 
 def _build_token_row(
-    at: int, token: str, wish: RequestOptions
+    at: int, token: str, options: RequestOptions
 ) -> dict[str, Json | list[Json] | int]:
     own = _build_token(token, get_logprob(token), 100 + TOKENS.index(token))
     row: dict[str, Json | list[Json] | int] = {"index": at + 1, "token": own}
-    if wish.top:
-        row["top_tokens"] = [own, _build_token(*OTHER, 99)][: wish.top]
+    if options.top:
+        row["top_tokens"] = [own, _build_token(*OTHER, 99)][: options.top]
     return row
 
 
@@ -192,11 +194,11 @@ def _build_token(token: str, value: float, number: int) -> Json:
     return {"id": number, "text": token, "logprob": value, "special": False}
 
 
-def _build_final_fields(said: ScriptedChoice, more: Json) -> Json:
+def _build_final_fields(choice: ScriptedChoice, more: Json) -> Json:
     details = {
-        "finish_reason": _REASONS[said.reason],
-        "generated_tokens": said.made,
+        "finish_reason": _REASONS[choice.reason],
+        "generated_tokens": choice.token_count,
         "seed": None,
         **more,
     }
-    return {"generated_text": said.text, "details": details}
+    return {"generated_text": choice.text, "details": details}

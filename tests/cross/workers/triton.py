@@ -105,19 +105,19 @@ _CONFIG: Final = {
     ],
     "model_transaction_policy": {"decoupled": True},
 }  # fmt: skip
-_LEAVES: Final = ("trtllm", "plain")
+_KEEPS_STOP: Final = ("trtllm", "plain")
 
 
 class StreamPiece(Struct, frozen=True):
     """What an event adds to each choice, or a whole answer; the last one has a reason."""
 
     tokens: tuple[str, ...]
-    made: int
+    token_count: int
     reason: str
 
 
-def _create_error_response(status: int, told: str) -> ScriptedResponse:
-    return ScriptedResponse(status=status, body=encode_compact_json({"error": told}))
+def _create_error_response(status: int, message: str) -> ScriptedResponse:
+    return ScriptedResponse(status=status, body=encode_compact_json({"error": message}))
 
 
 class Triton:
@@ -136,108 +136,116 @@ class Triton:
     def __init__(self, profile: str) -> None:
         self._profile = profile
 
-    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+    def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         """A probe, or a model's configuration, which only one server here lets everybody see."""
-        if asked.method != "GET":
+        if request.method != "GET":
             return None
-        if not asked.path.endswith("/config"):
+        if not request.path.endswith("/config"):
             return ScriptedResponse(kind="text/plain")
         if self._profile == "vllm":
             return ScriptedResponse(body=encode_compact_json(_CONFIG))
         return _create_error_response(403, "This API is restricted, expecting header 'admin'")
 
-    def read(self, asked: ReceivedRequest) -> RequestOptions:
+    def read(self, request: ReceivedRequest) -> RequestOptions:
         """A prompt."""
-        got = asked.fields()
-        asked.play = asked.path.split("/")[3] if asked.path.count("/") > 3 else "?"
-        way = f"/v2/models/{asked.play}/generate"
-        asked.at(way, f"{way}_stream")
-        stream = asked.path.endswith("_stream")
-        known = {"text_input": equals(PROMPT), **_TENSORS[self._profile]}
-        check_fields(asked, got, known, ("text_input", *_MUST[self._profile]))
+        got = request.fields()
+        request.scenario = request.path.split("/")[3] if request.path.count("/") > 3 else "?"
+        way = f"/v2/models/{request.scenario}/generate"
+        request.at(way, f"{way}_stream")
+        stream = request.path.endswith("_stream")
+        known_fields = {"text_input": equals(PROMPT), **_TENSORS[self._profile]}
+        check_fields(request, got, known_fields, ("text_input", *_MUST[self._profile]))
         if stream is not got.get("streaming" if self._profile == "llmapi" else "stream", False):
-            asked.faults.append("what the path asks for and what the flag does are not the same")
-        return self._wish(asked, got, stream=stream)
+            request.faults.append("what the path asks for and what the flag does are not the same")
+        return self._read_options(request, got, stream=stream)
 
-    def _wish(
-        self, asked: ReceivedRequest, got: Mapping[str, Any], *, stream: bool
+    def _read_options(
+        self, request: ReceivedRequest, got: Mapping[str, Any], *, stream: bool
     ) -> RequestOptions:
         match self._profile:
             case "vllm":
-                told = json.loads(got.get("sampling_parameters", "{}"))
-                check_fields(asked, told, _PACKED, where="sampling_parameters.")
-                top = told.get("logprobs") if got.get("return_logprobs") else None
+                sampling = json.loads(got.get("sampling_parameters", "{}"))
+                check_fields(request, sampling, _PACKED, where="sampling_parameters.")
+                top = sampling.get("logprobs") if got.get("return_logprobs") else None
             case "plain":
-                told = got.get("parameters", {})
-                check_fields(asked, told, {**_SAMPLED, "stop": is_text}, where="parameters.")
+                sampling = got.get("parameters", {})
+                check_fields(request, sampling, {**_SAMPLED, "stop": is_text}, where="parameters.")
                 top = None
             case "trtllm":
-                told = {**got, "stop": got.get("stop_words"), "n": got.get("num_return_sequences")}
+                sampling = {
+                    **got,
+                    "stop": got.get("stop_words"),
+                    "n": got.get("num_return_sequences"),
+                }
                 top = 0 if got.get("return_log_probs") else None
             case _:
                 prefix = "sampling_param_"
-                told = {name.removeprefix(prefix): value for name, value in got.items()}
+                sampling = {name.removeprefix(prefix): value for name, value in got.items()}
                 top = None
-        stop = told.get("stop") or ()
+        stop = sampling.get("stop") or ()
         return RequestOptions(
             stream=stream,
-            most=told.get("max_tokens"),
+            most=sampling.get("max_tokens"),
             stops=(stop,) if isinstance(stop, str) else tuple(stop),
-            n=told.get("n") or 1,
-            keeps=told.get("include_stop_str_in_output", False),
+            n=sampling.get("n") or 1,
+            keeps=sampling.get("include_stop_str_in_output", False),
             top=top,
         )
 
-    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """One event for each token, and no end beside the last one's finish reason."""
-        said = self._say(wish)
-        last = len(said.tokens) - 1
+        choice = self._say(options)
+        last = len(choice.tokens) - 1
         pieces = [
-            StreamPiece((token,), 1, said.reason if i == last else "")
-            for i, token in enumerate(said.tokens)
+            StreamPiece((token,), 1, choice.reason if i == last else "")
+            for i, token in enumerate(choice.tokens)
         ]
         return StreamEvents(
-            (), tuple(_format_event(self._outputs(asked, wish, one)) for one in pieces), ()
+            (), tuple(_format_event(self._outputs(request, options, one)) for one in pieces), ()
         )
 
-    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.Desk``."""
-        said = self._say(wish)
+        choice = self._say(options)
         return encode_compact_json(
-            self._outputs(asked, wish, StreamPiece(said.tokens, said.made, said.reason))
+            self._outputs(
+                request, options, StreamPiece(choice.tokens, choice.token_count, choice.reason)
+            )
         )
 
-    def failure(self, asked: ReceivedRequest) -> bytes:
+    def failure(self, request: ReceivedRequest) -> bytes:
         """One more event."""
         return _format_event({"error": "engine exploded: CUDA at 0x7f00"})
 
-    def _say(self, wish: RequestOptions) -> ScriptedChoice:
-        return script_choice(wish, leaves=self._profile in _LEAVES)
+    def _say(self, options: RequestOptions) -> ScriptedChoice:
+        return script_choice(options, keeps_stop=self._profile in _KEEPS_STOP)
 
     def _outputs(
-        self, asked: ReceivedRequest, wish: RequestOptions, piece: StreamPiece
+        self, request: ReceivedRequest, options: RequestOptions, piece: StreamPiece
     ) -> dict[str, Any]:
         """What the model was asked to tell, keys in the server's order, a list for choices."""
-        flags = asked.fields()
+        flags = request.fields()
         reason = {"": "None", "length": "length"}.get(piece.reason, "stop")
-        known: dict[str, Any] = {
+        outputs: dict[str, Any] = {
             "finish_reason": reason,
-            "num_output_tokens": piece.made,
-            "stop_reason": wish.stops[0] if piece.reason == "stop" else "None",
+            "num_output_tokens": piece.token_count,
+            "stop_reason": options.stops[0] if piece.reason == "stop" else "None",
         }
-        told = {name: one for name, one in known.items() if flags.get(f"return_{name}")}
-        if wish.top is not None and self._profile == "vllm":
-            told["logprobs"] = json.dumps([_build_logprobs_column(token) for token in piece.tokens])
-        if wish.top is not None and self._profile == "trtllm":
+        requested = {name: one for name, one in outputs.items() if flags.get(f"return_{name}")}
+        if options.top is not None and self._profile == "vllm":
+            requested["logprobs"] = json.dumps(
+                [_build_logprobs_column(token) for token in piece.tokens]
+            )
+        if options.top is not None and self._profile == "trtllm":
             values = [get_logprob(token) for token in piece.tokens]
-            told["output_log_probs"] = values[0] if len(values) == 1 else values
-        told["text_output"] = "".join(piece.tokens)
-        if wish.n > 1:
-            told = {name: [one] * wish.n for name, one in told.items()}
+            requested["output_log_probs"] = values[0] if len(values) == 1 else values
+        requested["text_output"] = "".join(piece.tokens)
+        if options.n > 1:
+            requested = {name: [one] * options.n for name, one in requested.items()}
         if flags.get("return_num_input_tokens"):
-            told["num_input_tokens"] = PROMPT_TOKENS
-        told |= {"model_name": asked.play, "model_version": "1"}
-        return {name: told[name] for name in sorted(told)}
+            requested["num_input_tokens"] = PROMPT_TOKENS
+        requested |= {"model_name": request.scenario, "model_version": "1"}
+        return {name: requested[name] for name in sorted(requested)}
 
 
 def _format_event(got: Any) -> bytes:
@@ -248,6 +256,6 @@ def _build_logprobs_column(token: str) -> dict[str, Any]:
     """As vLLM tells a token: itself first, then the likeliest."""
     likely = {str(100 + TOKENS.index(token)): (token, get_logprob(token)), "99": OTHER}
     return {
-        key: {"logprob": value, "rank": rank, "decoded_token": said}
-        for rank, (key, (said, value)) in enumerate(likely.items(), 1)
+        key: {"logprob": value, "rank": rank, "decoded_token": token}
+        for rank, (key, (token, value)) in enumerate(likely.items(), 1)
     }

@@ -29,9 +29,9 @@ def read_config(path: Path) -> Config:
 def test_invalid_file_reports_every_error(path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(path)
-    said = str(caught.value).replace(f"{path.parent}/", "")
-    assert said.splitlines() == path.with_suffix(".txt").read_text("utf-8").splitlines()
-    assert not any(secret in said for secret in SECRETS)
+    messages = str(caught.value).replace(f"{path.parent}/", "")
+    assert messages.splitlines() == path.with_suffix(".txt").read_text("utf-8").splitlines()
+    assert not any(secret in messages for secret in SECRETS)
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)

@@ -33,21 +33,21 @@ def diff_pair(folder: Path, before: str = "old", after: str = "new") -> ConfigDi
 
 @every_pair
 def test_diff_output_of_each_pair(folder: Path) -> None:
-    code, said = run_diff(folder)
-    told = (folder / "told.txt").read_text("utf-8")
-    assert said.replace(f"{folder}/", "") == told
+    code, output = run_diff(folder)
+    expected = (folder / "told.txt").read_text("utf-8")
+    assert output.replace(f"{folder}/", "") == expected
     assert code == (0 if folder.name == "nothing" else 1)
-    assert not any(secret in said for secret in SECRETS)
+    assert not any(secret in output for secret in SECRETS)
 
 
 @every_pair
 def test_json_diff_output_matches_the_diff_object(folder: Path) -> None:
-    code, said = run_diff(folder, "--json")
-    assert msgspec.json.decode(said, type=ConfigDiff) == msgspec.json.decode(
+    code, output = run_diff(folder, "--json")
+    assert msgspec.json.decode(output, type=ConfigDiff) == msgspec.json.decode(
         msgspec.json.encode(diff_pair(folder)), type=ConfigDiff
     )
     assert code == (0 if folder.name == "nothing" else 1)
-    assert not any(secret in said for secret in SECRETS)
+    assert not any(secret in output for secret in SECRETS)
 
 
 @every_pair
@@ -65,7 +65,7 @@ def test_reversed_diff_is_symmetric(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("models: {a: {backend: one}}\n", "new.yaml:1:1: 'backends' is missing; add it"),
         (None, "new.yaml:1:1: the file can't be read: No such file or directory"),
@@ -73,11 +73,11 @@ def test_reversed_diff_is_symmetric(folder: Path) -> None:
     ids=["wrong", "missing"],
 )
 def test_invalid_file_has_its_own_exit_code_and_message(
-    tmp_path: Path, text: str | None, said: str
+    tmp_path: Path, text: str | None, message: str
 ) -> None:
     (tmp_path / "old.yaml").write_text((HERE / "nothing/old.yaml").read_text("utf-8"))
     if text is not None:
         (tmp_path / "new.yaml").write_text(text)
-    code, told = run_diff(tmp_path)
+    code, output = run_diff(tmp_path)
     assert code == 2
-    assert told == f"{tmp_path}/{said}\n"
+    assert output == f"{tmp_path}/{message}\n"

@@ -44,6 +44,6 @@ def test_explanation_output_of_each_request(
 
 
 def test_every_expected_output_belongs_to_a_case() -> None:
-    said = {file.stem for file in (HERE / "expected").iterdir()}
+    names = {file.stem for file in (HERE / "expected").iterdir()}
 
-    assert said == CASES.keys()
+    assert names == CASES.keys()

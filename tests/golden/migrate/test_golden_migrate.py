@@ -39,19 +39,19 @@ def migrate_file(path: Path) -> Migration:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_migrated_configuration_and_notes_of_each_file(path: Path) -> None:
-    found = migrate_file(path)
-    said = "".join(f"{note.text(path.name)}\n" for note in found.notes)
-    assert said == path.with_suffix(".txt").read_text("utf-8")
-    assert (found.text or "") == path.with_suffix(".made").read_text("utf-8")
-    assert not any(secret in f"{found.text}{said}" for secret in SECRETS)
+    migrated = migrate_file(path)
+    notes = "".join(f"{note.text(path.name)}\n" for note in migrated.notes)
+    assert notes == path.with_suffix(".txt").read_text("utf-8")
+    assert (migrated.text or "") == path.with_suffix(".made").read_text("utf-8")
+    assert not any(secret in f"{migrated.text}{notes}" for secret in SECRETS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_migrated_configuration_is_valid(path: Path) -> None:
-    found = migrate_file(path)
-    assert (found.text is None) == (path.stem == NOTHING)
-    if found.text is not None:
-        assert load_text(found.text, "gateway.yaml", env=Environment(ENV)).models
+    migrated = migrate_file(path)
+    assert (migrated.text is None) == (path.stem == NOTHING)
+    if migrated.text is not None:
+        assert load_text(migrated.text, "gateway.yaml", env=Environment(ENV)).models
 
 
 def test_only_fully_supported_files_migrate_completely() -> None:

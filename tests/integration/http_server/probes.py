@@ -195,14 +195,16 @@ def _format_bytes(data: bytes) -> str:
 
 
 def _build_refused_probes() -> list[Probe]:
-    found = [Probe(f"length {_format_bytes(one)}", [_build_length_request(one)]) for one in LENGTHS]
-    found += [
+    probes = [
+        Probe(f"length {_format_bytes(one)}", [_build_length_request(one)]) for one in LENGTHS
+    ]
+    probes += [
         Probe(f"coding {_format_bytes(one)}", [_build_coding_request(one)]) for one in CODINGS
     ]
-    found += [Probe(f"line {_format_bytes(one)}", [build_request(line=one)]) for one in LINES]
-    found += [Probe(f"header {_format_bytes(one)}", [build_request(one)]) for one in HEADERS]
+    probes += [Probe(f"line {_format_bytes(one)}", [build_request(line=one)]) for one in LINES]
+    probes += [Probe(f"header {_format_bytes(one)}", [build_request(one)]) for one in HEADERS]
     body = b"4\r\nabcd\r\n0\r\n\r\n"
-    found += [
+    probes += [
         Probe(
             f"doubled {_format_bytes(one)} {_format_bytes(two)}",
             [build_request(one, two, body=body)],
@@ -210,7 +212,7 @@ def _build_refused_probes() -> list[Probe]:
         for one, two in DOUBLED
     ]
     big = b"x" * 9000
-    found += [
+    probes += [
         Probe("no host", [build_request(host=b"")]),
         Probe("a list of hosts", [build_request(host=b"Host: a, b\r\n")]),
         Probe(
@@ -233,7 +235,7 @@ def _build_refused_probes() -> list[Probe]:
             [build_request(b"Transfer-Encoding: chunked", line=b"POST / HTTP/1.0", body=body)],
         ),
     ]
-    return found
+    return probes
 
 
 def _build_accepted_probes() -> list[Probe]:
@@ -241,7 +243,7 @@ def _build_accepted_probes() -> list[Probe]:
     seen: Read = ("GET", "/a", "b=c", b"")
     post: Read = ("POST", "/x", "", b"abcd")
     chunked = _build_chunked_request(b"4\r\nabcd\r\n0\r\n\r\n")
-    found = [
+    probes = [
         Probe("plain", [get], [seen]),
         Probe("a length", [_build_length_request(b"4")], [post]),
         Probe("a length with zeros", [_build_length_request(b"0004")], [post]),
@@ -381,7 +383,7 @@ def _build_accepted_probes() -> list[Probe]:
         b"/~a",
         b"*",
     ]
-    found += [
+    probes += [
         Probe(
             f"path {_format_bytes(one)}",
             [build_request(line=b"GET " + one + b" HTTP/1.1")],
@@ -391,9 +393,9 @@ def _build_accepted_probes() -> list[Probe]:
     ]
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
         line = f"{method} /a?b=c HTTP/1.1".encode()
-        found.append(Probe(method, [build_request(line=line)], [(method, "/a", "b=c", b"")]))
+        probes.append(Probe(method, [build_request(line=line)], [(method, "/a", "b=c", b"")]))
     small = b"".join(b"1\r\n%c\r\n" % one for one in b"abcd" * (1 << 15))
-    found.append(
+    probes.append(
         Probe(
             "chunks of one byte",
             [_build_chunked_request(small + b"0\r\n\r\n")],
@@ -401,15 +403,15 @@ def _build_accepted_probes() -> list[Probe]:
         )
     )
     for n in range(1, len(get)):
-        found.append(Probe(f"cut after {n}", [get[:n], 0.02, get[n:]], [seen]))
+        probes.append(Probe(f"cut after {n}", [get[:n], 0.02, get[n:]], [seen]))
     for n in range(40, len(chunked)):
-        found.append(Probe(f"body cut after {n}", [chunked[:n], 0.02, chunked[n:]], [post]))
-    return found
+        probes.append(Probe(f"body cut after {n}", [chunked[:n], 0.02, chunked[n:]], [post]))
+    return probes
 
 
 def _build_broken_body_probes() -> list[Probe]:
     """A head that is right, and a body that is not: told as such, and then the end."""
-    found = [
+    probes = [
         Probe(
             f"size {_format_bytes(one)}",
             [_build_chunked_request(one + b"\r\nabcd\r\n0\r\n\r\n")],
@@ -419,7 +421,7 @@ def _build_broken_body_probes() -> list[Probe]:
         for one in SIZES
     ]
     return [
-        *found,
+        *probes,
         Probe(
             "a chunk longer than its size",
             [_build_chunked_request(b"4\r\nabcdefgh\r\n0\r\n\r\n")],
@@ -452,14 +454,14 @@ def _build_later_probes() -> list[Probe]:
     """What could be another request to who stands before us, on a connection that is in use."""
     seen: Read = ("GET", "/a", "b=c", b"")
     body = b"4\r\nabcd\r\n0\r\n\r\n"
-    told = [(f"length {_format_bytes(one)}", _build_length_request(one)) for one in LENGTHS]
-    told += [(f"coding {_format_bytes(one)}", _build_coding_request(one)) for one in CODINGS]
-    told += [
+    requests = [(f"length {_format_bytes(one)}", _build_length_request(one)) for one in LENGTHS]
+    requests += [(f"coding {_format_bytes(one)}", _build_coding_request(one)) for one in CODINGS]
+    requests += [
         (f"doubled {_format_bytes(one)} {_format_bytes(two)}", build_request(one, two, body=body))
         for one, two in DOUBLED
     ]
     get = build_request(line=b"GET /a?b=c HTTP/1.1")
-    return [Probe(f"then {name}", [get, 0.2, bad], [seen]) for name, bad in told]
+    return [Probe(f"then {name}", [get, 0.2, bad], [seen]) for name, bad in requests]
 
 
 REFUSED = _build_refused_probes()

@@ -42,12 +42,12 @@ async def preflight(
     headers: str = "authorization,content-type",
     url: str = URL,
 ) -> httpx.Response:
-    asked = {
+    request_headers = {
         "origin": origin,
         "access-control-request-method": method,
         "access-control-request-headers": headers,
     }
-    return await http.options(url, headers=asked)
+    return await http.options(url, headers=request_headers)
 
 
 async def chat(

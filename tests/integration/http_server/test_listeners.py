@@ -84,19 +84,19 @@ async def _send_stream(sink: ResponseWriter) -> None:
 @asynccontextmanager
 async def run_listener() -> AsyncIterator[tuple[int, RecordingHandler, Listener]]:
     seen = RecordingHandler()
-    made = Listener(seen.serve, LIMITS)
-    port = await made.listen("127.0.0.1", 0)
+    listener = Listener(seen.serve, LIMITS)
+    port = await listener.listen("127.0.0.1", 0)
     try:
-        yield port, seen, made
+        yield port, seen, listener
     finally:
-        await made.drain(0)
-        await made.close()
+        await listener.drain(0)
+        await listener.close()
 
 
 async def send_and_receive(port: int, pieces: Sent, enough: Callable[[bytes], bool]) -> bytes:
     """What is answered until the other side ends, or has said enough and says no more at once."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    said = b""
+    response = b""
     try:
         async with asyncio.timeout(5.0):
             for piece in pieces:
@@ -105,19 +105,19 @@ async def send_and_receive(port: int, pieces: Sent, enough: Callable[[bytes], bo
                 else:
                     await asyncio.sleep(piece)
             while True:
-                async with asyncio.timeout(0.3 if enough(said) else None):
+                async with asyncio.timeout(0.3 if enough(response) else None):
                     data = await reader.read(1 << 16)
                 if not data:
-                    return said + b"<end>"
-                said += data
+                    return response + b"<end>"
+                response += data
     except (TimeoutError, ConnectionError):
-        return said
+        return response
     finally:
         writer.transport.abort()
 
 
-def parse_statuses(said: bytes) -> list[int]:
-    return [int(one) for one in re.findall(rb"HTTP/1\.[01] (\d{3})", said)]
+def parse_statuses(response: bytes) -> list[int]:
+    return [int(one) for one in re.findall(rb"HTTP/1\.[01] (\d{3})", response)]
 
 
 async def run_probes(
@@ -130,51 +130,51 @@ async def run_probes(
         async with places, run_listener() as (port, seen, _):
             return seen, await send_and_receive(port, probe.sent, partial(enough, probe))
 
-    found = await asyncio.gather(*map(one, probes))
-    return {probe.name: told for probe, told in zip(probes, found, strict=True)}
+    results = await asyncio.gather(*map(one, probes))
+    return {probe.name: result for probe, result in zip(probes, results, strict=True)}
 
 
-def is_rejected(seen: RecordingHandler, said: bytes) -> bool:
-    ends = said.endswith(b"<end>")
-    return ends and not seen.requests and all(400 <= one < 600 for one in parse_statuses(said))
+def is_rejected(seen: RecordingHandler, response: bytes) -> bool:
+    ends = response.endswith(b"<end>")
+    return ends and not seen.requests and all(400 <= one < 600 for one in parse_statuses(response))
 
 
 def get_expected_statuses(probe: Probe) -> list[int]:
     return list(probe.statuses or (200,) * len(probe.read))
 
 
-def has_all_responses(probe: Probe, said: bytes) -> bool:
-    return not probe.ends and len(parse_statuses(said)) >= len(get_expected_statuses(probe))
+def has_all_responses(probe: Probe, response: bytes) -> bool:
+    return not probe.ends and len(parse_statuses(response)) >= len(get_expected_statuses(probe))
 
 
-def matches_probe(probe: Probe, seen: RecordingHandler, said: bytes) -> bool:
+def matches_probe(probe: Probe, seen: RecordingHandler, response: bytes) -> bool:
     return (
         seen.requests == list(probe.read)
-        and parse_statuses(said) == get_expected_statuses(probe)
-        and said.endswith(b"<end>") == probe.ends
+        and parse_statuses(response) == get_expected_statuses(probe)
+        and response.endswith(b"<end>") == probe.ends
     )
 
 
 async def test_invalid_request_is_rejected_and_closes_the_connection() -> None:
-    found = await run_probes(REFUSED, lambda probe, said: False)
-    wrong = {one for one, told in found.items() if not is_rejected(*told)}
+    results = await run_probes(REFUSED, lambda probe, response: False)
+    wrong = {one for one, result in results.items() if not is_rejected(*result)}
     assert wrong == set()
 
 
 async def test_invalid_request_after_a_valid_one_is_rejected_and_closes_the_connection() -> None:
-    for probe, (seen, said) in zip(
-        LATER, (await run_probes(LATER, lambda probe, said: False)).values(), strict=True
+    for probe, (seen, response) in zip(
+        LATER, (await run_probes(LATER, lambda probe, response: False)).values(), strict=True
     ):
-        first, *others = parse_statuses(said)
+        first, *others = parse_statuses(response)
         assert seen.requests == list(probe.read), probe.name
-        assert said.endswith(b"<end>"), probe.name
+        assert response.endswith(b"<end>"), probe.name
         assert first == 200, probe.name
         assert all(400 <= one < 600 for one in others), probe.name
 
 
 async def test_valid_request_is_parsed_as_expected() -> None:
-    found = await run_probes(ACCEPTED, has_all_responses)
-    wrong = {probe.name for probe in ACCEPTED if not matches_probe(probe, *found[probe.name])}
+    results = await run_probes(ACCEPTED, has_all_responses)
+    wrong = {probe.name for probe in ACCEPTED if not matches_probe(probe, *results[probe.name])}
     assert wrong == set()
 
 
@@ -201,13 +201,13 @@ async def send_get(talk: Talk, path: str) -> bytes:
 
 
 async def test_only_streams_have_no_cache_and_no_buffering_headers() -> None:
-    for path, told in ((b"/stream", 1), (b"/", 0)):
+    for path, count in ((b"/stream", 1), (b"/", 0)):
         async with run_listener() as (port, _, _):
-            said = await send_and_receive(
+            response = await send_and_receive(
                 port, [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path], bool
             )
         for header in (b"cache-control: no-cache\r\n", b"x-accel-buffering: no\r\n"):
-            assert said.lower().count(header) == told
+            assert response.lower().count(header) == count
 
 
 async def test_client_disconnect_cancels_the_request_handler() -> None:
@@ -221,20 +221,20 @@ async def test_client_disconnect_cancels_the_request_handler() -> None:
 
 async def test_drain_finishes_running_requests_and_refuses_new_connections() -> None:
     async with (
-        run_listener() as (port, seen, made),
+        run_listener() as (port, seen, listener),
         open_client(port) as idle,
         open_client(port) as busy,
     ):
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
             answer = tasks.create_task(send_get(busy, "/hold"))
             await seen.arrived.wait()
-            tasks.create_task(made.drain(5))
+            tasks.create_task(listener.drain(5))
             await asyncio.sleep(0.1)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", port)
             seen.hold.set()
         assert b"200 OK" in answer.result()
-        await made.close()
+        await listener.close()
         assert await idle[0].read() == b""
 
 
@@ -255,8 +255,8 @@ async def is_connection_closed(port: int) -> bool:
 
 
 async def test_connection_above_max_connections_is_closed() -> None:
-    async with run_listener() as (port, seen, made), open_client(port) as (reader, writer):
-        made.set_limits(replace(LIMITS, connections=1))
+    async with run_listener() as (port, seen, listener), open_client(port) as (reader, writer):
+        listener.set_limits(replace(LIMITS, connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         assert await is_connection_closed(port)
@@ -266,8 +266,8 @@ async def test_connection_above_max_connections_is_closed() -> None:
 
 async def test_connection_above_max_per_address_is_closed() -> None:
     """Those that have ended don't count."""
-    async with run_listener() as (port, _, made):
-        made.set_limits(replace(LIMITS, connections_per_address=2))
+    async with run_listener() as (port, _, listener):
+        listener.set_limits(replace(LIMITS, connections_per_address=2))
         async with open_client(port) as first, open_client(port) as second:
             assert b"200 OK" in await send_get(first, "/a")
             assert b"200 OK" in await send_get(second, "/a")
@@ -280,8 +280,8 @@ async def test_connection_above_max_per_address_is_closed() -> None:
 
 async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_one() -> None:
     """A head that has begun to come does not count as work."""
-    async with run_listener() as (port, seen, made), AsyncExitStack() as stack:
-        made.set_limits(replace(LIMITS, connections=4))
+    async with run_listener() as (port, seen, listener), AsyncExitStack() as stack:
+        listener.set_limits(replace(LIMITS, connections=4))
         idle, begun, busy, used = [
             await stack.enter_async_context(open_client(port)) for _ in range(4)
         ]
@@ -300,20 +300,20 @@ async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_o
 
 async def test_draining_listener_sends_connection_close_with_each_response() -> None:
     """New ones are served as well, until it listens no more."""
-    async with run_listener() as (port, _, made), open_client(port) as kept:
-        assert b"200 OK" in await send_get(kept, "/a")
-        made.is_draining = True
+    async with run_listener() as (port, _, listener), open_client(port) as idle_client:
+        assert b"200 OK" in await send_get(idle_client, "/a")
+        listener.is_draining = True
         async with open_client(port) as new:
-            for one in (kept, new):
+            for one in (idle_client, new):
                 one[1].write(b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
                 async with asyncio.timeout(5):
-                    said = await one[0].read()
-                assert b"connection: close" in said.lower()
-                assert said.endswith(b"/b ")
-        made.stop_accepting()
+                    response = await one[0].read()
+                assert b"connection: close" in response.lower()
+                assert response.endswith(b"/b ")
+        listener.stop_accepting()
         for _ in range(4):  # turns: whom the standard loop lets in as it shuts is met first
             await asyncio.sleep(0)
-        assert not made.socket_fds
+        assert not listener.socket_fds
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
 
@@ -323,20 +323,22 @@ async def test_response_sent_before_the_body_is_read_has_connection_close() -> N
     deny = build_request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
     for sent, ends in ((deny, True), (deny + b"abcd", False)):
         async with run_listener() as (port, _, _):
-            said = await send_and_receive(port, [sent], lambda said: said.endswith(b"who?"))
-        assert parse_statuses(said) == [401]
-        assert (b"\r\nConnection: close\r\n" in said) is ends
-        assert said.endswith(b"<end>") is ends
+            response = await send_and_receive(
+                port, [sent], lambda response: response.endswith(b"who?")
+            )
+        assert parse_statuses(response) == [401]
+        assert (b"\r\nConnection: close\r\n" in response) is ends
+        assert response.endswith(b"<end>") is ends
 
 
 async def test_inherited_listening_socket_is_shared_until_one_listener_stops() -> None:
-    async with run_listener() as (port, old, made):
-        [descriptor] = made.socket_fds
+    async with run_listener() as (port, old, listener):
+        [descriptor] = listener.socket_fds
         shared = socket.socket(fileno=os.dup(descriptor))
         seen = RecordingHandler()
         heir = Listener(seen.serve, LIMITS)
         assert await heir.listen("ignored", 0, sockets=[shared]) == port
-        made.stop_accepting()
+        listener.stop_accepting()
         for _ in range(5):
             async with open_client(port) as new:
                 assert b"200 OK" in await send_get(new, "/a")
@@ -347,12 +349,12 @@ async def test_inherited_listening_socket_is_shared_until_one_listener_stops() -
 
 async def test_header_body_and_idle_timeouts_end_the_connection() -> None:
     """Each thing that a client may dawdle over has its own time."""
-    async with run_listener() as (port, seen, made):
-        made.set_limits(replace(LIMITS, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2))
+    async with run_listener() as (port, seen, listener):
+        listener.set_limits(replace(LIMITS, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2))
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
         async with asyncio.TaskGroup() as tasks:
-            said = [tasks.create_task(read_until_end(port, one)) for one in slow]
-        assert [parse_statuses(one.result()) for one in said] == [[408], [400], []]
+            responses = [tasks.create_task(read_until_end(port, one)) for one in slow]
+        assert [parse_statuses(one.result()) for one in responses] == [[408], [400], []]
         assert seen.requests == []
 
 
@@ -379,8 +381,8 @@ async def test_slow_reader_applies_backpressure_to_its_own_response() -> None:
             written += 1
         sink.finish()
 
-    async with run_listener() as (port, _, made), open_client(port) as (reader, writer):
-        made.handle_request = flood
+    async with run_listener() as (port, _, listener), open_client(port) as (reader, writer):
+        listener.handle_request = flood
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         still = -1

@@ -51,18 +51,18 @@ async def send_slow_body(port: int) -> bytes:
 
 async def test_body_below_the_minimum_rate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http_server.overload.BODY_RATE_GRACE", 0.5)
-    async with run_listener() as (port, seen, made):
-        made.set_limits(replace(QUICK, min_body_rate=1000))
+    async with run_listener() as (port, seen, listener):
+        listener.set_limits(replace(QUICK, min_body_rate=1000))
         assert parse_statuses(await send_slow_body(port)) == [400]
         assert seen.requests == []
 
 
 async def test_body_above_the_total_body_timeout_is_rejected() -> None:
-    async with run_listener() as (port, seen, made):
-        made.set_limits(replace(QUICK, body_total_timeout=0.5, min_body_rate=1))
+    async with run_listener() as (port, seen, listener):
+        listener.set_limits(replace(QUICK, body_total_timeout=0.5, min_body_rate=1))
         assert parse_statuses(await send_slow_body(port)) == [400]
         assert seen.requests == []
-        assert made.refused_by_reason == {"slow_body": 1}
+        assert listener.refused_by_reason == {"slow_body": 1}
 
 
 async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_released() -> None:
@@ -76,8 +76,8 @@ async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_release
             errors.append(error)
         writer.send_response(200, (), b"")
 
-    made = Listener(read, LIMITS, budget)
-    port = await made.listen("127.0.0.1", 0)
+    listener = Listener(read, LIMITS, budget)
+    port = await listener.listen("127.0.0.1", 0)
     declared = build_request(b"Content-Length: 101", b"Connection: close", body=b"x" * 101)
     announced = build_request(b"Content-Length: 101", b"Connection: close", body=b"")
     chunked = build_request(
@@ -88,8 +88,8 @@ async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_release
         assert parse_statuses(await read_until_end(port, data)) == [200]
     assert len(errors) == 3
     assert budget.used == 0
-    await made.drain(1)
-    await made.close()
+    await listener.drain(1)
+    await listener.close()
 
 
 async def test_connection_limit_evicts_the_connection_with_the_slowest_body(
@@ -97,16 +97,16 @@ async def test_connection_limit_evicts_the_connection_with_the_slowest_body(
 ) -> None:
     monkeypatch.setattr("gateway.http_server.connection._MIN_EVICTION_AGE", 0.2)
     async with (
-        run_listener() as (port, seen, made),
+        run_listener() as (port, seen, listener),
         open_client(port) as busy,
         open_client(port) as slow,
     ):
-        made.set_limits(replace(QUICK, connections=2))
+        listener.set_limits(replace(QUICK, connections=2))
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         slow[1].write(CHUNKED + b"1\r\nx\r\n")
         async with asyncio.timeout(20):
-            while made.refused_by_reason.get("body_evicted") is None:
+            while listener.refused_by_reason.get("body_evicted") is None:
                 async with open_client(port) as new:
                     with suppress(ConnectionError, asyncio.IncompleteReadError):
                         await send_get(new, "/new")
@@ -140,58 +140,58 @@ async def is_served(port: int) -> bool:
         writer.transport.abort()
 
 
-async def wait_for_connection_count(made: Listener, count: int) -> None:
+async def wait_for_connection_count(listener: Listener, count: int) -> None:
     """Wait until so many connections are counted."""
     async with asyncio.timeout(10):
-        while made.connections != count:  # noqa: ASYNC110 - it has no event
+        while listener.connections != count:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
 
 
 async def test_tls_handshake_timeout_closes_a_silent_connection() -> None:
-    made = Listener(RecordingHandler().serve, replace(LIMITS, tls_handshake_timeout=0.5))
-    port = await made.listen("127.0.0.1", 0, create_server_context())
+    listener = Listener(RecordingHandler().serve, replace(LIMITS, tls_handshake_timeout=0.5))
+    port = await listener.listen("127.0.0.1", 0, create_server_context())
     async with AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(open_client(port)) for _ in range(3)]
-        await wait_for_connection_count(made, 3)
+        await wait_for_connection_count(listener, 3)
         assert await is_served(port)
         async with asyncio.timeout(10):
             for reader, _ in silent:
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
-        await wait_for_connection_count(made, 0)
-    assert made.refused_by_reason == {"tls_handshake": 3}
-    await made.drain(1)
-    await made.close()
+        await wait_for_connection_count(listener, 0)
+    assert listener.refused_by_reason == {"tls_handshake": 3}
+    await listener.drain(1)
+    await listener.close()
 
 
 async def test_silent_tls_connections_count_against_connection_limits() -> None:
     limits = replace(LIMITS, connections=2)
-    made = Listener(RecordingHandler().serve, limits)
-    port = await made.listen("127.0.0.1", 0, create_server_context())
+    listener = Listener(RecordingHandler().serve, limits)
+    port = await listener.listen("127.0.0.1", 0, create_server_context())
     async with open_client(port) as oldest, open_client(port):
-        await wait_for_connection_count(made, 2)
+        await wait_for_connection_count(listener, 2)
         assert await is_served(port)
         with suppress(ConnectionError):
             assert await oldest[0].read() == b""
-        assert made.refused_by_reason == {"idle_evicted": 1}
-        made.set_limits(replace(LIMITS, connections_per_address=1))
-        await wait_for_connection_count(made, 1)
+        assert listener.refused_by_reason == {"idle_evicted": 1}
+        listener.set_limits(replace(LIMITS, connections_per_address=1))
+        await wait_for_connection_count(listener, 1)
         assert not await is_served(port)
-    await made.drain(1)
-    await made.close()
+    await listener.drain(1)
+    await listener.close()
 
 
 async def test_close_ends_pending_tls_handshakes() -> None:
-    made = Listener(RecordingHandler().serve, LIMITS)
-    port = await made.listen("127.0.0.1", 0, create_server_context())
+    listener = Listener(RecordingHandler().serve, LIMITS)
+    port = await listener.listen("127.0.0.1", 0, create_server_context())
     async with open_client(port) as (reader, _):
-        await wait_for_connection_count(made, 1)
-        await made.drain(0)
+        await wait_for_connection_count(listener, 1)
+        await listener.drain(0)
         async with asyncio.timeout(10):
-            await made.close()
+            await listener.close()
             with suppress(ConnectionError):
                 assert await reader.read() == b""
-    assert made.connections == 0
+    assert listener.connections == 0
 
 
 async def test_half_closed_connection_counts_as_client_disconnect() -> None:
@@ -208,13 +208,13 @@ async def test_half_closed_connection_counts_as_client_disconnect() -> None:
 
 async def test_connection_limit_evicts_the_longest_idle_connections() -> None:
     """Far more than the limit of connections; each new one closes the one idle longest."""
-    async with run_listener() as (port, _, made):
-        made.set_limits(replace(LIMITS, connections=20))
+    async with run_listener() as (port, _, listener):
+        listener.set_limits(replace(LIMITS, connections=20))
         sockets = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
         try:
             async with asyncio.timeout(10), open_client(port) as new:
                 assert b"200 OK" in await send_get(new, "/a")
-            assert made.connections <= 20
+            assert listener.connections <= 20
         finally:
             for one in sockets:
                 one.close()

@@ -110,7 +110,7 @@ class EndpointCase(Struct, frozen=True):
 
 def list_endpoint_cases() -> Iterator[EndpointCase]:
     """Every endpoint; of profiles with the same parameters at the same endpoint only the first."""
-    known: list[tuple[str, str, tuple[Param, ...]]] = []
+    cases: list[tuple[str, str, tuple[Param, ...]]] = []
     for name, where in PROTOCOLS.items():
         module, _, kind = where.partition(":")
         family = getattr(import_module(module), kind)
@@ -120,9 +120,9 @@ def list_endpoint_cases() -> Iterator[EndpointCase]:
             for key, rows in getattr(adapter, "param_tables", {}).items():
                 if name in APART or f"{name} {key}" == "openai response":
                     continue
-                if NOT_GENERATING.search(key) or (name, key, rows) in known:
+                if NOT_GENERATING.search(key) or (name, key, rows) in cases:
                     continue
-                known.append((name, key, rows))
+                cases.append((name, key, rows))
                 manner = profile if name == "triton" else key
                 if f"{name} {key}" not in EQUIVALENT_ENDPOINTS:
                     body = _BODIES[f"{name} {manner}"]
@@ -132,5 +132,5 @@ def list_endpoint_cases() -> Iterator[EndpointCase]:
 
 def _endpoint(adapter: Any, key: str) -> Endpoint:
     variant = key.partition(",")[0]
-    found: Endpoint = next(one for one in adapter.endpoints if one.operation == variant)
-    return found
+    endpoint: Endpoint = next(one for one in adapter.endpoints if one.operation == variant)
+    return endpoint

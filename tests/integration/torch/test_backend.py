@@ -66,7 +66,7 @@ def make_context(seconds: float = 60.0, **timeouts: float) -> RequestContext:
 
 
 def make_request(**fields: Any) -> GenerationRequest:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": "m",
         "kind": "completion",
         "prompts": ("Hello",),
@@ -74,12 +74,14 @@ def make_request(**fields: Any) -> GenerationRequest:
         "stopping": StopConditions(max_tokens=16, ignore_eos=True),
         **fields,
     }
-    return GenerationRequest(**given)
+    return GenerationRequest(**options)
 
 
-async def collect_events(backend: TorchBackend, asked: AnyRequest) -> list[Event]:
+async def collect_events(backend: TorchBackend, request: AnyRequest) -> list[Event]:
     return [
-        e async for _, batch in backend.send(PreparedRequest(asked), make_context()) for e in batch
+        e
+        async for _, batch in backend.send(PreparedRequest(request), make_context())
+        for e in batch
     ]
 
 
@@ -133,9 +135,9 @@ async def test_concurrent_requests_get_the_same_text_as_one_alone(backend: Torch
     alone = await collect_events(backend, make_request(n=3))
     together = await asyncio.gather(*(collect_events(backend, make_request(n=3)) for _ in range(6)))
 
-    def texts(found: list[Event]) -> list[str]:
+    def texts(events: list[Event]) -> list[str]:
         return [
-            "".join(e.text for e in found if isinstance(e, TextDelta) and e.index == i)
+            "".join(e.text for e in events if isinstance(e, TextDelta) and e.index == i)
             for i in range(3)
         ]
 
@@ -144,14 +146,14 @@ async def test_concurrent_requests_get_the_same_text_as_one_alone(backend: Torch
 
 async def test_heartbeat_updates_token_and_kv_cache_stats(backend: TorchBackend) -> None:
     long = "a prompt of more than one block of tokens"
-    asked = make_request(prompts=(long,), stopping=StopConditions(max_tokens=4, ignore_eos=True))
+    request = make_request(prompts=(long,), stopping=StopConditions(max_tokens=4, ignore_eos=True))
     process = backend.process
     assert process is not None
     process.active = -1
     await wait_until(lambda: process.active == 0)
     before = backend.read_stats()
-    await collect_events(backend, asked)
-    again = await collect_events(backend, asked)
+    await collect_events(backend, request)
+    again = await collect_events(backend, request)
     assert Usage(len(long), 4, cached_tokens=32) in again
     read = before["prompt_tokens"] + 2 * len(long) - 32
     await wait_until(lambda: backend.read_stats()["prompt_tokens"] == read)
@@ -186,7 +188,7 @@ async def test_responses_longer_than_the_initial_credit_complete(backend: TorchB
 
 
 async def test_tool_call_tokens_count_in_usage_and_credit(backend: TorchBackend) -> None:
-    asked = make_request(
+    request = make_request(
         n=16,
         tools=(Tool("f"),),
         tool_choice="required",
@@ -194,7 +196,7 @@ async def test_tool_call_tokens_count_in_usage_and_credit(backend: TorchBackend)
         stopping=StopConditions(max_tokens=100),
         response_options=ResponseOptions(usage="each"),
     )
-    got = await collect_events(backend, asked)
+    got = await collect_events(backend, request)
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
     assert counts == sorted(counts)
     assert 512 < counts[-2] < counts[-1] <= 1600
@@ -214,9 +216,9 @@ async def test_engine_errors_map_to_gateway_errors(backend: TorchBackend) -> Non
 
 async def test_requests_above_the_queue_limit_are_overloaded(backend: TorchBackend) -> None:
     many = (collect_events(backend, make_request(prompts=("a",) * 8)) for _ in range(9))
-    found = await asyncio.gather(*many, return_exceptions=True)
-    assert any(isinstance(one, Overloaded) for one in found)
-    assert all(isinstance(one, Overloaded | list) for one in found)
+    outcomes = await asyncio.gather(*many, return_exceptions=True)
+    assert any(isinstance(one, Overloaded) for one in outcomes)
+    assert all(isinstance(one, Overloaded | list) for one in outcomes)
 
 
 async def drain(stream: StreamItems) -> None:
@@ -252,9 +254,9 @@ async def test_conversation_is_tokenized_with_the_chat_template(backend: TorchBa
     turn = Message("user", (TextPart("hi"),))
     request = TokenizeRequest(model="m", messages=(turn,))
 
-    [found, _] = await collect_events(backend, request)
+    [tokens, _] = await collect_events(backend, request)
 
-    assert found == TokenList(tuple(b"<user>hi<assistant>"), tuple("<user>hi<assistant>"), 128)
+    assert tokens == TokenList(tuple(b"<user>hi<assistant>"), tuple("<user>hi<assistant>"), 128)
 
 
 async def test_tokens_are_detokenized(backend: TorchBackend) -> None:
@@ -289,9 +291,9 @@ async def test_local_classifier_answers_with_labels_and_probabilities(tmp_path: 
     events = await collect_events(own, ClassifyRequest(model="m", inputs=("a", "b")))
     await own.aclose()
 
-    found = [one for one in events if isinstance(one, Classification)]
-    assert [one.index for one in found] == [0, 1]
-    for one in found:
+    classifications = [one for one in events if isinstance(one, Classification)]
+    assert [one.index for one in classifications] == [0, 1]
+    for one in classifications:
         assert sum(one.probabilities) == pytest.approx(1)
         largest = one.probabilities.index(max(one.probabilities))
         assert one.label == ("bad", "neutral", "good")[largest]
@@ -306,12 +308,12 @@ async def test_engine_crash_during_tokenize_raises_worker_failed(tiny_folder: Pa
     assert process is not None
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    asking = asyncio.ensure_future(collect_events(own, TokenizeRequest(model="m", prompt="a")))
+    task = asyncio.ensure_future(collect_events(own, TokenizeRequest(model="m", prompt="a")))
     await asyncio.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
 
     with pytest.raises(WorkerFailed):
-        await asking
+        await task
     await own.aclose()
 
 

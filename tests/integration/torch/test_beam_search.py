@@ -37,7 +37,7 @@ def make_command(
         for one in ("groups", "diversity_penalty", "length_penalty")
         if one in fields
     }
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "sampling": EngineSamplingParams(temperature=0),
         "stopping": StopParams(max_tokens=STEPS, ignore_eos=True),
         "n": width if n is None else n,
@@ -45,7 +45,7 @@ def make_command(
         **fields,
     }
     return GenerateCommand(
-        job, PromptInput(prompts=(prompt,)), beams=BeamSearchParams(width, **search), **given
+        job, PromptInput(prompts=(prompt,)), beams=BeamSearchParams(width, **search), **options
     )
 
 
@@ -58,7 +58,7 @@ def run_transformers_search(
 ) -> list[list[int]]:
     """What transformers finds, without what it fills up with: a token that no text ends with."""
     ids = tokenizer.encode(prompt)
-    given: dict[str, Any] = {"max_new_tokens": STEPS, "eos_token_id": None, **options}
+    fields: dict[str, Any] = {"max_new_tokens": STEPS, "eos_token_id": None, **options}
     with torch.inference_mode():
         lines = reference.generate(
             torch.tensor([ids]),
@@ -67,7 +67,7 @@ def run_transformers_search(
             num_return_sequences=width,
             do_sample=False,
             pad_token_id=FILL,
-            **given,
+            **fields,
         )
     texts: list[list[int]] = [line[len(ids) :] for line in lines.tolist()]
     for text in texts:
@@ -326,10 +326,10 @@ def test_more_beams_than_batch_slots_are_rejected(driven: Drive) -> None:
 def test_extreme_or_nan_penalties_are_rejected(driven: Drive, name: str) -> None:
     def failed(value: float) -> list[RequestFailedEvent]:
         penalty: dict[str, Any] = {name: value}
-        found: list[RequestFailedEvent] = (
+        failures: list[RequestFailedEvent] = (
             driven().run(make_command(2, **penalty)).select(RequestFailedEvent)
         )
-        return found
+        return failures
 
     for value in (1e9, -1e9, float("nan")):
         (one,) = failed(value)
@@ -386,12 +386,12 @@ def test_cancelled_beam_search_frees_slots_and_blocks(driven: Drive) -> None:
 
 
 def test_finished_beam_group_frees_its_slots_while_others_continue(driven: Drive) -> None:
-    given: dict[str, Any] = {"groups": 2, "diversity_penalty": 50.0, "length_penalty": 0.0}
-    plain = get_choices(driven().run(make_command(2, **given)))
+    fields: dict[str, Any] = {"groups": 2, "diversity_penalty": 50.0, "length_penalty": 0.0}
+    plain = get_choices(driven().run(make_command(2, **fields)))
     end = plain[0][2]
     ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
     got = driven()
-    got.engine.submit(make_command(2, stopping=ending, **given))
+    got.engine.submit(make_command(2, stopping=ending, **fields))
     rows = []
     while got.engine.step():
         rows.append(got.engine.active_count)

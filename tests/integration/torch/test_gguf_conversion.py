@@ -40,33 +40,33 @@ def start_python(code: str, *arguments: str, **how: Any) -> subprocess.Popen[byt
 
 
 def test_converted_gguf_model_equals_the_original(cache: Path, gguf_file: Path) -> None:
-    told: list[str] = []
-    found = find_model(str(gguf_file), told.append)
+    messages: list[str] = []
+    location = find_model(str(gguf_file), messages.append)
 
-    assert found.task == "generate"
-    assert Path(found.source).parent == cache
-    assert [text.partition(":")[2].strip()[:11] for text in told if "once" in text] == [
+    assert location.task == "generate"
+    assert Path(location.source).parent == cache
+    assert [text.partition(":")[2].strip()[:11] for text in messages if "once" in text] == [
         "the tokeniz", "the weights", "writing 0 M",
     ]  # fmt: skip
     ids = torch.arange(20)[None]
-    model = load_weights(AutoModelForCausalLM, found, torch.device("cpu"), torch.float32)
+    model = load_weights(AutoModelForCausalLM, location, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
         assert torch.equal(model(ids).logits, tiny_llama().eval()(ids).logits)
-    assert load_pretrained(AutoTokenizer, found).encode("né") == byte_tokenizer().encode("né")
+    assert load_pretrained(AutoTokenizer, location).encode("né") == byte_tokenizer().encode("né")
 
     again: list[str] = []
-    assert find_model(str(gguf_file), again.append) == found
+    assert find_model(str(gguf_file), again.append) == location
     assert [text for text in again if "once" in text] == []
 
 
 def test_conversion_reports_read_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "_READ_BYTES", 1)
-    told: list[str] = []
+    messages: list[str] = []
     gguf_file = tmp_path / "x.gguf"
     gguf_file.write_bytes(b"0123456789")
     with pytest.raises(ModelError, match="can't read"):
-        convert_gguf(gguf_file, tmp_path / "cache", told.append)
-    assert [text.rpartition(": ")[2] for text in told if "%" in text] == [
+        convert_gguf(gguf_file, tmp_path / "cache", messages.append)
+    assert [text.rpartition(": ")[2] for text in messages if "%" in text] == [
         f"{done}0 % read" for done in (2, 3, 4, 5, 7, 8, 9)
     ]
 
@@ -74,35 +74,35 @@ def test_conversion_reports_read_progress(tmp_path: Path, monkeypatch: pytest.Mo
 def test_concurrent_conversions_run_only_once(
     cache: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go, made = threading.Event(), threading.Event(), []
-    told: list[str] = []
+    begun, go, conversions = threading.Event(), threading.Event(), []
+    messages: list[str] = []
 
     def convert(_: Path, folder: Path, report: Any) -> None:
         begun.set()
         go.wait(30)
         (folder / "config.json").write_text("{}")
-        made.append(folder)
+        conversions.append(folder)
         report("done")
 
     monkeypatch.setattr(loader, "_convert_file", convert)
-    found: list[Path] = []
+    paths: list[Path] = []
     first = threading.Thread(
-        target=lambda: found.append(convert_gguf(gguf_file, cache, ignore_text))
+        target=lambda: paths.append(convert_gguf(gguf_file, cache, ignore_text))
     )
     first.start()
     assert begun.wait(30)
 
     def waits(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         if "waiting" in text:
             go.set()
 
-    found.append(convert_gguf(gguf_file, cache, waits))
+    paths.append(convert_gguf(gguf_file, cache, waits))
     first.join()
-    assert "another process is converting it: waiting" in told
-    assert len(made) == 1
-    assert found[0] == found[1]
-    assert [p.name for p in cache.iterdir() if p.is_dir()] == [found[0].name]
+    assert "another process is converting it: waiting" in messages
+    assert len(conversions) == 1
+    assert paths[0] == paths[1]
+    assert [p.name for p in cache.iterdir() if p.is_dir()] == [paths[0].name]
 
 
 def test_crash_during_conversion_leaves_no_partial_model(cache: Path, gguf_file: Path) -> None:
@@ -174,10 +174,10 @@ def test_disk_full_during_conversion_is_an_error_without_partial_files(
         "except loader.ModelError as error:\n"
         "    Path(sys.argv[3]).write_text(str(error))\n"
     )
-    cache, said = tmp_path / "cache", tmp_path / "said"
-    one = start_python(code, str(gguf_file), str(cache), str(said), stderr=subprocess.DEVNULL)
+    cache, output = tmp_path / "cache", tmp_path / "output"
+    one = start_python(code, str(gguf_file), str(cache), str(output), stderr=subprocess.DEVNULL)
     assert one.wait(60) == 0
-    assert "can't be written" in said.read_text()
+    assert "can't be written" in output.read_text()
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
 

@@ -87,10 +87,10 @@ async def test_long_computation_is_not_treated_as_a_hang(
     monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1, trust_request_chat_template=True)
     await own.start()
-    said = (Message("user", (TextPart("hi"),)),)
-    asked = make_request(
-        kind="chat", prompts=(), messages=said, templating=PromptOptions(template=SLOW)
+    messages = (Message("user", (TextPart("hi"),)),)
+    request = make_request(
+        kind="chat", prompts=(), messages=messages, templating=PromptOptions(template=SLOW)
     )
-    assert (await collect_events(own, asked))[-1] == StreamEnd()
+    assert (await collect_events(own, request))[-1] == StreamEnd()
     assert own.read_stats()["restarts"] == 0
     await own.aclose()

@@ -125,6 +125,6 @@ def test_int8_on_a_non_cpu_device_is_rejected(
     tiny_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = pick_device("meta")
-    monkeypatch.setattr("backends.torch.model.pick_device", lambda asked: place)
+    monkeypatch.setattr("backends.torch.model.pick_device", lambda device: place)
     with pytest.raises(ModelError, match="int8 needs a CPU"):
         load_model_runner(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)

@@ -227,10 +227,10 @@ def test_long_rope_factors_are_those_of_the_served_context(context: int, positio
     freeze_rotary_factors(frozen, context)
 
     hidden, first = torch.zeros(1, 1, 32), torch.tensor([[3]])
-    kept = frozen.model.rotary_emb(hidden, first)
+    reference = frozen.model.rotary_emb(hidden, first)
     expected = original.model.rotary_emb(hidden, torch.tensor([[3, position]]))
-    assert torch.equal(kept[0], expected[0][:, :1])
-    assert torch.equal(kept[1], expected[1][:, :1])
+    assert torch.equal(reference[0], expected[0][:, :1])
+    assert torch.equal(reference[1], expected[1][:, :1])
 
 
 def test_factors_can_be_chosen_again_for_a_shorter_context() -> None:

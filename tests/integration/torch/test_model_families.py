@@ -110,7 +110,7 @@ def make_prompts() -> list[list[int]]:
 def compute_reference(family: str) -> list[tuple[list[int], list[float]]]:
     """Of each prompt alone, transformers' own tokens and their log probabilities."""
     model = build_model(family, "eager")
-    found = []
+    outputs = []
     for prompt in make_prompts():
         out = model.generate(
             torch.tensor([prompt]),
@@ -121,8 +121,8 @@ def compute_reference(family: str) -> list[tuple[list[int], list[float]]]:
         )
         ids = out.sequences[0, len(prompt) :].tolist()
         scores = torch.stack(out.logits)[:, 0].float().log_softmax(-1)
-        found.append((ids, [float(scores[i, token]) for i, token in enumerate(ids)]))
-    return found
+        outputs.append((ids, [float(scores[i, token]) for i, token in enumerate(ids)]))
+    return outputs
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -161,11 +161,11 @@ def test_tokens_and_logprobs_match_transformers_for_each_family(
     for chunk in (256, 7):
         batch = [make_command(job, prompt) for job, prompt in enumerate(make_prompts())]
         together = EngineDriver(model, SchedulerConfig(max_chunk_tokens=chunk)).run(*batch)
-        found = [get_output(together, job) for job in range(len(batch))]
+        outputs = [get_output(together, job) for job in range(len(batch))]
         if family in MIXTURES:
-            assert [ids for ids, _ in found] == [ids for ids, _ in alone]
+            assert [ids for ids, _ in outputs] == [ids for ids, _ in alone]
         else:
-            assert found == alone
+            assert outputs == alone
 
 
 @pytest.mark.parametrize(

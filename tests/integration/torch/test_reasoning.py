@@ -40,16 +40,20 @@ async def test_reasoning_reaches_clients(
     }
     gateway = await serve(json.dumps(config))
     letters: dict[str, Any] = {"logit_bias": {str(ord("a")): 100}, "max_tokens": 6}
-    asked: Any = [{"role": "user", "content": "hi"}]
+    messages: Any = [{"role": "user", "content": "hi"}]
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
         for effort, reasoning, text in ((None, "aaaaaa", ""), ("none", "", "aaaaaa")):
-            given = letters if effort is None else {**letters, "reasoning_effort": effort}
-            whole = await client.chat.completions.create(model="m", messages=asked, **given)
+            template_options = (
+                letters if effort is None else {**letters, "reasoning_effort": effort}
+            )
+            whole = await client.chat.completions.create(
+                model="m", messages=messages, **template_options
+            )
             message: Any = whole.choices[0].message
             assert (getattr(message, "reasoning_content", None) or "") == reasoning
             assert (message.content or "") == text
         stream = await client.chat.completions.create(
-            model="m", messages=asked, stream=True, **letters
+            model="m", messages=messages, stream=True, **letters
         )
         deltas: list[Any] = [one.choices[0].delta async for one in stream if one.choices]
         parts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
@@ -57,7 +61,7 @@ async def test_reasoning_reaches_clients(
         response = await client.responses.create(model="m", input="hi", max_output_tokens=16)
         assert "reasoning" in [item.type for item in response.output]
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    body = {"model": "m", "messages": asked, "max_tokens": 1100, "thinking": thinking}
+    body = {"model": "m", "messages": messages, "max_tokens": 1100, "thinking": thinking}
     headers = {"anthropic-version": "2023-06-01"}
     answer = await gateway.http.post("/v1/messages", json=body, headers=headers)
     assert answer.json()["content"][0]["type"] == "thinking"

@@ -64,31 +64,31 @@ class OptionTestBench:
 
     def order(self, options: Json) -> ipc.GenerateCommand:
         """What the engine is told: all of it, as it crosses between the processes."""
-        made = ipc.build_generate_command(self.request(options), 1, 60.0, templates=False)
-        (order,) = ipc.decode_commands(ipc.encode_frame([made])[4:])
+        command = ipc.build_generate_command(self.request(options), 1, 60.0, templates=False)
+        (order,) = ipc.decode_commands(ipc.encode_frame([command])[4:])
         assert isinstance(order, ipc.GenerateCommand)
         return order
 
     def run(self, **options: Any) -> Any:
         """An engine that has answered; ``__`` in a name stands for a dot. Nothing may be lost."""
-        given = {name.replace("__", "."): value for name, value in options.items()}
-        order = _add_seed(self.order(given))
+        values = {name.replace("__", "."): value for name, value in options.items()}
+        order = _add_seed(self.order(values))
         assert self.losses == ()
         return EngineDriver(self.model).run(msgspec.structs.replace(order, token_ids=True))
 
     def ids(self, **options: Any) -> list[int]:
         """The tokens of its only choice."""
-        found: list[int] = self.run(**options).ids()
-        return found
+        token_ids: list[int] = self.run(**options).ids()
+        return token_ids
 
     def still(self, **options: Any) -> list[int]:
         """The same, of the likeliest tokens."""
         return self.ids(sampling__temperature=STILL, **options)
 
-    def said(self, script: list[int], **options: Any) -> Any:
+    def run_script(self, script: list[int], **options: Any) -> Any:
         """As ``run``, by a model that says this and then ends."""
-        given = {name.replace("__", "."): value for name, value in options.items()}
-        order = self.order(given)
+        values = {name.replace("__", "."): value for name, value in options.items()}
+        order = self.order(values)
         assert self.losses == ()
         driven, forward = self._scripted(script)
         prompts = driven.engine._input_processor.tokenize_prompts(order.input, order.stopping)
@@ -129,16 +129,16 @@ def check_do_sample(bench: OptionTestBench) -> None:
 
 def check_typical_p(bench: OptionTestBench) -> None:
     """Only the most typical token is left: chance has no say, and it is not the likeliest."""
-    found = [
+    ids = [
         bench.ids(sampling__temperature=HOT, sampling__seed=seed, sampling__typical_p=1e-3)
         for seed in (1, 2)
     ]
-    assert found[0] == found[1] != bench.still()
+    assert ids[0] == ids[1] != bench.still()
 
 
 def check_seed(bench: OptionTestBench) -> None:
-    found = [bench.ids(sampling__temperature=HOT, sampling__seed=s) for s in (3, 3, 4)]
-    assert found[0] == found[1] != found[2]
+    ids = [bench.ids(sampling__temperature=HOT, sampling__seed=s) for s in (3, 3, 4)]
+    assert ids[0] == ids[1] != ids[2]
 
 
 def check_repetition_penalty(bench: OptionTestBench) -> None:
@@ -170,8 +170,8 @@ def check_logit_bias(bench: OptionTestBench) -> None:
 
 
 def check_allowed_token_ids(bench: OptionTestBench) -> None:
-    found = bench.ids(sampling__allowed_token_ids=[65, 66], sampling__seed=1)
-    assert set(found) == {65, 66}
+    ids = bench.ids(sampling__allowed_token_ids=[65, 66], sampling__seed=1)
+    assert set(ids) == {65, 66}
 
 
 def check_bad_words(bench: OptionTestBench) -> None:
@@ -210,19 +210,19 @@ def check_n(bench: OptionTestBench) -> None:
 
 def check_best_of(bench: OptionTestBench) -> None:
     """The likeliest of four; MindIE returns all four."""
-    given = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
-    request = bench.request(given)
+    values = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
+    request = bench.request(values)
     every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=LogprobsOptions(0))
     order = ipc.build_generate_command(every, 1, 60.0, templates=False)
     all_four = EngineDriver(bench.model).run(msgspec.structs.replace(order, token_ids=True))
-    found = {
+    ids = {
         sum(
             t.logprob or 0.0 for p in all_four.select(TextEvent) if p.choice == i for t in p.tokens
         ): i
         for i in range(4)
     }
-    got = bench.run(**{name.replace(".", "__"): value for name, value in given.items()})
-    wanted = range(4) if bench.case.name.startswith("mindie") else [found[max(found)]]
+    got = bench.run(**{name.replace(".", "__"): value for name, value in values.items()})
+    wanted = range(4) if bench.case.name.startswith("mindie") else [ids[max(ids)]]
     assert [got.ids(choice=i) for i in got.ended()] == [all_four.ids(choice=i) for i in wanted]
 
 
@@ -291,40 +291,44 @@ def check_max_tokens(bench: OptionTestBench) -> None:
 
 
 def check_min_tokens(bench: OptionTestBench) -> None:
-    got = bench.said(list(b"abcdef"), stopping__stop="b", stopping__min_tokens=4)
+    got = bench.run_script(list(b"abcdef"), stopping__stop="b", stopping__min_tokens=4)
     assert len(got.ids()) > 4
-    assert len(bench.said([], stopping__min_tokens=4, stopping__max_tokens=9).ids()) >= 4
+    assert len(bench.run_script([], stopping__min_tokens=4, stopping__max_tokens=9).ids()) >= 4
 
 
 def check_stop(bench: OptionTestBench) -> None:
     script, options = list(b"one END two"), {"sampling__temperature": STILL}
-    got = bench.said(script, stopping__stop="END", **options)
+    got = bench.run_script(script, stopping__stop="END", **options)
     assert got.ended()[0] == ChoiceEndEvent(1, 0, "stop", "END")
     assert got.text() in ("one ", "one END")
 
 
 def check_include_stop(bench: OptionTestBench) -> None:
     texts = [
-        bench.said(list(b"one END"), stopping__stop="END", stopping__include_stop=kept).text()
-        for kept in (True, False)
+        bench.run_script(
+            list(b"one END"), stopping__stop="END", stopping__include_stop=included
+        ).text()
+        for included in (True, False)
     ]
     assert texts == ["one END", "one "]
 
 
 def check_stop_token_ids(bench: OptionTestBench) -> None:
-    got = bench.said(list(b"abc"), stopping__stop_token_ids=[ord("c")])
+    got = bench.run_script(list(b"abc"), stopping__stop_token_ids=[ord("c")])
     assert (got.text(), got.ended()[0]) == ("ab", ChoiceEndEvent(1, 0, "stop", ord("c")))
 
 
 def check_ignore_eos(bench: OptionTestBench) -> None:
     for on, reason, tokens in ((True, "length", 9), (False, "eos", 3)):
-        got = bench.said(list(b"hi"), stopping__ignore_eos=on, stopping__max_tokens=9)
+        got = bench.run_script(list(b"hi"), stopping__ignore_eos=on, stopping__max_tokens=9)
         assert (got.ended()[0].reason, got.finished().completion_tokens) == (reason, tokens)
 
 
 def check_skip_special_tokens(bench: OptionTestBench) -> None:
     script = [ord("a"), 258, ord("b")]
-    texts = [bench.said(script, stopping__skip_special_tokens=on).text() for on in (True, False)]
+    texts = [
+        bench.run_script(script, stopping__skip_special_tokens=on).text() for on in (True, False)
+    ]
     assert texts == ["ab", "a<pad>b"]
 
 
@@ -436,7 +440,7 @@ CASES: Final[Mapping[str, Callable[[OptionTestBench], None]]] = {
     "response_options.token_ids": check_token_ids,
     "templating.add_special_tokens": check_add_special_tokens,
 }
-TOLD: Final[Mapping[str, tuple[Any, str]]] = {
+UNSUPPORTED: Final[Mapping[str, tuple[Any, str]]] = {
     "adapter": ("x", "the engine has no adapters"),
     "insert_before": ("x", "the engine fills in nothing"),
     "reasoning.effort": ("low", "a model thinks as its template says"),
@@ -480,13 +484,13 @@ def iterate_rows() -> Iterator[tuple[EndpointCase, Param]]:
 
 def parametrize_rows(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Each row of these fields; one that is said alike in several places of a dialect once."""
-    found, known = [], []
+    rows, seen = [], []
     for case, row in iterate_rows():
-        alike = (case.name.split()[0], case.body, row)
-        if row.field in cases and not _is_irrelevant(case, row) and alike not in known:
-            known.append(alike)
-            found.append(pytest.param(case, row, id=f"{case.name}: {row.wire}"))
-    return pytest.mark.parametrize(("case", "row"), found)
+        key = (case.name.split()[0], case.body, row)
+        if row.field in cases and not _is_irrelevant(case, row) and key not in seen:
+            seen.append(key)
+            rows.append(pytest.param(case, row, id=f"{case.name}: {row.wire}"))
+    return pytest.mark.parametrize(("case", "row"), rows)
 
 
 def _is_irrelevant(case: EndpointCase, row: Param) -> bool:
@@ -496,11 +500,11 @@ def _is_irrelevant(case: EndpointCase, row: Param) -> bool:
 
 
 def test_every_endpoint_parameter_has_a_test_case() -> None:
-    known = {*CASES, *TOLD, *ELSEWHERE}
+    tested = {*CASES, *UNSUPPORTED, *ELSEWHERE}
     assert {
-        f"{case.name}: {row.wire}" for case, row in iterate_rows() if row.field not in known
+        f"{case.name}: {row.wire}" for case, row in iterate_rows() if row.field not in tested
     } == set()
-    assert known == {row.field for _, row in iterate_rows()}
+    assert tested == {row.field for _, row in iterate_rows()}
 
 
 @parametrize_rows(CASES)
@@ -513,19 +517,19 @@ def test_parameter_affects_the_generated_tokens(
     CASES[row.field](OptionTestBench(alone, tiny, scripted, reference))
 
 
-@parametrize_rows(TOLD)
+@parametrize_rows(UNSUPPORTED)
 def test_unsupported_parameter_is_reported_as_loss(
     case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive
 ) -> None:
     bench = OptionTestBench(case, tiny, scripted, None)
-    bench.request({row.field: TOLD[row.field][0]})
+    bench.request({row.field: UNSUPPORTED[row.field][0]})
     assert bench.losses == (row.wire,)
 
 
 def parametrize_endpoints(*begins: str) -> pytest.MarkDecorator:
     """Parametrize a test with each endpoint whose name has one of these prefixes."""
-    found = [pytest.param(case, id=case.name) for case in ALL if case.name.startswith(begins)]
-    return pytest.mark.parametrize("case", found)
+    params = [pytest.param(case, id=case.name) for case in ALL if case.name.startswith(begins)]
+    return pytest.mark.parametrize("case", params)
 
 
 @parametrize_endpoints("openai", "databricks 2026 chat", "databricks 2026 completion")

@@ -91,11 +91,11 @@ async def test_calls_arrive_as_calls_under_every_option(
         "models": {"m": {"backend": "local"}},
     }
     gateway = await serve(json.dumps(config))
-    asked: Any = [{"role": "user", "content": "hi"}]
+    messages: Any = [{"role": "user", "content": "hi"}]
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
         for option, fields in OPTIONS.items():
             answer = await client.chat.completions.create(
-                model="m", messages=asked, temperature=0, max_tokens=440, **fields
+                model="m", messages=messages, temperature=0, max_tokens=440, **fields
             )
             [choice] = answer.choices
             calls: Any = choice.message.tool_calls
@@ -105,7 +105,7 @@ async def test_calls_arrive_as_calls_under_every_option(
                 option
             )
         streamed = await client.chat.completions.create(
-            model="m", messages=asked, temperature=0, max_tokens=440, stream=True,
+            model="m", messages=messages, temperature=0, max_tokens=440, stream=True,
             **OPTIONS["strict"],
         )  # fmt: skip
         deltas = [one.choices[0].delta async for one in streamed if one.choices]

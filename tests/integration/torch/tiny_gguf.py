@@ -32,8 +32,8 @@ def write_gguf(file: Path) -> Path:
     _describe(writer, model.config)
     for name, weight in model.state_dict().items():
         data = _interleave_heads(name, weight.numpy(), model.config)
-        for theirs, ours in _NAMES.items():
-            name = name.replace(theirs, ours)  # noqa: PLW2901 - several parts of it
+        for theirs, gguf_name in _NAMES.items():
+            name = name.replace(theirs, gguf_name)  # noqa: PLW2901 - several parts of it
         writer.add_tensor(name, np.ascontiguousarray(data))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -16,12 +16,12 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            given = {t.name(): t.as_numpy() for t in request.inputs()}
+            inputs = {t.name(): t.as_numpy() for t in request.inputs()}
             parameters = json.loads(request.parameters())
-            said = np.array([]) if parameters.get("OUTPUT_0_DIM", False) else given["PROMPT"]
-            streams = given["STREAM"].any()
+            output = np.array([]) if parameters.get("OUTPUT_0_DIM", False) else inputs["PROMPT"]
+            streams = inputs["STREAM"].any()
             for _ in range(parameters.get("REPETITION", 1) if streams else 1):
-                sender.send(pb.InferenceResponse([pb.Tensor("TEXT", said)]))
+                sender.send(pb.InferenceResponse([pb.Tensor("TEXT", output)]))
             if streams and parameters.get("FAIL_LAST", False):
                 sender.send(pb.InferenceResponse(error=pb.TritonError("An Error Occurred")))
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

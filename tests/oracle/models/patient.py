@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb
 
-ASKED = "how did it end?"
+QUESTION = "how did it end?"
 PAUSE = 0.1
 WORDS = 100
 
@@ -21,7 +21,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             [prompt] = (tensor.as_numpy()[0].decode() for tensor in request.inputs())
-            if prompt == ASKED:
+            if prompt == QUESTION:
                 say(sender, self._ended)
             else:
                 self._ended = talk(sender)

@@ -24,24 +24,24 @@ class TritonPythonModel:
 
 def outputs(request: Any) -> Iterator[Any]:
     """The text, and what was asked for beside it: a row for each prompt."""
-    given = {t.name(): t.as_numpy() for t in request.inputs()}
-    prompts = [one.decode() for one in given["text_input"].reshape(-1)]
-    count = min(int(given["max_tokens"].reshape(-1)[0]), WORDS)
-    said = "".join(f" w{k}" for k in range(count))
-    starts = [""] * len(prompts) if asked(given, "exclude_input_in_output") else prompts
-    yield tensor("text_output", [[(start + said).encode()] for start in starts], np.object_)
-    if asked(given, "return_log_probs"):
+    inputs = {t.name(): t.as_numpy() for t in request.inputs()}
+    prompts = [one.decode() for one in inputs["text_input"].reshape(-1)]
+    count = min(int(inputs["max_tokens"].reshape(-1)[0]), WORDS)
+    text = "".join(f" w{k}" for k in range(count))
+    starts = [""] * len(prompts) if is_requested(inputs, "exclude_input_in_output") else prompts
+    yield tensor("text_output", [[(start + text).encode()] for start in starts], np.object_)
+    if is_requested(inputs, "return_log_probs"):
         yield tensor("cum_log_probs", [[LOGPROB * count] for _ in prompts], np.float32)
         yield tensor("output_log_probs", [[[LOGPROB] * count] for _ in prompts], np.float32)
-    if asked(given, "return_num_input_tokens"):
+    if is_requested(inputs, "return_num_input_tokens"):
         words = [[len(prompt.split())] for prompt in prompts]
         yield tensor("num_input_tokens", words, np.int32)
-    if asked(given, "return_num_output_tokens"):
+    if is_requested(inputs, "return_num_output_tokens"):
         yield tensor("num_output_tokens", [[count] for _ in prompts], np.int32)
 
 
-def asked(given: dict[str, Any], flag: str) -> bool:
-    return flag in given and bool(given[flag].any())
+def is_requested(inputs: dict[str, Any], flag: str) -> bool:
+    return flag in inputs and bool(inputs[flag].any())
 
 
 def tensor(name: str, values: list[Any], datatype: Any) -> Any:

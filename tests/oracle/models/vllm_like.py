@@ -20,8 +20,8 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         parameters = json.loads(args["model_config"])["parameters"]
-        said = parameters.get("fail_at", {}).get("string_value")
-        self._fail_at = None if said is None else int(said)
+        fail_at = parameters.get("fail_at", {}).get("string_value")
+        self._fail_at = None if fail_at is None else int(fail_at)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -34,39 +34,39 @@ class TritonPythonModel:
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _answers(self, request: Any) -> Iterator[list[Any]]:
-        given = {t.name(): t.as_numpy().reshape(-1)[0] for t in request.inputs()}
-        prompt = given["text_input"].decode()
+        inputs = {t.name(): t.as_numpy().reshape(-1)[0] for t in request.inputs()}
+        prompt = inputs["text_input"].decode()
         parameters = json.loads(request.parameters())
-        if "sampling_parameters" in given:
-            parameters = json.loads(given["sampling_parameters"])
+        if "sampling_parameters" in inputs:
+            parameters = json.loads(inputs["sampling_parameters"])
         count = min(int(parameters.get("max_tokens", 3)), WORDS)
         choices = int(parameters.get("n", 1))
         reason = "length" if count < WORDS else "stop"
-        if given.get("stream", False):
+        if inputs.get("stream", False):
             for k in range(count):
                 self._fail(k)
                 ended = reason if k == count - 1 else "None"
-                yield outputs(given, f" w{k}", choices, ended, 1)
+                yield outputs(inputs, f" w{k}", choices, ended, 1)
             return
         self._fail(0)
         self._fail(count - 1)
         text = "".join(f" w{k}" for k in range(count))
-        start = "" if given.get("exclude_input_in_output", False) else prompt
-        yield outputs(given, start + text, choices, reason, count)
+        start = "" if inputs.get("exclude_input_in_output", False) else prompt
+        yield outputs(inputs, start + text, choices, reason, count)
 
     def _fail(self, word: int) -> None:
         if self._fail_at == word:
             raise RuntimeError(EXPLODED)
 
 
-def outputs(given: dict[str, Any], text: str, choices: int, reason: str, tokens: int) -> list[Any]:
+def outputs(inputs: dict[str, Any], text: str, choices: int, reason: str, tokens: int) -> list[Any]:
     """One response: the text, and what was asked for beside it; each as often as choices."""
-    found = [tensor("text_output", [text.encode()] * choices, np.object_)]
-    if given.get("return_finish_reason", False):
-        found.append(tensor("finish_reason", [reason.encode()] * choices, np.object_))
-    if given.get("return_num_output_tokens", False):
-        found.append(tensor("num_output_tokens", [tokens] * choices, np.uint32))
-    return found
+    tensors = [tensor("text_output", [text.encode()] * choices, np.object_)]
+    if inputs.get("return_finish_reason", False):
+        tensors.append(tensor("finish_reason", [reason.encode()] * choices, np.object_))
+    if inputs.get("return_num_output_tokens", False):
+        tensors.append(tensor("num_output_tokens", [tokens] * choices, np.uint32))
+    return tensors
 
 
 def tensor(name: str, values: list[Any], datatype: Any) -> Any:

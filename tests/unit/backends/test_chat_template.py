@@ -31,8 +31,8 @@ CHATML = (
 )
 
 
-def make_chat(*said: tuple[str, str], **more: Any) -> GenerationRequest:
-    messages = tuple(Message(role, (TextPart(text),)) for role, text in said)  # type: ignore[arg-type]
+def make_chat(*turns: tuple[str, str], **more: Any) -> GenerationRequest:
+    messages = tuple(Message(role, (TextPart(text),)) for role, text in turns)  # type: ignore[arg-type]
     return GenerationRequest(model="m", kind="chat", messages=messages, **more)
 
 
@@ -160,7 +160,7 @@ def test_prompt_of_a_template_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("described", "said"),
+    ("described", "message"),
     [
         (b"{}", "no chat template"),
         (b'{"chat_template": 5}', "no chat template"),
@@ -169,10 +169,10 @@ def test_prompt_of_a_template_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_folder_without_a_valid_template_is_rejected(
-    tmp_path: Path, described: bytes, said: str
+    tmp_path: Path, described: bytes, message: str
 ) -> None:
     (tmp_path / "tokenizer_config.json").write_bytes(described)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         ChatTemplate(str(tmp_path))
 
 
@@ -193,8 +193,8 @@ def test_template_can_format_the_date(tmp_path: Path) -> None:
     st.dictionaries(st.sampled_from(["role", "items", "get", "mro", "__class__", "_"]), st.text()),
 )
 def test_attribute_lookup_matches_the_jinja_sandbox(name: str, item: dict[str, str]) -> None:
-    found = [str(one().getattr(item, name)) for one in (_Sandbox, ImmutableSandboxedEnvironment)]
-    assert found[0].partition(" at 0x")[0] == found[1].partition(" at 0x")[0]
+    texts = [str(one().getattr(item, name)) for one in (_Sandbox, ImmutableSandboxedEnvironment)]
+    assert texts[0].partition(" at 0x")[0] == texts[1].partition(" at 0x")[0]
 
 
 def test_template_arguments_override_globals_for_one_request_only(

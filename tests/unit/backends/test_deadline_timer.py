@@ -59,25 +59,25 @@ def make_timer() -> tuple[FakeLoop, DeadlineTimer]:
 
 
 def test_deadline_fires_at_its_last_set_time() -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     late, early, later = RecordingDeadline(), RecordingDeadline(), RecordingDeadline()
-    made.add(late, 130)
-    made.add(early, 110)
-    made.add(late, 120)
-    made.add(later, 120.25)
-    made.add(later, 120.75)
+    timer.add(late, 130)
+    timer.add(early, 110)
+    timer.add(late, 120)
+    timer.add(later, 120.25)
+    timer.add(later, 120.75)
     loop.go_on(100)
 
     assert (early.looks, late.looks, later.looks) == ([10], [20], [20.75])
 
 
 def test_postponed_deadline_fires_at_the_later_time() -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     one, other = RecordingDeadline(), RecordingDeadline()
-    made.add(one, 110)
-    made.add(other, 110.5)
+    timer.add(one, 110)
+    timer.add(other, 110.5)
     loop.go_on(10.25)
-    made.add(other, 150)
+    timer.add(other, 150)
     loop.go_on(100)
 
     assert (one.looks, other.looks) == ([10], [50])
@@ -86,18 +86,18 @@ def test_postponed_deadline_fires_at_the_later_time() -> None:
 class PeriodicDeadline(RecordingDeadline):
     """Says each time when it is next."""
 
-    def __init__(self, made: DeadlineTimer, every: float) -> None:
+    def __init__(self, timer: DeadlineTimer, every: float) -> None:
         super().__init__()
-        self._made = made
+        self._timer = timer
         self._every = every
 
     def on_deadline(self, now: float) -> None:
         super().on_deadline(now)
-        self._made.add(self, now + self._every)
+        self._timer.add(self, now + self._every)
 
 
 @given(
-    told=st.lists(
+    timers=st.lists(
         st.tuples(
             st.sampled_from([0, 0.25, 0.5, 1, 3, 30]),
             st.sampled_from([0.125, 0.25, 0.75, 1, 1.5, 20, 60]),
@@ -107,18 +107,18 @@ class PeriodicDeadline(RecordingDeadline):
     )
 )
 def test_periodic_deadlines_fire_on_time_independently(
-    told: list[tuple[float, float, bool]],
+    timers: list[tuple[float, float, bool]],
 ) -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     there: list[tuple[float, float, PeriodicDeadline]] = []
-    for wait, every, stays in told:
+    for wait, every, stays in timers:
         loop.go_on(wait)
-        one = PeriodicDeadline(made, every)
-        made.add(one, loop.clock() + every)
+        one = PeriodicDeadline(timer, every)
+        timer.add(one, loop.clock() + every)
         if stays:
             there.append((loop.clock() - 100, every, one))
         else:
-            made.remove(one)
+            timer.remove(one)
             assert one.looks == []
     loop.go_on(61)
 
@@ -128,9 +128,9 @@ def test_periodic_deadlines_fire_on_time_independently(
 
 
 def test_one_timer_serves_all_deadlines() -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     for due in (130, 120, 140, 110):
-        made.add(RecordingDeadline(), due)
+        timer.add(RecordingDeadline(), due)
     assert len([one for one in loop.timers if not one.cancelled]) == 1
 
     loop.go_on(100)
@@ -138,37 +138,37 @@ def test_one_timer_serves_all_deadlines() -> None:
 
 
 def test_removed_deadline_does_not_fire() -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     gone, there = RecordingDeadline(), RecordingDeadline()
-    made.add(gone, 110)
-    made.add(there, 120)
-    made.remove(gone)
-    made.remove(gone)
+    timer.add(gone, 110)
+    timer.add(there, 120)
+    timer.remove(gone)
+    timer.remove(gone)
     loop.go_on(100)
 
     assert (gone.looks, there.looks) == ([], [20])
 
 
 def test_removed_deadlines_are_freed() -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     stays = RecordingDeadline()
-    made.add(stays, 120)
+    timer.add(stays, 120)
     for _ in range(1000):
         one = RecordingDeadline()
-        made.add(one, 500)
-        made.remove(one)
-    assert len(made._deadlines) == 1
+        timer.add(one, 500)
+        timer.remove(one)
+    assert len(timer._deadlines) == 1
 
     loop.go_on(50)
     assert stays.looks == [20]
 
 
 def test_closed_timer_fires_no_deadline() -> None:
-    loop, made = make_timer()
+    loop, timer = make_timer()
     one = RecordingDeadline()
-    made.add(one, 110)
-    made.close()
-    made.close()
+    timer.add(one, 110)
+    timer.close()
+    timer.close()
     loop.go_on(100)
 
     assert one.looks == []

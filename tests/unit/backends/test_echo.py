@@ -169,8 +169,8 @@ async def test_echo_returns_the_prompt_with_logprobs(
 
     [choice] = (await collect_response(HELLO, request)).choices
 
-    told = "a b" if prompt == "a b" else "1 2"
-    assert (choice.text, choice.echo_length) == (told + "Hello world!", 3)
+    text = "a b" if prompt == "a b" else "1 2"
+    assert (choice.text, choice.echo_length) == (text + "Hello world!", 3)
     every = [None, -0.5, -0.5, -0.5, -0.5] if logprobs else []
     assert [one.logprob for one in choice.logprobs] == every
 

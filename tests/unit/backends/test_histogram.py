@@ -12,13 +12,13 @@ NUMBERS = st.floats(-1.0, 10.0) | st.integers(0, 9) | st.sampled_from([1.0, 2.5,
 
 
 def test_histogram_buckets_include_their_upper_bound() -> None:
-    found = Histogram((1.0, 2.5))
+    histogram = Histogram((1.0, 2.5))
 
     for value in (0.5, 1.0, 1.5, 2.5, 7.0, 8.0):
-        found.add(value)
+        histogram.add(value)
 
-    assert found.counts == [2, 2, 2]
-    assert found.total == 20.5
+    assert histogram.counts == [2, 2, 2]
+    assert histogram.total == 20.5
 
 
 @given(st.lists(st.lists(NUMBERS)))
@@ -52,8 +52,8 @@ def make_bucket_counts(*buckets: int) -> list[int]:
 def test_bucket_quantile_interpolates_within_its_bucket(
     values: list[int], share: float, value: float | None
 ) -> None:
-    found = bucket_quantile(EDGES, values, share)
-    assert found == (None if value is None else pytest.approx(value))
+    quantile = bucket_quantile(EDGES, values, share)
+    assert quantile == (None if value is None else pytest.approx(value))
 
 
 def test_quantile_of_no_values_raises_value_error() -> None:

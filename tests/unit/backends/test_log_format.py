@@ -33,10 +33,14 @@ def run_program(log_format: str) -> list[str]:
 
 
 def test_warnings_libraries_and_fatal_errors_are_json_objects() -> None:
-    warned, told, failed = map(json.loads, run_program("json"))
+    warned, logged, failed = map(json.loads, run_program("json"))
     assert warned["level"] == "warning"
     assert "UserWarning: a warning" in warned["message"]
-    assert (told["level"], told["logger"], told["message"]) == ("info", "library", "two\nlines")
+    assert (logged["level"], logged["logger"], logged["message"]) == (
+        "info",
+        "library",
+        "two\nlines",
+    )
     assert failed["level"] == "critical"
     assert failed["exception"].endswith("ValueError: the end")
 

@@ -38,11 +38,11 @@ OBJECTS: list[tuple[bytes, str, int | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "problem", "at", "said"), OBJECTS)
+@pytest.mark.parametrize(("body", "problem", "at", "message"), OBJECTS)
 def test_malformed_body_reports_problem_and_offset(
-    body: bytes, problem: str, at: int | None, said: str
+    body: bytes, problem: str, at: int | None, message: str
 ) -> None:
-    with pytest.raises(MalformedRequest, match=said) as caught:
+    with pytest.raises(MalformedRequest, match=message) as caught:
         read_object(body)
 
     assert caught.value.problem == problem
@@ -76,10 +76,10 @@ def test_read_fields_parses_the_body_once(body: bytes) -> None:
     call = create_client_request(body)
     assert read_fields(call) == read_object(body)
 
-    kept = read_unchecked_fields(call)
+    fields = read_unchecked_fields(call)
 
-    assert kept == read_object(body)
-    assert read_fields(call) is kept
+    assert fields == read_object(body)
+    assert read_fields(call) is fields
 
 
 @pytest.mark.parametrize("peeked", [True, False])
@@ -100,11 +100,11 @@ def test_pop_fields_and_check_unicode_reject_malformed_bodies(body: bytes, *, pe
 
 def test_pop_fields_removes_the_parsed_fields() -> None:
     call = create_client_request(b'{"a":1}')
-    kept = read_unchecked_fields(call)
+    fields = read_unchecked_fields(call)
 
-    assert pop_fields(call) is kept
-    assert pop_fields(call) == kept
-    assert pop_fields(call) is not kept
+    assert pop_fields(call) is fields
+    assert pop_fields(call) == fields
+    assert pop_fields(call) is not fields
 
 
 def test_unchecked_fields_may_contain_invalid_utf8_values() -> None:

@@ -248,9 +248,9 @@ def create_encoder(endpoint: tuple[str, str | None, str, Any], about: ResponseCo
     body = fields | ({"model": "m"} if "serving" not in path and "/v2/" not in path else {})
     if "messages" in body:
         body |= {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-    found = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
     headers = {"content-type": "application/json"}
-    call = ClientRequest(found.endpoint, found.params, headers, "", json.dumps(body).encode(), path)
+    call = ClientRequest(match.endpoint, match.params, headers, "", json.dumps(body).encode(), path)
     return adapter.create_encoder(call, adapter.decode_request(call), about)
 
 

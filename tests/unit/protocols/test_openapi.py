@@ -65,11 +65,11 @@ def test_param_schema_accepts_what_check_param_accepts(param: Param, value: Any)
 
 
 def test_param_schema_has_default_and_description() -> None:
-    found = build_properties(
+    schema = build_properties(
         [Param("n", "n", "int", minimum=1, default=1, description="why", nullable=False)]
     )
 
-    assert found == {"n": {"type": "integer", "minimum": 1, "default": 1, "description": "why"}}
+    assert schema == {"n": {"type": "integer", "minimum": 1, "default": 1, "description": "why"}}
 
 
 class Inner(Struct):
@@ -83,18 +83,18 @@ class Outer(Struct):
 
 
 def test_struct_fields_that_are_always_written_are_required() -> None:
-    found = build_struct_schemas(Outer)
+    schema = build_struct_schemas(Outer)
 
-    assert found["Inner"]["required"] == ["a", "b"]
-    assert found["Outer"]["properties"] == {"inner": {"$ref": "#/components/schemas/Inner"}}
+    assert schema["Inner"]["required"] == ["a", "b"]
+    assert schema["Outer"]["properties"] == {"inner": {"$ref": "#/components/schemas/Inner"}}
 
 
 def test_error_responses_are_listed_by_status_without_499() -> None:
     pairs = [(ClientDisconnected, 499), (QuotaExceeded, 403), (RateLimitExceeded, 429)]
-    found = build_error_responses(pairs, {"type": "object"})
+    schema = build_error_responses(pairs, {"type": "object"})
 
-    assert list(found) == ["403", "429"]
-    assert found["403"]["description"] == "The quota is used up; a retry will not help soon."
+    assert list(schema) == ["403", "429"]
+    assert schema["403"]["description"] == "The quota is used up; a retry will not help soon."
 
 
 def test_response_schema_is_json_or_event_stream() -> None:

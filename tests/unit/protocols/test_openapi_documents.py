@@ -11,20 +11,20 @@ from protocols.ovms.endpoints import OVMS
 from protocols.triton.endpoints import Triton
 
 
-def list_operations(dialect: Any) -> dict[str, Any]:
-    return dict(dialect.openapi_fragment().operations)
+def list_operations(adapter: Any) -> dict[str, Any]:
+    return dict(adapter.openapi_fragment().operations)
 
 
-def get_request_schema(dialect: Any, variant: str) -> dict[str, Any]:
+def get_request_schema(adapter: Any, variant: str) -> dict[str, Any]:
     """The schema of the body that an operation takes."""
-    body = list_operations(dialect)[variant]["requestBody"]
-    found: dict[str, Any] = body["content"]["application/json"]["schema"]
-    return found
+    body = list_operations(adapter)[variant]["requestBody"]
+    schema: dict[str, Any] = body["content"]["application/json"]["schema"]
+    return schema
 
 
-def get_media_types(dialect: Any, variant: str, status: str) -> set[str]:
+def get_media_types(adapter: Any, variant: str, status: str) -> set[str]:
     """The media types of an operation's answer."""
-    return set(list_operations(dialect)[variant]["responses"][status].get("content", {}))
+    return set(list_operations(adapter)[variant]["responses"][status].get("content", {}))
 
 
 def test_openai_schema_limits_safety_identifier_and_stop() -> None:
@@ -37,17 +37,17 @@ def test_openai_schema_limits_safety_identifier_and_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "kinds_of_404", "kinds_of_ready"),
+    ("adapter", "kinds_of_404", "kinds_of_ready"),
     [
         (Triton(), {"application/json", "text/plain"}, {"application/json", "text/plain"}),
         (Triton(status="sane"), {"application/json"}, {"application/json"}),
     ],
 )
 def test_triton_schema_has_text_plain_only_with_strict_status(
-    dialect: Triton, kinds_of_404: set[str], kinds_of_ready: set[str]
+    adapter: Triton, kinds_of_404: set[str], kinds_of_ready: set[str]
 ) -> None:
-    assert get_media_types(dialect, "infer", "404") == kinds_of_404
-    assert get_media_types(dialect, "ready", "200") == kinds_of_ready
+    assert get_media_types(adapter, "infer", "404") == kinds_of_404
+    assert get_media_types(adapter, "ready", "200") == kinds_of_ready
 
 
 def test_triton_schema_lists_the_tensors_of_the_profile() -> None:
@@ -118,5 +118,5 @@ def test_mindie_schema_lists_the_fields_of_the_profile() -> None:
 
 
 def test_databricks_config_schema_is_an_empty_object() -> None:
-    told = list_operations(Databricks())["config"]
-    assert told["responses"]["200"]["content"]["application/json"]["schema"]["properties"] == {}
+    config = list_operations(Databricks())["config"]
+    assert config["responses"]["200"]["content"]["application/json"]["schema"]["properties"] == {}

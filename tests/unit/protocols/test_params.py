@@ -66,20 +66,20 @@ REFUSED: list[tuple[ParamType, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "got", "taken"), TAKEN)
 def test_valid_value_of_each_type_is_accepted(kind: ParamType, got: Any, taken: Any) -> None:
-    found = check_param(Param("x", "x", kind), got)
+    value = check_param(Param("x", "x", kind), got)
 
-    assert found == taken
-    assert type(found) is type(taken)
+    assert value == taken
+    assert type(value) is type(taken)
 
 
-@pytest.mark.parametrize(("kind", "got", "said"), REFUSED)
-def test_invalid_value_of_each_type_is_rejected(kind: ParamType, got: Any, said: str) -> None:
+@pytest.mark.parametrize(("kind", "got", "message"), REFUSED)
+def test_invalid_value_of_each_type_is_rejected(kind: ParamType, got: Any, message: str) -> None:
     row = Param("x", "x", kind)
 
     with pytest.raises(InvalidParameter) as caught:
         check_param(row, got)
 
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)
     assert (caught.value.problem, caught.value.expected) == ("type", row)
 
 
@@ -94,9 +94,9 @@ RANGES: list[tuple[dict[str, Any], Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("limits", "got", "problem", "said"), RANGES)
+@pytest.mark.parametrize(("limits", "got", "problem", "message"), RANGES)
 def test_value_out_of_range_is_rejected(
-    limits: dict[str, Any], got: Any, problem: str, said: str
+    limits: dict[str, Any], got: Any, problem: str, message: str
 ) -> None:
     row = Param(**{"wire": "x", "field": "x", "type": "int", **limits})
 
@@ -104,7 +104,7 @@ def test_value_out_of_range_is_rejected(
         check_param(row, got)
 
     assert caught.value.problem == problem
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)
 
 
 TABLE = ParamTable(
@@ -116,8 +116,8 @@ TABLE = ParamTable(
 )
 
 
-def encode_fields(**given: Any) -> dict[str, Raw]:
-    return {name: Raw(json.encode(got)) for name, got in given.items()}
+def encode_fields(**fields: Any) -> dict[str, Raw]:
+    return {name: Raw(json.encode(got)) for name, got in fields.items()}
 
 
 def test_params_are_read_into_request_sections() -> None:
@@ -157,15 +157,15 @@ def test_values_outside_the_request_fields_are_no_request_arguments() -> None:
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_param_maps_to_a_request_field(name: str) -> None:
     module, _, kind = PROTOCOLS[name].partition(":")
-    made = getattr(import_module(module), kind)()
-    tables = made.param_tables if isinstance(made, ParamTableProvider) else {}
+    adapter = getattr(import_module(module), kind)()
+    tables = adapter.param_tables if isinstance(adapter, ParamTableProvider) else {}
     apart = ("request", "extra", "labels")
     own = {field for kind in get_args(AnyRequest) for field in kind.__struct_fields__}
 
     for row in (row for table in tables.values() for row in table):
         section, _, field = row.field.rpartition(".")
-        known = SECTIONS[section].__struct_fields__ if section in SECTIONS else own
-        assert section in apart or field in known, row
+        struct_fields = SECTIONS[section].__struct_fields__ if section in SECTIONS else own
+        assert section in apart or field in struct_fields, row
 
 
 def test_disabling_value_is_provided_and_not_set() -> None:
@@ -231,9 +231,9 @@ def test_all_params_of_one_field_are_written() -> None:
 
 def test_the_row_of_the_field_that_the_client_sent_is_found() -> None:
     path = "stopping.max_tokens"
-    found = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "n"})
-    assert found is not None
-    assert found.wire == "max_tokens"
+    param = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "n"})
+    assert param is not None
+    assert param.wire == "max_tokens"
     both = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "max_completion_tokens"})
     assert both is not None
     assert both.wire == "max_completion_tokens"

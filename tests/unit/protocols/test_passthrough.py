@@ -312,14 +312,14 @@ def test_invalid_unicode_is_not_passed_through(
         forwards_field=lambda _: True,
     )
     row = endpoint("completion")
-    for said in (b"a", text):
-        fields = {"model": b"m", "prompt": b"a"} | {field: said}
+    for text_bytes in (b"a", text):
+        fields = {"model": b"m", "prompt": b"a"} | {field: text_bytes}
         body = b",".join(b'"%b":"%b"' % (key.encode(), one) for key, one in fields.items())
         call = ClientRequest(row, {}, {}, "", b"{%b}" % body, row.path)
         assert (
             PassthroughRules({"text": form}).prepare_passthrough("text", call, about, WRITER)
             is None
-        ) == (said is text)
+        ) == (text_bytes is text)
 
 
 def test_model_in_path_is_removed_from_the_body(about: ResponseContext) -> None:
@@ -351,10 +351,10 @@ def test_passthrough_request_fields_for_load_balancing_are_read() -> None:
     assert isinstance(chat, GenerationRequest)
     assert [message.text for message in chat.messages] == ["hi", "x"]
     assert [message.role for message in chat.messages] == ["user", "assistant"]
-    told = [*HI, CALL, RESULT, {"role": "user", "content": [PICTURE, SOUND]}]
-    turn = require_passthrough("chat", CHAT | {"messages": told, "tools": [TOOL]}).request
+    turns = [*HI, CALL, RESULT, {"role": "user", "content": [PICTURE, SOUND]}]
+    turn = require_passthrough("chat", CHAT | {"messages": turns, "tools": [TOOL]}).request
     assert isinstance(turn, GenerationRequest)
-    decoded = VLLM.decode_request(make_request("chat", CHAT | {"messages": told}))
+    decoded = VLLM.decode_request(make_request("chat", CHAT | {"messages": turns}))
     assert isinstance(decoded, GenerationRequest)
     assert turn.messages == decoded.messages
     assert (chat.n, chat.labels, chat.model) == (2, {"user": "ann"}, "llama")
@@ -471,7 +471,7 @@ def test_any_worker_model_name_is_replaced_by_the_public_name() -> None:
         assert out[-1] == ANSWER.replace(b"llama", shown.encode())
         events = b"".join(STREAM).replace(b'"llama"', b'"org/llama \\"x\\""')
         out, _ = read_passthrough(
-            require_passthrough("chat", ASKED, shown=shown).create_reader(),
+            require_passthrough("chat", STREAM_REQUEST, shown=shown).create_reader(),
             events[:150],
             events[150:],
         )
@@ -554,7 +554,7 @@ FIRST = format_encoded_chunk('{"role":"assistant","content":""}') + format_encod
 FORWARDED = STREAM[1].replace(b"llama", b"chat")
 LAST = format_encoded_chunk("{}", '"stop"') + b"data: [DONE]\n\n"
 SHOWN = FIRST + FORWARDED + LAST
-ASKED = CHAT | {"stream": True}
+STREAM_REQUEST = CHAT | {"stream": True}
 
 
 def join_output(out: Sequence[bytes | None]) -> bytes:
@@ -567,14 +567,16 @@ def test_stream_is_passed_through_in_any_packet_size(cuts: list[int]) -> None:
     data, edges = b"".join(STREAM), [0, *sorted(cuts), len(b"".join(STREAM))]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
 
-    out, events = read_passthrough(require_passthrough("chat", ASKED).create_reader(), *pieces)
+    out, events = read_passthrough(
+        require_passthrough("chat", STREAM_REQUEST).create_reader(), *pieces
+    )
 
     assert join_output(out) == SHOWN
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
 
 
 def test_only_complete_events_are_passed_through() -> None:
-    passage = require_passthrough("chat", ASKED).create_reader()
+    passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     assert passage.feed([STREAM[0][:-1]])[0] == b""
     assert passage.feed([b"\ndata: {"])[0] == FIRST
 
@@ -583,7 +585,9 @@ def test_crlf_line_ends_and_blanks_in_chunks_are_accepted() -> None:
     data = b"".join(STREAM).replace(b'"model":', b'"model" : ')
     crlf = data.replace(b"\n", b"\r\n")
     for pieces in ([data], [crlf], [bytes([one]) for one in crlf]):
-        out, _ = read_passthrough(require_passthrough("chat", ASKED).create_reader(), *pieces)
+        out, _ = read_passthrough(
+            require_passthrough("chat", STREAM_REQUEST).create_reader(), *pieces
+        )
         assert join_output(out) == SHOWN.replace(
             FORWARDED, FORWARDED.replace(b'"model":', b'"model" : ')
         )
@@ -592,14 +596,14 @@ def test_crlf_line_ends_and_blanks_in_chunks_are_accepted() -> None:
 @pytest.mark.parametrize("end", [b"data: [DONE]\n", b""], ids=["one newline", "no end at all"])
 def test_missing_done_is_added_to_a_complete_stream(end: bytes) -> None:
     out, events = read_passthrough(
-        require_passthrough("chat", ASKED, shown="llama").create_reader(), *STREAM[:3], end
+        require_passthrough("chat", STREAM_REQUEST, shown="llama").create_reader(), *STREAM[:3], end
     )
     assert join_output(out) == SHOWN.replace(b'"chat"', b'"llama"')
     assert isinstance(events[-1], StreamEnd)
 
 
 def test_truncated_stream_raises_stream_broken() -> None:
-    passage = require_passthrough("chat", ASKED).create_reader()
+    passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     passage.feed([STREAM[0] + STREAM[1][:30]])
     with pytest.raises(StreamBroken):
         passage.close()
@@ -610,9 +614,9 @@ BROKEN = b'data: {"error":{"message":"secret","code":500}}\n\n'
 
 def test_error_event_is_raised_and_not_passed_through() -> None:
     with pytest.raises(WorkerFailed):
-        require_passthrough("chat", ASKED).create_reader().feed([BROKEN])
+        require_passthrough("chat", STREAM_REQUEST).create_reader().feed([BROKEN])
     for ending in ("feed", "close"):
-        passage = require_passthrough("chat", ASKED).create_reader()
+        passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == FIRST
         assert events
@@ -621,18 +625,18 @@ def test_error_event_is_raised_and_not_passed_through() -> None:
 
 
 def test_failure_finish_reason_is_raised_and_not_passed_through() -> None:
-    passage = require_passthrough("chat", ASKED).create_reader()
+    passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     failing = format_chunk("x", '"invalid flag"')
     data, _ = passage.feed([STREAM[0] + failing])
     assert data == FIRST
     with pytest.raises(WorkerFailed):
         passage.feed([b""])
     with pytest.raises(WorkerFailed):
-        require_passthrough("chat", ASKED).create_reader().feed([failing])
+        require_passthrough("chat", STREAM_REQUEST).create_reader().feed([failing])
 
 
 def test_stray_error_line_is_raised_and_not_passed_through() -> None:
-    passage = require_passthrough("chat", ASKED).create_reader()
+    passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     data, _ = passage.feed([STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1]])
     assert data is not None
     assert b"secret" not in data
@@ -645,20 +649,25 @@ def test_stray_error_line_is_raised_and_not_passed_through() -> None:
 
 def test_stray_line_in_a_stream_is_dropped() -> None:
     out, _ = read_passthrough(
-        require_passthrough("chat", ASKED).create_reader(), STREAM[0], b'{"odd":1}\n\n', *STREAM[1:]
+        require_passthrough("chat", STREAM_REQUEST).create_reader(),
+        STREAM[0],
+        b'{"odd":1}\n\n',
+        *STREAM[1:],
     )
     assert join_output(out) == SHOWN
 
 
 def test_unterminated_event_over_the_limit_raises_worker_failed() -> None:
-    passage = require_passthrough("chat", ASKED).create_reader()
+    passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     passage.feed([b"data: " + b"x" * 1_000_000])
     with pytest.raises(WorkerFailed):
         passage.feed([b"x" * 100_000])
 
 
 def test_unary_response_to_a_streaming_request_is_encoded() -> None:
-    out, events = read_passthrough(require_passthrough("chat", ASKED).create_reader(), b" ", ANSWER)
+    out, events = read_passthrough(
+        require_passthrough("chat", STREAM_REQUEST).create_reader(), b" ", ANSWER
+    )
     assert out[1:] == [None, None]
     assert any(isinstance(event, TextDelta) for event in events)
 
@@ -666,7 +675,7 @@ def test_unary_response_to_a_streaming_request_is_encoded() -> None:
 # --- the client's contract ------------------------------------------------------------------------
 
 
-def pass_through(*pieces: bytes, body: Any = ASKED) -> bytes:
+def pass_through(*pieces: bytes, body: Any = STREAM_REQUEST) -> bytes:
     return join_output(
         read_passthrough(require_passthrough("chat", body).create_reader(), *pieces)[0]
     )
@@ -686,7 +695,7 @@ def test_text_chunks_are_forwarded_unchanged(*, blanks: bool, many: int, at_once
         texts = pieces[1:-2]
 
     out, events = read_passthrough(
-        require_passthrough("chat", ASKED).create_reader(),
+        require_passthrough("chat", STREAM_REQUEST).create_reader(),
         *([b"".join(pieces)] if at_once else pieces),
     )
 
@@ -739,7 +748,7 @@ def test_text_after_the_finish_reason_raises_stream_broken(*, at_once: bool) -> 
     pieces = [*STREAM[:2], end, STREAM[1]]
     with pytest.raises(StreamBroken):
         read_passthrough(
-            require_passthrough("chat", ASKED).create_reader(),
+            require_passthrough("chat", STREAM_REQUEST).create_reader(),
             *([b"".join(pieces)] if at_once else pieces),
         )
 
@@ -747,20 +756,20 @@ def test_text_after_the_finish_reason_raises_stream_broken(*, at_once: bool) -> 
 def test_stream_usage_is_sent_only_if_requested() -> None:
     usage = b'"usage":{"prompt_tokens":2,"completion_tokens":%d,"total_tokens":%d},"choices"'
     pieces = [one.replace(b'"choices"', usage % (i, i + 2)) for i, one in enumerate(STREAM[:3])]
-    asked = ASKED | {"stream_options": {"include_usage": True}}
-    for body, times in ((ASKED, 0), (asked, 1)):
-        found = pass_through(*pieces, STREAM[3], body=body)
-        assert found.count(b'"usage":{') == times
-        assert b'"content":"lo"' in found
+    request_body = STREAM_REQUEST | {"stream_options": {"include_usage": True}}
+    for body, times in ((STREAM_REQUEST, 0), (request_body, 1)):
+        output = pass_through(*pieces, STREAM[3], body=body)
+        assert output.count(b'"usage":{') == times
+        assert b'"content":"lo"' in output
 
 
 def test_tool_call_argument_object_is_encoded_as_a_string() -> None:
     call = b'"delta":{"tool_calls":[{"function":{"name":"f","arguments":{"x":1}}}]}'
     event = STREAM[1].replace(b'"delta":{"content":"lo"}', call)
-    found = pass_through(STREAM[0], event, format_chunk("", '"stop"'), STREAM[3])
-    assert b'"arguments":"{\\"x\\":1}"' in found
-    assert b'"finish_reason":"tool_calls"' in found
-    assert b'"id":"call_0_0","type":"function"' in found
+    output = pass_through(STREAM[0], event, format_chunk("", '"stop"'), STREAM[3])
+    assert b'"arguments":"{\\"x\\":1}"' in output
+    assert b'"finish_reason":"tool_calls"' in output
+    assert b'"id":"call_0_0","type":"function"' in output
 
 
 def test_text_before_between_and_after_tool_calls_is_written_in_order() -> None:
@@ -772,37 +781,37 @@ def test_text_before_between_and_after_tool_calls_is_written_in_order() -> None:
         )
     ]
     text = STREAM[1]
-    found = pass_through(
+    output = pass_through(
         STREAM[0], text, text, calls[0], text, calls[1], text, format_chunk("", '"stop"'), STREAM[3]
     )
-    marks = re.findall(rb'"content":"lo"|"arguments":"."', found)
+    marks = re.findall(rb'"content":"lo"|"arguments":"."', output)
     lo, opening, closing = b'"content":"lo"', b'"arguments":"{"', b'"arguments":"}"'
     assert marks == [lo, lo, opening, lo, closing, lo]
-    assert found.count(b'"finish_reason":"tool_calls"') == 1
+    assert output.count(b'"finish_reason":"tool_calls"') == 1
 
 
 def test_reasoning_chunks_are_forwarded_unchanged() -> None:
-    thought = STREAM[1].replace(b'"content"', b'"reasoning_content"')
+    reasoning = STREAM[1].replace(b'"content"', b'"reasoning_content"')
     out, events = read_passthrough(
-        require_passthrough("chat", ASKED).create_reader(), thought, thought, *STREAM
+        require_passthrough("chat", STREAM_REQUEST).create_reader(), reasoning, reasoning, *STREAM
     )
-    assert thought.replace(b"llama", b"chat") in join_output(out)
+    assert reasoning.replace(b"llama", b"chat") in join_output(out)
     assert [e.text for e in events if isinstance(e, ReasoningDelta)] == ["lo", "lo"]
     assert FORWARDED in join_output(out)
 
 
 @pytest.mark.parametrize("lacking", [b'"id":"c",', b'"model":"llama",'])
 def test_all_chunks_of_a_stream_have_the_same_id_and_model(lacking: bytes) -> None:
-    found = pass_through(*[one.replace(lacking, b"") for one in STREAM])
-    assert [b'"model":"chat"' in one for one in found.split(b"\n\n")[:-2]] == [True] * 4
-    assert len({one.partition(b",")[0] for one in found.split(b"\n\n")[:-2]}) == 1
+    output = pass_through(*[one.replace(lacking, b"") for one in STREAM])
+    assert [b'"model":"chat"' in one for one in output.split(b"\n\n")[:-2]] == [True] * 4
+    assert len({one.partition(b",")[0] for one in output.split(b"\n\n")[:-2]}) == 1
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 def test_another_model_name_is_replaced_if_the_first_is_the_public_name(*, at_once: bool) -> None:
     other = STREAM[1].replace(b'"llama"', b'"other"')
     pieces = [*STREAM[:2], other, *STREAM[2:]]
-    reader = require_passthrough("chat", ASKED, shown="llama").create_reader()
+    reader = require_passthrough("chat", STREAM_REQUEST, shown="llama").create_reader()
     out, _ = read_passthrough(reader, *([b"".join(pieces)] if at_once else pieces))
     assert b"other" not in join_output(out)
     assert join_output(out).count(b'"model":"llama"') == 5
@@ -821,17 +830,17 @@ def test_id_in_a_nested_object_is_not_the_chunk_id() -> None:
     chunks = [msgspec.json.decode(one[6:]) for one in expected.split(b"\n\n")[:-2]]
     for chunk in chunks[1:]:
         chunk["choices"][0]["delta"]["id"] = "x"
-    found = pass_through(*outer).split(b"\n\n")[:-2]
-    assert [msgspec.json.decode(one[6:]) for one in found] == chunks
+    output = pass_through(*outer).split(b"\n\n")[:-2]
+    assert [msgspec.json.decode(one[6:]) for one in output] == chunks
 
 
 def test_empty_response_id_is_replaced_by_a_gateway_id() -> None:
-    found = pass_through(*[one.replace(b'"id":"c"', b'"id":""') for one in STREAM])
-    assert found == SHOWN.replace(b'"id":"c"', b'"id":"chatcmpl-r1"')
+    output = pass_through(*[one.replace(b'"id":"c"', b'"id":""') for one in STREAM])
+    assert output == SHOWN.replace(b'"id":"c"', b'"id":"chatcmpl-r1"')
 
 
 def test_choice_without_finish_reason_raises_stream_broken() -> None:
-    body = ASKED | {"n": 2}
+    body = STREAM_REQUEST | {"n": 2}
     other = STREAM[1].replace(b'"index":0', b'"index":1')
     with pytest.raises(StreamBroken):
         pass_through(STREAM[0], STREAM[1], other, *STREAM[2:], body=body)
@@ -844,8 +853,8 @@ def test_completion_stream_logprobs_have_cumulative_offsets() -> None:
     )
     pieces = [piece + b"null}]}\n\n", piece + b"null}]}\n\n", piece + b'"stop"}]}\n\n', STREAM[3]]
     relay = require_passthrough("completion", TEXT | {"logprobs": 1, "stream": True})
-    found = join_output(read_passthrough(relay.create_reader(), *pieces)[0])
-    offsets = [found.index(b'"text_offset":[%d]' % place) for place in (0, 2, 4)]
+    output = join_output(read_passthrough(relay.create_reader(), *pieces)[0])
+    offsets = [output.index(b'"text_offset":[%d]' % place) for place in (0, 2, 4)]
     assert offsets == sorted(offsets)
 
 
@@ -890,7 +899,7 @@ def test_model_name_with_blanks_or_escapes_is_replaced(spelling: bytes) -> None:
 
 def count_reader_calls(pieces: Sequence[bytes]) -> int:
     """How many functions run, Python's and C's, to read these pieces."""
-    reader, calls = require_passthrough("chat", ASKED).create_reader(), 0
+    reader, calls = require_passthrough("chat", STREAM_REQUEST).create_reader(), 0
 
     def count(frame: object, event: str, value: object) -> None:
         nonlocal calls

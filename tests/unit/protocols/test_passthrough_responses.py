@@ -36,7 +36,7 @@ ANSWER: dict[str, Any] = {
     "choices": [CHOICE],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
-ASKED = GenerationRequest(model="worker's", kind="chat")
+REQUEST = GenerationRequest(model="worker's", kind="chat")
 
 
 def list_responses() -> Iterator[dict[str, Any]]:
@@ -80,8 +80,8 @@ def list_responses() -> Iterator[dict[str, Any]]:
 
 def decode_parts(decoder: ResponseDecoder, parts: Sequence[bytes]) -> Any:
     """All that it reads of these parts, to the error that ends it."""
-    found = run_steps(decoder.feed, decoder.close, parts)
-    return (flatten(found[0]), *found[1:]) if isinstance(found, tuple) else flatten(found)
+    outputs = run_steps(decoder.feed, decoder.close, parts)
+    return (flatten(outputs[0]), *outputs[1:]) if isinstance(outputs, tuple) else flatten(outputs)
 
 
 BODIES = st.one_of(
@@ -106,7 +106,7 @@ def test_unary_response_decodes_the_same_in_any_packets(
     body: bytes, cuts: list[int], kind: Any
 ) -> None:
     parts = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
-    request = msgspec.structs.replace(ASKED, kind=kind)
+    request = msgspec.structs.replace(REQUEST, kind=kind)
     assert decode_parts(GenerationDecoder(request), parts) == decode_parts(
         GenerationDecoder(request), [body]
     )
@@ -114,7 +114,7 @@ def test_unary_response_decodes_the_same_in_any_packets(
 
 @pytest.mark.parametrize("around", [b"", b" "])
 def test_unary_response_is_passed_through_with_its_public_name(around: bytes) -> None:
-    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
+    passage = UnaryPassthroughReader(GenerationDecoder(REQUEST), NameReplacer({"model": "public"}))
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
@@ -129,7 +129,7 @@ def test_unary_response_is_passed_through_with_its_public_name(around: bytes) ->
 
 
 def test_response_without_usage_is_decoded_at_its_end() -> None:
-    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
+    passage = UnaryPassthroughReader(GenerationDecoder(REQUEST), NameReplacer({"model": "public"}))
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
     assert passage.feed([body[:30]]) == (b"", [])
@@ -141,7 +141,7 @@ def test_response_without_usage_is_decoded_at_its_end() -> None:
 
 
 def test_stream_response_to_a_unary_request_is_decoded_at_once() -> None:
-    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
+    passage = UnaryPassthroughReader(GenerationDecoder(REQUEST), NameReplacer({"model": "public"}))
     first: tuple[bytes | None, Sequence[Event]] = passage.feed([format_text_event("a")])
 
     assert TextDelta("a") in first[1]

@@ -131,7 +131,7 @@ async def get_used_connections(
     upstream: AsyncioHttpClient, worker: ScriptedWorker, times: int
 ) -> list[int]:
     """The connections that the next requests use, one after the other."""
-    before = worker.asked
+    before = worker.request_count
     for _ in range(times):
         await send_and_read(upstream, worker.url)
     return [one.connection for one in worker.requests[before:]]
@@ -174,7 +174,7 @@ async def test_aborted_connection_is_not_reused() -> None:
         reading = await upstream.send(worker.url, ASK, 2.0)
         reading.abort()
         reading.abort()
-        await worker.until_left()
+        await worker.wait_for_disconnect()
         assert await get_used_connections(upstream, worker, 2) == [1, 1]
 
 
@@ -193,7 +193,7 @@ async def test_connection_released_before_the_end_is_closed() -> None:
     async with ScriptedWorker(*replies) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         reading.release()
-        await worker.until_left()
+        await worker.wait_for_disconnect()
 
 
 async def test_try_send_requires_an_idle_connection() -> None:
@@ -328,7 +328,7 @@ async def test_untrusted_certificate_is_rejected() -> None:
         async with open_client(ca=str(PEM)) as upstream:
             assert await send_and_read(upstream, worker.url) == b"fine"
 
-    assert worker.asked == 1
+    assert worker.request_count == 1
 
 
 async def test_certificate_for_another_host_is_rejected() -> None:
@@ -339,7 +339,7 @@ async def test_certificate_for_another_host_is_rejected() -> None:
         with pytest.raises(WorkerUnreachable):
             await send_and_read(upstream, worker.url.replace("127.0.0.1", "localhost"))
 
-    assert worker.asked == 0
+    assert worker.request_count == 0
 
 
 async def test_abort_closes_a_tls_connection_immediately() -> None:
@@ -350,7 +350,7 @@ async def test_abort_closes_a_tls_connection_immediately() -> None:
     ):
         reading = await upstream.send(worker.url, ASK, 2.0)
         reading.abort()
-        await worker.until_left()
+        await worker.wait_for_disconnect()
 
 
 async def test_connect_timeout_applies_to_a_worker_with_a_full_backlog() -> None:

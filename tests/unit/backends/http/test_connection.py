@@ -76,7 +76,7 @@ async def test_invalid_http_response_is_rejected_and_the_connection_closed(reply
     async with ScriptedWorker(reply) as worker, open_client() as upstream:
         with pytest.raises(WorkerFailed):
             await send_and_read(upstream, worker)
-        await worker.until_left()
+        await worker.wait_for_disconnect()
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ async def test_invalid_http_response_is_rejected_and_the_connection_closed(reply
     ],
 )
 async def test_broken_body_raises_after_the_received_data(rest_of_it: Reply) -> None:
-    reply: Reply = [CHUNKED + chunk(b"said"), 0.02, *rest_of_it]
+    reply: Reply = [CHUNKED + chunk(b"text"), 0.02, *rest_of_it]
     async with ScriptedWorker(reply) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
-        assert b"".join(await reading.read()).startswith(b"said")
+        assert b"".join(await reading.read()).startswith(b"text")
         with pytest.raises(StreamBroken):
             await read_body(reading)
 
@@ -148,7 +148,7 @@ async def test_aborted_body_without_content_length_raises_stream_broken() -> Non
         reading = await upstream.send(worker.url, ASK, 2.0)
         assert b"".join(await reading.read()) == b"fi"
         reading.abort()
-        await worker.until_left()
+        await worker.wait_for_disconnect()
         with pytest.raises(StreamBroken):
             await reading.read()
 
@@ -186,7 +186,7 @@ async def test_response_before_the_full_request_closes_the_connection() -> None:
     async with early as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, UpstreamRequest("/", b"x" * (32 << 20)), 2.0)
         assert await read_body(reading) == b"no"
-        await worker.until_left()
+        await worker.wait_for_disconnect()
 
 
 async def test_closed_idle_connection_is_replaced() -> None:
@@ -207,10 +207,10 @@ async def test_request_is_resent_once_only_if_an_idle_connection_was_closed() ->
     ):
         assert await send_and_read(upstream, worker) == b"fine"
         assert await send_and_read(upstream, worker) == b"fine"
-        assert worker.asked == 3
+        assert worker.request_count == 3
         with pytest.raises(StreamBroken):
             await send_and_read(upstream, worker)
-    assert worker.asked == 5
+    assert worker.request_count == 5
 
 
 @pytest.mark.parametrize("value", ["a\r\nX: y", "a\nX: y", "a\rb", "a\0b"])
@@ -220,7 +220,7 @@ async def test_line_break_in_a_header_value_is_rejected(value: str) -> None:
             await upstream.send(worker.url, UpstreamRequest("/", b"", (("X-A", value),)), 2.0)
         with pytest.raises(InternalError):
             await upstream.send(worker.url, UpstreamRequest("/", b""), 2.0, (("X-A", value),))
-    assert worker.asked == 0
+    assert worker.request_count == 0
 
 
 async def test_concurrent_requests_get_their_own_responses() -> None:
@@ -237,8 +237,8 @@ async def test_concurrent_requests_get_their_own_responses() -> None:
 
     async with run_server(echo) as url, open_client() as upstream:
         for start in (0, 300):
-            asked = (one(upstream, url, start + n) for n in range(300))
-            assert all(await asyncio.gather(*asked))
+            requests = (one(upstream, url, start + n) for n in range(300))
+            assert all(await asyncio.gather(*requests))
 
 
 async def test_closing_the_client_aborts_running_requests() -> None:
@@ -248,7 +248,7 @@ async def test_closing_the_client_aborts_running_requests() -> None:
             await reading.read()
         with pytest.raises(WorkerError):
             await reading.read()
-        await worker.until_left()
+        await worker.wait_for_disconnect()
 
 
 async def test_closed_connection_leaves_no_reference_cycle() -> None:

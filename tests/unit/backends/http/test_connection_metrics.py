@@ -16,7 +16,7 @@ from tests.fakes import make_reply
 from tests.fault.line_protocol import LineProtocol, pool_settings
 from tests.tcp_server import run_server
 
-ASKED = UpstreamRequest("/", b"", ())
+REQUEST = UpstreamRequest("/", b"", ())
 
 
 async def serve_json(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,19 +30,19 @@ async def test_connection_counts_show_the_current_state() -> None:
     try:
         assert upstream.connections == ConnectionCounts()
         async with run_server(serve_json) as url:
-            reading = await upstream.send(url, ASKED, 5)
+            reading = await upstream.send(url, REQUEST, 5)
             assert upstream.connections == ConnectionCounts(open=1, created=1)
             while await reading.read():
                 pass
             reading.release()
             assert upstream.connections == ConnectionCounts(open=1, idle=1, created=1)
-            again = await upstream.send(url, ASKED, 5)
+            again = await upstream.send(url, REQUEST, 5)
             assert upstream.connections == ConnectionCounts(open=1, created=1)
             again.abort()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with pytest.raises(WorkerUnreachable):
-            await upstream.send(f"http://127.0.0.1:{port}", ASKED, 5)
+            await upstream.send(f"http://127.0.0.1:{port}", REQUEST, 5)
         assert (upstream.connections.created, upstream.connections.failed) == (1, 1)
     finally:
         await upstream.aclose()

@@ -28,12 +28,12 @@ class RecordingConsumer:
     """Takes what comes; no more after each of ``full``."""
 
     def __init__(self, *full: bytes) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._full = full
 
     def __call__(self, pieces: list[bytes]) -> bool:
         data = b"".join(pieces)
-        self.heard.append(data)
+        self.received.append(data)
         return data not in self._full
 
 
@@ -53,7 +53,7 @@ async def test_consumer_gets_every_chunk_and_the_end() -> None:
     async with open_response(pieces) as reading:
         assert await reading.forward_to(listener)
 
-    assert listener.heard == [b"one", b"two", b"three"]
+    assert listener.received == [b"one", b"two", b"three"]
 
 
 async def test_consumer_gets_data_received_before_registration() -> None:
@@ -64,7 +64,7 @@ async def test_consumer_gets_data_received_before_registration() -> None:
         assert await reading.forward_to(listener)
         assert await reading.forward_to(listener), "it is still all"
 
-    assert b"".join(listener.heard) == b"onetwo"
+    assert b"".join(listener.received) == b"onetwo"
 
 
 async def test_consumer_is_called_without_a_task_switch() -> None:
@@ -90,10 +90,10 @@ async def test_data_after_the_consumer_stops_is_buffered() -> None:
     async with open_response(pieces) as reading:
         assert not await reading.forward_to(listener)
         await asyncio.sleep(0.1)
-        assert listener.heard == [b"one", b"two"]
+        assert listener.received == [b"one", b"two"]
         assert await reading.forward_to(listener)
 
-    assert listener.heard == [b"one", b"two", b"three"]
+    assert listener.received == [b"one", b"two", b"three"]
 
 
 async def test_consumer_can_stop_at_buffered_data() -> None:
@@ -114,7 +114,7 @@ async def test_incomplete_chunk_header_is_not_forwarded() -> None:
     async with open_response([CHUNKED, 0.05, b"3\r", 0.05, b"\none\r\n", 0.05, END]) as reading:
         assert await reading.forward_to(listener)
 
-    assert listener.heard == [b"one"]
+    assert listener.received == [b"one"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_broken_response_raises_after_the_forwarded_data(reply: Reply) -> 
         with pytest.raises(StreamBroken):
             await reading.forward_to(listener)
 
-    assert listener.heard == [b"one"]
+    assert listener.received == [b"one"]
 
 
 async def test_consumer_exception_is_raised_by_forward_to() -> None:
@@ -149,7 +149,7 @@ async def test_cancelled_consumer_gets_no_more_data() -> None:
                 await reading.forward_to(listener)
         assert await reading.read() == [b"two"]
 
-    assert listener.heard == [b"one"]
+    assert listener.received == [b"one"]
 
 
 async def test_abort_raises_stream_broken_in_forward_to() -> None:

@@ -105,7 +105,7 @@ class FakePassthroughDecoder:
 class AttemptOutcome(NamedTuple):
     """What came of it, and what is known of its worker then."""
 
-    told: Sequence[StreamItem] | GatewayError
+    result: Sequence[StreamItem] | GatewayError
     over: bool
     accepted: bool
     failure: GatewayError | None
@@ -122,10 +122,10 @@ async def run_attempt(
     max_size: int = 1 << 20,
 ) -> AttemptOutcome:
     clock = FakeClock()
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
+    timer = DeadlineTimer(clock, asyncio.get_running_loop)
     upstream = FakeHttpClient(FakeResponse(body, at_once=at_once))
     means = AttemptServices(
-        upstream, Timeouts(), clock, lookout, PoolMetrics(), max_response_size=max_size
+        upstream, Timeouts(), clock, timer, PoolMetrics(), max_response_size=max_size
     )
     member = WorkerState(0, WorkerConfig("http://w:1"), WorkerHealth(), clock)
     work = AttemptRequest(
@@ -137,18 +137,20 @@ async def run_attempt(
         Deadline(clock, 60),
     )
     attempt = Attempt(WorkerSlot(member, clock()), work, means)
-    told: Sequence[StreamItem] | GatewayError
+    result: Sequence[StreamItem] | GatewayError
     try:
-        told = await attempt.begin()
+        result = await attempt.begin()
     except GatewayError as error:
-        told = error
+        result = error
     if attempt.finished and not attempt.complete and attempt.failure is None:
         await attempt.drain()
     attempt.close()
-    lookout.close()
-    assert (member.waiting_attempts, lookout._deadlines) == (set(), {})
-    known = member.report(), means.metrics.failures
-    return AttemptOutcome(told, attempt.finished, attempt.accepted, attempt.failure, *known)
+    timer.close()
+    assert (member.waiting_attempts, timer._deadlines) == (set(), {})
+    counts_before = member.report(), means.metrics.failures
+    return AttemptOutcome(
+        result, attempt.finished, attempt.accepted, attempt.failure, *counts_before
+    )
 
 
 def _fail_if_called(*_: object) -> NoReturn:
@@ -171,14 +173,14 @@ def test_unary_response_is_independent_of_body_arrival_time(
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_oversized_unary_response_is_rejected(*, at_once: bool) -> None:
-    said: tuple[Sequence[Event], ...] = ((TextDelta("a"),), (StreamEnd(),))
-    pieces: list[StreamItem] = [(None, events) for events in said]
+    batches: tuple[Sequence[Event], ...] = ((TextDelta("a"),), (StreamEnd(),))
+    pieces: list[StreamItem] = [(None, events) for events in batches]
 
-    found = await run_attempt(b"four", *pieces, at_once=at_once, max_size=3)
+    outcome = await run_attempt(b"four", *pieces, at_once=at_once, max_size=3)
 
-    assert isinstance(found.told, WorkerFailed)
-    assert "larger than" in str(found.told)
-    assert not found.over
+    assert isinstance(outcome.result, WorkerFailed)
+    assert "larger than" in str(outcome.result)
+    assert not outcome.over
 
 
 @pytest.mark.parametrize(("size", "in_thread"), [((256 << 10) - 1, False), (256 << 10, True)])
@@ -187,8 +189,8 @@ async def test_a_large_response_is_decoded_in_a_thread(
 ) -> None:
     threads: list[int] = []
 
-    def close(told: FakePassthroughDecoder) -> StreamItem:
-        del told
+    def close(decoder: FakePassthroughDecoder) -> StreamItem:
+        del decoder
         threads.append(threading.get_ident())
         return None, [TextDelta("a"), StreamEnd()]
 

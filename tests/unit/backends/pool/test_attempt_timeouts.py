@@ -33,14 +33,14 @@ class TimeoutsTestBench:
 
     def __init__(
         self,
-        lookout: DeadlineTimer,
+        timer: DeadlineTimer,
         *,
         first: float | None = None,
         idle: float = 30,
         total: float = 60,
     ) -> None:
-        due = NO_TIMEOUT if first is None else lookout.clock() + first
-        self.watch = CountingAttemptTimeouts(lookout, Deadline(lookout.clock, total), due, idle)
+        due = NO_TIMEOUT if first is None else timer.clock() + first
+        self.watch = CountingAttemptTimeouts(timer, Deadline(timer.clock, total), due, idle)
 
     @property
     def times(self) -> int:
@@ -53,23 +53,23 @@ class TimeoutsTestBench:
 
 
 async def test_each_attempt_is_aborted_once_at_its_own_timeout() -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    late = TimeoutsTestBench(lookout, first=0.15)
-    later = TimeoutsTestBench(lookout, total=0.1)
-    never = TimeoutsTestBench(lookout)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    late = TimeoutsTestBench(timer, first=0.15)
+    later = TimeoutsTestBench(timer, total=0.1)
+    never = TimeoutsTestBench(timer)
     for one in (late, later, never):
         one.watch.wait_next()
     await asyncio.sleep(0.4)
 
     assert [one.why for one in (late, later, never)] == ["first_token", "total", ""]
     assert [one.times for one in (late, later, never)] == [1, 1, 0]
-    lookout.close()
+    timer.close()
 
 
 async def test_received_data_postpones_the_idle_timeout() -> None:
     now = FakeClock()
-    lookout = DeadlineTimer(now, asyncio.get_running_loop)
-    one = TimeoutsTestBench(lookout, first=50.0, idle=20.0, total=1000.0)
+    timer = DeadlineTimer(now, asyncio.get_running_loop)
+    one = TimeoutsTestBench(timer, first=50.0, idle=20.0, total=1000.0)
     one.watch.wait_next()
     one.watch.has_started = True
     one.watch.wait_next()
@@ -84,7 +84,7 @@ async def test_received_data_postpones_the_idle_timeout() -> None:
     now.now += 1
     one.watch.on_deadline(now())
     assert (one.times, one.why) == (1, "idle")
-    lookout.close()
+    timer.close()
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ async def test_received_data_postpones_the_idle_timeout() -> None:
 async def test_attempt_that_does_not_wait_is_not_aborted(
     ends: Callable[[AttemptTimeouts], None],
 ) -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    one, other = TimeoutsTestBench(lookout, first=0.05), TimeoutsTestBench(lookout, first=0.1)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one, other = TimeoutsTestBench(timer, first=0.05), TimeoutsTestBench(timer, first=0.1)
     one.watch.wait_next()
     other.watch.wait_next()
     ends(one.watch)
@@ -102,12 +102,12 @@ async def test_attempt_that_does_not_wait_is_not_aborted(
 
     assert one.times == 0
     assert other.times == 1
-    lookout.close()
+    timer.close()
 
 
 async def test_attempt_past_its_timeout_is_aborted_at_the_next_wait() -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    one = TimeoutsTestBench(lookout, first=0.05)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(timer, first=0.05)
     one.watch.wait_next()
     one.watch.stop_wait()
     await asyncio.sleep(0.1)
@@ -115,30 +115,30 @@ async def test_attempt_past_its_timeout_is_aborted_at_the_next_wait() -> None:
     await asyncio.sleep(0.05)
 
     assert one.why == "first_token"
-    lookout.close()
+    timer.close()
 
 
 async def test_finished_attempts_leave_no_deadlines() -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    stays = TimeoutsTestBench(lookout, first=0.2)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    stays = TimeoutsTestBench(timer, first=0.2)
     stays.watch.wait_next()
     for _ in range(1000):
-        one = TimeoutsTestBench(lookout, first=20.0)
+        one = TimeoutsTestBench(timer, first=20.0)
         one.watch.wait_next()
         one.watch.has_started = True
         one.watch.wait_next()
-        lookout.remove(one.watch)
-        lookout.remove(one.watch)
+        timer.remove(one.watch)
+        timer.remove(one.watch)
 
-    assert len(lookout._deadlines) == 1
+    assert len(timer._deadlines) == 1
     await asyncio.sleep(0.3)
     assert stays.why == "first_token"
-    lookout.close()
+    timer.close()
 
 
 async def test_only_a_broken_stream_is_attributed_to_the_timeout() -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    one = TimeoutsTestBench(lookout)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(timer)
     assert one.watch.get_cause(BROKEN) is BROKEN
     one.watch.cancel_wait()
     failed = WorkerFailed("it failed")
@@ -149,16 +149,16 @@ async def test_only_a_broken_stream_is_attributed_to_the_timeout() -> None:
 
 
 async def test_cancelled_attempt_opens_no_connection() -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    one = TimeoutsTestBench(lookout)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(timer)
     one.watch.start_wait(get_loop_time())
     one.watch.cancel_wait()
     with pytest.raises(DeadlineExceeded) as caught:
         await one.watch.wait_response(_fail_if_awaited())
 
     assert caught.value.phase == "first_token"
-    lookout.remove(one.watch)
-    lookout.close()
+    timer.remove(one.watch)
+    timer.close()
 
 
 async def _fail_if_awaited() -> UpstreamResponse:
@@ -167,20 +167,20 @@ async def _fail_if_awaited() -> UpstreamResponse:
 
 async def test_start_after_the_total_timeout_raises_deadline_exceeded() -> None:
     now = FakeClock()
-    lookout = DeadlineTimer(now, asyncio.get_running_loop)
-    one = TimeoutsTestBench(lookout, first=5.0, total=50.0)
+    timer = DeadlineTimer(now, asyncio.get_running_loop)
+    one = TimeoutsTestBench(timer, first=5.0, total=50.0)
     with pytest.raises(DeadlineExceeded):
         one.watch.start_wait(now() + 50.0)
     one.watch.start_wait(now())
     one.watch.on_deadline(now() + 5.0)
 
     assert one.why == "first_token"
-    lookout.close()
+    timer.close()
 
 
 async def test_wait_after_the_total_timeout_raises_deadline_exceeded() -> None:
-    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
-    one = TimeoutsTestBench(lookout, total=0.0)
+    timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(timer, total=0.0)
     with pytest.raises(DeadlineExceeded) as caught:
         one.watch.wait_next()
     assert caught.value.phase == "total"

@@ -55,18 +55,18 @@ class ControlledSleep:
     """Pauses that last until the test ends them; ``asked`` are their seconds."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.lookup_times: list[float] = []
         self._going = asyncio.Semaphore(0)
 
     async def __call__(self, seconds: float) -> None:
-        self.asked.append(seconds)
+        self.lookup_times.append(seconds)
         await self._going.acquire()
 
     async def end(self, source: ScriptedSource) -> None:
         """End one; ``source`` has looked again, and pauses again, when this returns."""
-        pauses = len(self.asked)
+        pauses = len(self.lookup_times)
         self._going.release()
-        await wait_until(lambda: len(self.asked) > pauses)
+        await wait_until(lambda: len(self.lookup_times) > pauses)
 
 
 class RecordingPool:
@@ -161,12 +161,12 @@ async def test_failed_source_is_retried_with_exponential_backoff() -> None:
         for _ in range(7):
             await pauses.end(source)
 
-        assert pauses.asked == [10, 1, 2, 4, 8, 10, 10, 10]
+        assert pauses.lookup_times == [10, 1, 2, 4, 8, 10, 10, 10]
 
 
 async def test_retry_delay_never_exceeds_the_source_interval() -> None:
     async with run_discovery(ScriptedSource(DiscoveryError("down"), every=0.5)) as (_, _, pauses):
-        assert pauses.asked == [0.5]
+        assert pauses.lookup_times == [0.5]
 
 
 async def test_discovery_state_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,8 +177,8 @@ async def test_discovery_state_changes_are_logged_once(caplog: pytest.LogCapture
             for _ in range(7):
                 await pauses.end(source)
 
-    told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
-    assert told == ["SERVFAIL", "silence", "discovery works again", "SERVFAIL"]
+    states = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert states == ["SERVFAIL", "silence", "discovery works again", "SERVFAIL"]
 
 
 async def test_unexpected_discovery_error_is_logged_with_traceback(

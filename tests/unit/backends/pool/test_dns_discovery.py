@@ -32,12 +32,12 @@ class FakeResolver:
     """A resolver with scripted answers."""
 
     def __init__(self) -> None:
-        self.known: dict[str, DnsAnswer | Exception] = {}
+        self.answers: dict[str, DnsAnswer | Exception] = {}
         self.queries: list[str] = []
 
     async def query(self, name: str, record_type: RecordType) -> DnsAnswer:
         self.queries.append(f"{record_type} {name}")
-        answer = self.known.get(f"{record_type} {name}", DnsAnswer(name_exists=False))
+        answer = self.answers.get(f"{record_type} {name}", DnsAnswer(name_exists=False))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -64,7 +64,7 @@ def get_urls(workers: Sequence[WorkerConfig]) -> list[str]:
 
 async def test_each_dns_address_becomes_a_worker_from_the_template() -> None:
     zone = FakeResolver()
-    zone.known = {
+    zone.answers = {
         "A w.local": make_address_answer("10.0.0.2", "10.0.0.1"),
         "AAAA w.local": make_address_answer("fd00::1"),
     }
@@ -73,9 +73,9 @@ async def test_each_dns_address_becomes_a_worker_from_the_template() -> None:
         DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone
     )
 
-    found = await source.list_workers()
+    workers = await source.list_workers()
 
-    assert found == [
+    assert workers == [
         WorkerConfig("http://10.0.0.1:8000/base", 2, 4, SK_1),
         WorkerConfig("http://10.0.0.2:8000/base", 2, 4, SK_1),
         WorkerConfig("http://[fd00::1]:8000/base", 2, 4, SK_1),
@@ -86,7 +86,7 @@ async def test_each_dns_address_becomes_a_worker_from_the_template() -> None:
 @pytest.mark.parametrize(("ttls", "pause"), [((30, 60), 10), ((60, 4), 4), ((0, 60), 1)])
 async def test_refresh_interval_follows_the_dns_ttl(ttls: tuple[int, int], pause: float) -> None:
     zone = FakeResolver()
-    zone.known = {
+    zone.answers = {
         "A w.local": make_address_answer("10.0.0.2", ttl=ttls[0]),
         "AAAA w.local": make_address_answer("fd00::1", ttl=ttls[1]),
     }
@@ -99,10 +99,10 @@ async def test_refresh_interval_follows_the_dns_ttl(ttls: tuple[int, int], pause
 
 async def test_failed_query_resets_the_refresh_interval() -> None:
     zone = FakeResolver()
-    zone.known = {"A w.local": make_address_answer("10.0.0.2", ttl=2)}
+    zone.answers = {"A w.local": make_address_answer("10.0.0.2", ttl=2)}
     source = make_address_source(zone)
     await source.list_workers()
-    zone.known = {"A w.local": DiscoveryError("down")}
+    zone.answers = {"A w.local": DiscoveryError("down")}
 
     with pytest.raises(DiscoveryError, match="down"):
         await source.list_workers()
@@ -112,7 +112,7 @@ async def test_failed_query_resets_the_refresh_interval() -> None:
 
 async def test_address_family_that_always_fails_is_ignored() -> None:
     zone = FakeResolver()
-    zone.known = {
+    zone.answers = {
         "A w.local": make_address_answer("10.0.0.2"),
         "AAAA w.local": DiscoveryError("SERVFAIL"),
     }
@@ -122,7 +122,7 @@ async def test_address_family_that_always_fails_is_ignored() -> None:
 
 async def test_discovery_fails_if_both_address_families_fail() -> None:
     zone = FakeResolver()
-    zone.known = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryError("SERVFAIL"))
+    zone.answers = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryError("SERVFAIL"))
 
     with pytest.raises(DiscoveryError, match="SERVFAIL"):
         await make_address_source(zone).list_workers()
@@ -130,18 +130,18 @@ async def test_discovery_fails_if_both_address_families_fail() -> None:
 
 async def test_discovery_fails_if_a_working_address_family_fails() -> None:
     zone = FakeResolver()
-    zone.known = {
+    zone.answers = {
         "A w.local": make_address_answer("10.0.0.2"),
         "AAAA w.local": make_address_answer("fd00::1"),
     }
     source = make_address_source(zone)
     await source.list_workers()
-    zone.known["AAAA w.local"] = DiscoveryError("SERVFAIL")
+    zone.answers["AAAA w.local"] = DiscoveryError("SERVFAIL")
 
     with pytest.raises(DiscoveryError, match="SERVFAIL"):
         await source.list_workers()
 
-    zone.known["AAAA w.local"] = DnsAnswer()
+    zone.answers["AAAA w.local"] = DnsAnswer()
     assert get_urls(await source.list_workers()) == ["http://10.0.0.2:8000"]
 
 
@@ -158,7 +158,7 @@ async def test_61_name_with_only_forbidden_addresses_fails(
     answer: DnsAnswer,
 ) -> None:
     zone = FakeResolver()
-    zone.known = {
+    zone.answers = {
         "A w.local": answer,
         "AAAA w.local": make_address_answer("fe80::1", "ff02::1", "::", "::ffff:169.254.169.254"),
     }
@@ -169,7 +169,7 @@ async def test_61_name_with_only_forbidden_addresses_fails(
 
 async def test_61_forbidden_address_is_omitted() -> None:
     zone = FakeResolver()
-    zone.known = {"A w.local": make_address_answer("169.254.169.254", "10.0.0.1", "10.0.0.1")}
+    zone.answers = {"A w.local": make_address_answer("169.254.169.254", "10.0.0.1", "10.0.0.1")}
 
     assert get_urls(await make_address_source(zone).list_workers()) == ["http://10.0.0.1:8000"]
 
@@ -190,10 +190,10 @@ async def test_dns_query_timeout_fails() -> None:
 
 
 async def test_system_resolver_is_used_without_a_nameserver() -> None:
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
-        asked.append((*args, more))
+        calls.append((*args, more))
         return [(2, 1, 6, "", ("10.0.0.7", 8000)), (10, 1, 6, "", ("fd00::1", 8000, 0, 0))]
 
     source = DnsSource(DnsSettings("w:8000", refresh_interval=7), getaddrinfo=getaddrinfo)
@@ -202,7 +202,7 @@ async def test_system_resolver_is_used_without_a_nameserver() -> None:
         "http://10.0.0.7:8000",
         "http://[fd00::1]:8000",
     ]
-    assert asked == [("w", 8000, {"type": socket.SOCK_STREAM})]
+    assert calls == [("w", 8000, {"type": socket.SOCK_STREAM})]
     assert source.interval == 7
 
 
@@ -222,10 +222,10 @@ async def test_system_resolver_error_fails(fault: Exception) -> None:
 
 
 async def test_hanging_system_resolver_is_called_once() -> None:
-    go, asked = threading.Event(), []
+    go, calls = threading.Event(), []
 
     def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
-        asked.append(args)
+        calls.append(args)
         go.wait(5)
         return [(2, 1, 6, "", ("10.0.0.7", 8000))]
 
@@ -236,7 +236,7 @@ async def test_hanging_system_resolver_is_called_once() -> None:
     go.set()
 
     assert get_urls(await _list_workers_with_retries(source)) == ["http://10.0.0.7:8000"]
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 async def _list_workers_with_retries(source: DnsSource) -> Sequence[WorkerConfig]:
@@ -249,11 +249,11 @@ async def _list_workers_with_retries(source: DnsSource) -> Sequence[WorkerConfig
 
 
 def test_hanging_background_call_does_not_block_the_event_loop_shutdown() -> None:
-    go, told = threading.Event(), list[str]()
+    go, messages = threading.Event(), list[str]()
 
     def call() -> str:
         go.wait(5)
-        told.append("done")
+        messages.append("done")
         return "late"
 
     async def main() -> None:
@@ -262,12 +262,12 @@ def test_hanging_background_call_does_not_block_the_event_loop_shutdown() -> Non
                 await BackgroundCall(call).wait_result()
 
     asyncio.run(main())
-    assert told == []
+    assert messages == []
     threads = [thread for thread in threading.enumerate() if thread.name == "background-call"]
     go.set()
     for thread in threads:
         thread.join(5)
-    assert told == ["done"]
+    assert messages == ["done"]
 
 
 def test_dnspython_is_imported_only_with_a_nameserver() -> None:
@@ -303,15 +303,15 @@ async def test_srv_targets_use_the_additional_addresses() -> None:
         HostAddresses("a.w.local", ("10.0.0.1",), 5),
         HostAddresses("x.w.local", ("10.0.0.9",), 1),
     )
-    zone.known = {
+    zone.answers = {
         f"SRV {SERVICE}": msgspec.structs.replace(answer, additional=additional),
         "A b.w.local": make_address_answer("10.0.0.2", "10.0.0.3", ttl=7),
     }
     source = make_service_source(zone)
 
-    found = await source.list_workers()
+    workers = await source.list_workers()
 
-    assert [(worker.url, worker.weight) for worker in found] == [
+    assert [(worker.url, worker.weight) for worker in workers] == [
         ("http://10.0.0.1:8000", 1),
         ("http://10.0.0.2:8001", 3),
         ("http://10.0.0.3:8001", 3),
@@ -330,17 +330,17 @@ async def test_only_resolvable_srv_targets_of_the_first_priority_are_used() -> N
         ServiceTarget(1, 0, 80, "gone.w.local"),
         ServiceTarget(1, 0, 80, "a\\046b"),
     )
-    zone.known = {f"SRV {SERVICE}": answer, "A a.w.local": make_address_answer("10.0.0.1")}
+    zone.answers = {f"SRV {SERVICE}": answer, "A a.w.local": make_address_answer("10.0.0.1")}
 
-    found = await make_service_source(zone).list_workers()
+    workers = await make_service_source(zone).list_workers()
 
-    assert [(worker.url, worker.weight) for worker in found] == [("http://10.0.0.1:80", 1)]
+    assert [(worker.url, worker.weight) for worker in workers] == [("http://10.0.0.1:80", 1)]
     assert not any("\\" in query for query in zone.queries)
 
 
 async def test_failed_srv_target_lookup_fails_the_discovery() -> None:
     zone = FakeResolver()
-    zone.known = {
+    zone.answers = {
         f"SRV {SERVICE}": make_service_answer(
             ServiceTarget(0, 1, 80, "a.w.local"), ServiceTarget(0, 1, 80, "b.w.local")
         ),
@@ -353,34 +353,34 @@ async def test_failed_srv_target_lookup_fails_the_discovery() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (DnsAnswer(name_exists=False), "no such name"),
         (DnsAnswer(), "no address"),
         (make_service_answer(ServiceTarget(0, 0, 0, "")), "no"),
     ],
 )
-async def test_srv_record_without_a_target_fails(answer: DnsAnswer, said: str) -> None:
+async def test_srv_record_without_a_target_fails(answer: DnsAnswer, message: str) -> None:
     zone = FakeResolver()
-    zone.known = {f"SRV {SERVICE}": answer}
+    zone.answers = {f"SRV {SERVICE}": answer}
 
-    with pytest.raises(DiscoveryError, match=said):
+    with pytest.raises(DiscoveryError, match=message):
         await make_service_source(zone).list_workers()
 
 
 async def test_61_https_srv_targets_outside_the_domain_are_ignored() -> None:
     zone = FakeResolver()
     targets = ("a.w.local", "w.local", "evil.org", "xw.local", "w.local.evil.org", "a\\046.w.local")
-    zone.known = {
+    zone.answers = {
         f"SRV {SERVICE}": make_service_answer(
             *(ServiceTarget(0, 1, 443, one) for one in targets), ttl=3
         )
     }
     source = make_service_source(zone, "https")
 
-    found = await source.list_workers()
+    workers = await source.list_workers()
 
-    assert get_urls(found) == ["https://a.w.local:443", "https://w.local:443"]
+    assert get_urls(workers) == ["https://a.w.local:443", "https://w.local:443"]
     assert zone.queries == [f"SRV {SERVICE}"]
     assert source.interval == 3
 

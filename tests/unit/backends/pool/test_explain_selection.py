@@ -26,28 +26,28 @@ class RecordingObserver(Struct):
 
     dry_run: bool = False
     choices: list[tuple[WorkerSelection, UpstreamRequest]] = field(default_factory=list)
-    asked: list[tuple[str, UpstreamRequest]] = field(default_factory=list)
+    sent: list[tuple[str, UpstreamRequest]] = field(default_factory=list)
     failures: list[WorkerFailure] = field(default_factory=list)
 
     def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
         self.choices.append((choice, wire))
 
     def on_send(self, url: str, wire: UpstreamRequest) -> None:
-        self.asked.append((url, wire))
+        self.sent.append((url, wire))
 
     def on_failure(self, failure: WorkerFailure) -> None:
         self.failures.append(failure)
 
 
 def make_reporter(
-    roster: WorkerPool, settings: PoolSettings | None = None
+    pool: WorkerPool, settings: PoolSettings | None = None
 ) -> tuple[RecordingObserver, SelectionReporter]:
     seen = RecordingObserver()
     request = GenerationRequest(kind="chat", model="m")
     wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
     work = AttemptRequest(request, wire, (), _fail_if_called, _fail_if_called, deadline)
-    return seen, SelectionReporter(seen, settings or pool_settings(), roster, work)
+    return seen, SelectionReporter(seen, settings or pool_settings(), pool, work)
 
 
 def _fail_if_called(*_: object) -> NoReturn:
@@ -69,13 +69,13 @@ def get_availability(choice: WorkerSelection) -> Sequence[str]:
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_load", "two_choices", "prefix"])
 async def test_explained_worker_is_the_selected_worker(policy: PolicyName) -> None:
-    roster = make_pool(policy)
+    pool = make_pool(policy)
     for _ in URLS:
-        seen, show = make_reporter(roster)
+        seen, show = make_reporter(pool)
         if policy != "two_choices":  # its luck is drawn anew
             show.observe_selection(SelectionCriteria(set()))
         show.observe_selection(SelectionCriteria(set()))
-        place = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
+        place = await pool.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
             assert {choice.expected_url for choice, _ in seen.choices} == {place.worker.name}
         [wire] = {wire for _, wire in seen.choices}
@@ -83,16 +83,16 @@ async def test_explained_worker_is_the_selected_worker(policy: PolicyName) -> No
 
 
 async def test_explanation_shows_busy_tried_and_ejected_workers() -> None:
-    roster = make_pool()
-    first = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
-    second = roster.workers[1]
-    roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
-    seen, show = make_reporter(roster, pool_settings(policy="round_robin"))
+    pool = make_pool()
+    first = await pool.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
+    second = pool.workers[1]
+    pool.workers[2].record_failure(WorkerUnreachable("it is gone"))
+    seen, show = make_reporter(pool, pool_settings(policy="round_robin"))
 
     show.observe_selection(SelectionCriteria({second.key}))
 
     [(choice, wire)] = seen.choices
-    assert first.worker is roster.workers[0]
+    assert first.worker is pool.workers[0]
     assert get_availability(choice) == ["full", "tried", "no"]
     assert [one.score for one in choice.candidates] == [None, None, None]
     assert [one.state for one in choice.candidates] == ["up", "up", "out"]
@@ -102,9 +102,9 @@ async def test_explanation_shows_busy_tried_and_ejected_workers() -> None:
 
 
 async def test_explanation_shows_all_workers_full_in_a_full_pool() -> None:
-    roster = make_pool(most=1)
-    await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
-    seen, show = make_reporter(roster)
+    pool = make_pool(most=1)
+    await pool.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
+    seen, show = make_reporter(pool)
 
     show.observe_selection(SelectionCriteria(set()))
 
@@ -112,11 +112,11 @@ async def test_explanation_shows_all_workers_full_in_a_full_pool() -> None:
 
 
 def test_explanation_shows_the_worker_and_its_request_without_its_key() -> None:
-    roster = make_pool()
-    member = roster.workers[1]
-    seen, show = make_reporter(roster)
+    pool = make_pool()
+    member = pool.workers[1]
+    seen, show = make_reporter(pool)
 
     show.observe_attempt(member)
 
-    [(url, wire)] = seen.asked
+    [(url, wire)] = seen.sent
     assert (url, wire.headers) == (URLS[1], (("Authorization", "***"),))

@@ -78,12 +78,12 @@ async def test_invalid_worker_file_fails_until_corrected(tmp_path: Path) -> None
     path = tmp_path / "workers.json"
     reads: list[bytes] = []
 
-    def counted(data: bytes) -> list[WorkerConfig]:
+    def count_reads(data: bytes) -> list[WorkerConfig]:
         reads.append(data)
         return parse_workers(data)
 
     path.write_bytes(encode_workers(1))
-    source = FileSource(path, counted)
+    source = FileSource(path, count_reads)
     await source.list_workers()
     path.write_bytes(encode_workers(1, 2)[:-1])
     await source.list_workers()

@@ -60,30 +60,30 @@ def make_pool(clock: FakeClock, tally: PoolMetrics, count: int = 1, **queue: Any
 
 async def test_queue_time_is_recorded_only_for_queued_requests() -> None:
     clock, tally = FakeClock(), PoolMetrics()
-    roster = make_pool(clock, tally, max=1)
+    pool = make_pool(clock, tally, max=1)
     deadline = Deadline(clock, 60)
-    place = await roster.acquire(SelectionCriteria(set()), deadline)
+    place = await pool.acquire(SelectionCriteria(set()), deadline)
     assert sum(tally.queue_times.counts) == 0
-    waits = asyncio.create_task(roster.acquire(SelectionCriteria(set()), deadline, "r2"))
+    waits = asyncio.create_task(pool.acquire(SelectionCriteria(set()), deadline, "r2"))
     await asyncio.sleep(0)
-    assert roster.queued_request_ids == ["r2"]
+    assert pool.queued_request_ids == ["r2"]
     with pytest.raises(Overloaded):
-        await roster.acquire(SelectionCriteria(set()), deadline)
+        await pool.acquire(SelectionCriteria(set()), deadline)
     clock.now += 3
-    roster.release(place)
-    roster.release(await waits)
+    pool.release(place)
+    pool.release(await waits)
     assert tally.queue_times.total == 3
-    assert roster.queued_request_ids == []
+    assert pool.queued_request_ids == []
     assert tally.shed == {"queue_full": 1}
-    roster.close_queue()
+    pool.close_queue()
 
 
 async def test_shed_requests_are_counted_by_reason() -> None:
     clock, tally = FakeClock(), PoolMetrics()
-    roster = make_pool(clock, tally, wait=0.01)
-    await roster.acquire(SelectionCriteria(set()), Deadline(clock, 60))
+    pool = make_pool(clock, tally, wait=0.01)
+    await pool.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(DeadlineExceeded):
-        await roster.acquire(SelectionCriteria(set()), Deadline(clock, 60))
+        await pool.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(Overloaded):
         await make_pool(clock, tally, 0).acquire(SelectionCriteria(set()), Deadline(clock, 60))
     assert tally.shed == {"queue_wait": 1, "no_worker": 1}
@@ -92,30 +92,30 @@ async def test_shed_requests_are_counted_by_reason() -> None:
 @pytest.mark.parametrize("times", [1, 255, 256, 257, 600])
 def test_slot_times_are_counted_in_batches_and_before_a_scrape(times: int) -> None:
     clock, tally = FakeClock(), PoolMetrics()
-    roster = make_pool(clock, tally)
-    takes = 0.0
+    pool = make_pool(clock, tally)
+    duration = 0.0
     for number in range(times):
-        place = roster.try_acquire(SelectionCriteria(set()), clock())
+        place = pool.try_acquire(SelectionCriteria(set()), clock())
         assert place is not None
         seconds = 1.0 + number % 7
         clock.now += seconds
-        roster.release(place)
-        takes = takes + 0.1 * (seconds - takes) if number else seconds
+        pool.release(place)
+        duration = duration + 0.1 * (seconds - duration) if number else seconds
     assert sum(tally.request_durations.counts) == times // 256 * 256
-    roster.count_slot_times()
+    pool.count_slot_times()
     assert sum(tally.request_durations.counts) == times
     assert tally.request_durations.total == sum(1.0 + number % 7 for number in range(times))
-    assert roster._average_slot_time == pytest.approx(takes)
+    assert pool._average_slot_time == pytest.approx(duration)
 
 
 def test_pool_panics_below_the_healthy_threshold() -> None:
     clock = FakeClock()
-    roster = make_pool(clock, PoolMetrics(), 4)
-    assert not roster.in_panic
-    for number, member in enumerate(roster.workers):
+    pool = make_pool(clock, PoolMetrics(), 4)
+    assert not pool.in_panic
+    for number, member in enumerate(pool.workers):
         for _ in range(20):
             member.health.record_failure(clock())
-        assert roster.in_panic == (number >= 2), number
+        assert pool.in_panic == (number >= 2), number
 
 
 class FakeResponse:
@@ -125,16 +125,16 @@ class FakeResponse:
     headers: Mapping[str, str] = MappingProxyType({})
     complete = False
 
-    def __init__(self, clock: FakeClock, takes: Sequence[float]) -> None:
+    def __init__(self, clock: FakeClock, delays: Sequence[float]) -> None:
         self._clock = clock
-        self._takes = iter(takes)
+        self._delays = iter(delays)
 
     async def read(self) -> list[bytes]:
-        self._clock.now += next(self._takes)
+        self._clock.now += next(self._delays)
         return [b"x"]
 
     async def listen(self, take: BodyConsumer) -> bool:
-        for seconds in self._takes:
+        for seconds in self._delays:
             self._clock.now += seconds
             assert take([b"x"])
         return True
@@ -147,33 +147,29 @@ class FakeResponse:
 
 
 @pytest.mark.parametrize(
-    ("takes", "longest"),
+    ("delays", "longest"),
     [([5.0], 0.0), ([5.0, 0.1], 0.1), ([5.0, 0.1, 2.0, 0.2], 2.0), ([5.0, 0.1, 2.0], 2.0)],
 )
 async def test_longest_gap_excludes_the_wait_for_the_first_token(
-    takes: list[float], longest: float
+    delays: list[float], longest: float
 ) -> None:
     clock = FakeClock()
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    watch = AttemptTimeouts(
-        lookout, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0
-    )
-    reads = FakeResponse(clock, takes)
-    for _ in takes:
+    timer = DeadlineTimer(clock, asyncio.get_running_loop)
+    watch = AttemptTimeouts(timer, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0)
+    reads = FakeResponse(clock, delays)
+    for _ in delays:
         watch.wait_next()
         await reads.read()
         watch.has_started = True
     watch.set_drain_deadline(1.0)
-    lookout.close()
+    timer.close()
     assert watch.longest_gap == pytest.approx(longest)
 
 
 async def test_longest_gap_is_measured_for_a_consumer() -> None:
     clock = FakeClock()
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    watch = AttemptTimeouts(
-        lookout, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0
-    )
+    timer = DeadlineTimer(clock, asyncio.get_running_loop)
+    watch = AttemptTimeouts(timer, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0)
     reads = FakeResponse(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(pieces: list[bytes]) -> bool:
@@ -186,12 +182,12 @@ async def test_longest_gap_is_measured_for_a_consumer() -> None:
     watch.wait_next()
     await reads.listen(take)
     watch.set_drain_deadline(1.0)
-    lookout.close()
+    timer.close()
     assert watch.longest_gap == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
-    ("given", "passed_on"),
+    ("headers", "passed_on"),
     [
         ({"traceparent": "00-1-2-01"}, [("traceparent", "00-1-2-01")]),
         (
@@ -204,16 +200,16 @@ async def test_longest_gap_is_measured_for_a_consumer() -> None:
     ],
 )
 def test_trace_context_of_the_client_is_forwarded(
-    given: dict[str, str], passed_on: list[tuple[str, str]]
+    headers: dict[str, str], passed_on: list[tuple[str, str]]
 ) -> None:
-    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
+    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **headers)  # type: ignore[arg-type]
     _, own = filter_headers(UpstreamRequest("/", b"", ()), context)
     assert [*own] == [("x-request-id", "r"), *passed_on]
 
 
 def test_unneeded_client_headers_are_not_forwarded() -> None:
     context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
-    given = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
-    wire, own = filter_headers(UpstreamRequest("/", b"{}", given, "PUT"), context)
+    headers = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
+    wire, own = filter_headers(UpstreamRequest("/", b"{}", headers, "PUT"), context)
     assert wire == UpstreamRequest("/", b"{}", (("Content-Type", "text/plain"),), "PUT")
     assert own == (("req-id", "mine"), ("x-request-id", "r"))

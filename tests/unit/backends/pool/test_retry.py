@@ -127,10 +127,10 @@ def test_final_rate_limit_error_has_the_shortest_retry_after() -> None:
 def test_rate_limit_of_one_worker_becomes_overloaded() -> None:
     one = record_errors(make_retry(), BUSY)
 
-    told = one.get_final_error(BUSY, has_untried=True)
+    error = one.get_final_error(BUSY, has_untried=True)
 
-    assert type(told) is Overloaded
-    assert told.retry_after == 7.0
+    assert type(error) is Overloaded
+    assert error.retry_after == 7.0
 
 
 def test_rate_limit_error_is_final_if_429_is_not_retried() -> None:
@@ -140,10 +140,10 @@ def test_rate_limit_error_is_final_if_429_is_not_retried() -> None:
 
 
 def test_final_error_keeps_retry_after_over_an_unreachable_worker() -> None:
-    told = record_errors(make_retry(), BUSY, DOWN).get_final_error(DOWN, has_untried=False)
+    error = record_errors(make_retry(), BUSY, DOWN).get_final_error(DOWN, has_untried=False)
 
-    assert type(told) is Overloaded
-    assert told.retry_after == 7.0
+    assert type(error) is Overloaded
+    assert error.retry_after == 7.0
 
 
 @pytest.mark.parametrize("error", [CUT, LATE, BAD_GATEWAY])

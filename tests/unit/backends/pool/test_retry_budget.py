@@ -48,13 +48,13 @@ def test_spent_retries_return_after_the_window() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=80))
 def test_retries_never_exceed_the_budget(steps: list[tuple[float, bool]]) -> None:
-    budget, now, asked, retried = RetryBudget(), 0.0, list[float](), list[float]()
+    budget, now, requests, retried = RetryBudget(), 0.0, list[float](), list[float]()
     for pause, fails in steps:
         now += pause
         budget.record_request(now)
-        asked.append(now)
+        requests.append(now)
         if fails and budget.allows_retry(now):
             budget.record_retry(now)
             retried.append(now)
             tries = sum(one > now - 8.9 for one in retried)
-            assert tries <= 3 + 0.2 * sum(one > now - 10.1 for one in asked)
+            assert tries <= 3 + 0.2 * sum(one > now - 10.1 for one in requests)

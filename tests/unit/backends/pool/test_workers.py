@@ -45,8 +45,8 @@ class SlotClient:
         self._clock = clock
 
     async def take(self, tried: set[int] | None = None, priority: int = 128) -> WorkerSlot:
-        wish = SelectionCriteria(tried or set(), priority=priority)
-        return await self._pool.acquire(wish, Deadline(self._clock, 60))
+        criteria = SelectionCriteria(tried or set(), priority=priority)
+        return await self._pool.acquire(criteria, Deadline(self._clock, 60))
 
     def later(self, tried: set[int] | None = None, priority: int = 128) -> asyncio.Task[WorkerSlot]:
         return asyncio.get_running_loop().create_task(self.take(tried, priority))
@@ -369,16 +369,16 @@ async def test_replaced_worker_with_the_same_url_keeps_its_state() -> None:
     pool = make_pool(clock)
     ask = SlotClient(pool, clock)
     place = await ask.take()
-    known = list(pool.workers)
+    workers = list(pool.workers)
 
     pool.replace_workers(
         [WorkerConfig("http://new:1"), WorkerConfig("http://w0:1", weight=3, max_concurrency=1)]
     )
 
     assert [one.config.url for one in pool.workers] == ["http://new:1", "http://w0:1"]
-    assert pool.workers[1] is known[0] is place.worker
-    assert (known[0].weight, known[0].has_room()) == (3, False)
-    assert pool.workers[0].key not in {one.key for one in known}
+    assert pool.workers[1] is workers[0] is place.worker
+    assert (workers[0].weight, workers[0].has_room()) == (3, False)
+    assert pool.workers[0].key not in {one.key for one in workers}
 
 
 async def test_removed_worker_finishes_requests_and_gets_no_new_ones() -> None:
@@ -463,7 +463,7 @@ class ShadowClient:
 
     def __init__(self, pool: WorkerPool, clock: FakeClock, tried: set[int] | None = None) -> None:
         self._pool = pool
-        self._wish = SelectionCriteria(
+        self._criteria = SelectionCriteria(
             tried or set(), priority=BACKGROUND_PRIORITY, preempt=self._leave
         )
         self._deadline = Deadline(clock, 60)
@@ -471,7 +471,7 @@ class ShadowClient:
         self.left = 0
 
     async def come(self) -> WorkerSlot:
-        self._place = await self._pool.acquire(self._wish, self._deadline)
+        self._place = await self._pool.acquire(self._criteria, self._deadline)
         return self._place
 
     def _leave(self) -> None:

@@ -63,11 +63,11 @@ def test_beam_search_matches_transformers(
                 output_scores=True,
             )
         mine = run_search(reference, prompt, width, set(ends), penalty)
-        for (score, found), line, wanted in zip(
+        for (score, tokens), line, wanted in zip(
             mine, theirs.sequences.tolist(), theirs.sequences_scores.tolist(), strict=True
         ):
-            assert line[len(prompt) :][: len(found)] == found
-            assert set(line[len(prompt) + len(found) :]) <= {V - 1}
+            assert line[len(prompt) :][: len(tokens)] == tokens
+            assert set(line[len(prompt) + len(tokens) :]) <= {V - 1}
             assert score == pytest.approx(wanted, rel=1e-4)
 
 
@@ -112,7 +112,7 @@ def test_finished_beam_outside_the_width_is_dropped() -> None:
 
 
 def test_diversity_penalizes_tokens_of_earlier_groups() -> None:
-    def found(taken: list[int]) -> list[int]:
+    def run_search(taken: list[int]) -> list[int]:
         search: BeamSearch[int] = BeamSearch(2, 1, 1.0, diversity=0.5)
         line = torch.tensor([[-1.0, -1.4, -1.7, -2.1]] * 2)
         return [
@@ -120,6 +120,6 @@ def test_diversity_penalizes_tokens_of_earlier_groups() -> None:
             for beam in search.advance(line, 1, lambda _, token: (token, False), taken)
         ]
 
-    assert found([]) == [0, 1]
-    assert found([0]) == [1, 0]
-    assert found([0, 0]) == [1, 2]
+    assert run_search([]) == [0, 1]
+    assert run_search([0]) == [1, 0]
+    assert run_search([0, 0]) == [1, 2]

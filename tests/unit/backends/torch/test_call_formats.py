@@ -119,19 +119,19 @@ def test_what_a_format_writes_is_enforced_and_read(call_format: CallFormat, valu
         rules = OutputRules(None, call_format, SCHEMAS, is_open=False, marker_tokens=frozenset())
         for is_enforced in (False, True):
             parser = msgspec.structs.replace(rules, is_enforced=is_enforced).make_parser()
-            told = [*parser.feed(ReadyText(text, [])), *parser.close()]
-            starts = [one.name for one in told if isinstance(one, ParsedCallStart)]
+            outputs = [*parser.feed(ReadyText(text, [])), *parser.close()]
+            starts = [one.name for one in outputs if isinstance(one, ParsedCallStart)]
             pieces = [
                 "".join(
                     one.text
-                    for one in told
+                    for one in outputs
                     if isinstance(one, ParsedCallArguments) and one.call == at
                 )
                 for at in range(len(starts))
             ]
-            found = list(zip(starts, map(msgspec.json.decode, pieces), strict=True))
-            assert found == expected
-            assert not "".join(one.text for one in told if isinstance(one, ReadyText)).strip()
+            parsed_calls = list(zip(starts, map(msgspec.json.decode, pieces), strict=True))
+            assert parsed_calls == expected
+            assert not "".join(one.text for one in outputs if isinstance(one, ReadyText)).strip()
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
@@ -170,11 +170,11 @@ def run_script(
     manager._tokenizer = manager._input_processor._tokenizer = tokenizer
     strict = fields.pop("strict", False)
     functions = tuple(msgspec.structs.replace(one, strict=strict) for one in FUNCTIONS)
-    given = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
+    prompt_input = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
     runner.prompt = runner._prompt = 1
     return got.run(
         GenerateCommand(
-            1, given, EngineSamplingParams(temperature=0), StopParams(max_tokens=500),
+            1, prompt_input, EngineSamplingParams(temperature=0), StopParams(max_tokens=500),
             function_choice=choice, **fields,
         )
     )  # fmt: skip
@@ -231,20 +231,20 @@ SCHEMA_FORMAT = OutputFormat(
 @pytest.mark.parametrize("mark", REASONING_MARKS, ids=lambda one: one.family)
 def test_reasoning_may_precede_a_response_format_and_a_required_call(mark: ReasoningMark) -> None:
     between = "<|start|>assistant" if mark.answer_opening else ""
-    thought = f"{mark.opening}I {{ think.{mark.closing}{between}"
+    reasoning = f"{mark.opening}I {{ think.{mark.closing}{between}"
     answer = mark.answer_opening + '{"a": 1}'
     constraint = OutputConstraint(SCHEMA_FORMAT, reasoning=mark)
-    for text in (thought + answer, answer):
+    for text in (reasoning + answer, answer):
         assert find_refusal(constraint, text) is None
         rules = OutputRules(mark, None, {}, is_open=False, marker_tokens=frozenset())
         parser = rules.make_parser()
-        told = [*parser.feed(ReadyText(text, [])), *parser.close()]
-        assert "".join(one.text for one in told if isinstance(one, ReadyText)) == '{"a": 1}'
-    assert find_refusal(constraint, thought + mark.answer_opening + "no") is not None
+        outputs = [*parser.feed(ReadyText(text, [])), *parser.close()]
+        assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == '{"a": 1}'
+    assert find_refusal(constraint, reasoning + mark.answer_opening + "no") is not None
     [*_, hermes] = CALL_FORMATS
     required = OutputConstraint(None, FunctionChoice(BOTH, required=True), FUNCTIONS, hermes, mark)
     assert (
-        find_refusal(required, thought + hermes.format_calls([FunctionCall("", "now", "{}")]))
+        find_refusal(required, reasoning + hermes.format_calls([FunctionCall("", "now", "{}")]))
         is None
     )
     if not mark.answer_opening:
@@ -255,12 +255,12 @@ def test_reasoning_may_precede_a_response_format_and_a_required_call(mark: Reaso
 
 def parse(pieces: Sequence[str], rules: OutputRules) -> tuple[str, str, list[str]]:
     parser = rules.make_parser()
-    told = [one for piece in pieces for one in parser.feed(ReadyText(piece, []))]
-    told += parser.close()
+    outputs = [one for piece in pieces for one in parser.feed(ReadyText(piece, []))]
+    outputs += parser.close()
     return (
-        "".join(one.text for one in told if isinstance(one, ParsedReasoning)),
-        "".join(one.text for one in told if isinstance(one, ReadyText)),
-        [one.name for one in told if isinstance(one, ParsedCallStart)],
+        "".join(one.text for one in outputs if isinstance(one, ParsedReasoning)),
+        "".join(one.text for one in outputs if isinstance(one, ReadyText)),
+        [one.name for one in outputs if isinstance(one, ParsedCallStart)],
     )
 
 
@@ -274,5 +274,5 @@ def test_a_call_ends_reasoning_that_was_not_closed(call_format: CallFormat) -> N
     assert parse([script], rules) == ("Let me see.", "", ["now"])
     assert parse(list(script), rules) == ("Let me see.", "", ["now"])
     spoken = f"I could write {call_format.opening}.</think>No."
-    thought = f"I could write {call_format.opening}."
-    assert parse(list(spoken), rules) == (thought, "No.", [])
+    reasoning = f"I could write {call_format.opening}."
+    assert parse(list(spoken), rules) == (reasoning, "No.", [])

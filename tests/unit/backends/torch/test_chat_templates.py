@@ -49,8 +49,8 @@ def test_configured_template_overrides_that_of_the_model(tiny_folder: Path, tmp_
 
 def render_prompt(got: Any, **fields: Any) -> str:
     (ids,) = got.engine._input_processor.tokenize_prompts(PromptInput(**fields), StopParams())
-    found: str = got.engine._tokenizer.decode(ids)
-    return found
+    prompt: str = got.engine._tokenizer.decode(ids)
+    return prompt
 
 
 def test_template_of_the_request_overrides_both(noisy: Drive) -> None:

@@ -61,8 +61,8 @@ def test_numbers_are_those_of_transformers(
 
     reference: Any = pipeline("text-classification", model=str(folder), top_k=None)
     for text, label, numbers in zip(TEXTS, classes.labels, classes.numbers, strict=True):
-        [found] = reference([text], function_to_apply=function)
-        expected = {one["label"]: one["score"] for one in found}
+        [expected_scores] = reference([text], function_to_apply=function)
+        expected = {one["label"]: one["score"] for one in expected_scores}
         assert dict(zip(LABELS.values(), numbers, strict=True)) == pytest.approx(expected, abs=1e-5)
         assert label == max(expected, key=expected.__getitem__)
 
@@ -109,10 +109,12 @@ def test_tokens_are_taken_as_they_are(classifier: Any) -> None:
     assert by_tokens.numbers != classify(classifier, ClassifyCommand(1, ("bad",))).numbers
 
 
-@pytest.mark.parametrize(("max_tokens", "kept"), [(-1, 48), (4, 4)])
-def test_long_input_is_truncated_if_requested(classifier: Any, max_tokens: int, kept: int) -> None:
+@pytest.mark.parametrize(("max_tokens", "kept_tokens"), [(-1, 48), (4, 4)])
+def test_long_input_is_truncated_if_requested(
+    classifier: Any, max_tokens: int, kept_tokens: int
+) -> None:
     command = ClassifyCommand(1, ("x" * 60,), max_tokens=max_tokens, special_tokens=False)
-    cut = ClassifyCommand(1, ("x" * kept,), special_tokens=False)
+    cut = ClassifyCommand(1, ("x" * kept_tokens,), special_tokens=False)
 
     assert classify(classifier, command).numbers == classify(classifier, cut).numbers
 

@@ -93,10 +93,10 @@ def test_detokenizer_does_not_return_the_prompt() -> None:
 
 
 def test_token_bytes_of_a_byte_level_tokenizer(tokenizer: Any) -> None:
-    told = TokenBytes(tokenizer)
-    assert [told(i) for i in range(256)] == [bytes([i]) for i in range(256)]
-    assert told(tokenizer.eos_token_id) == b"<eos>"
-    assert told(100_000) == b""
+    token_bytes = TokenBytes(tokenizer)
+    assert [token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
+    assert token_bytes(tokenizer.eos_token_id) == b"<eos>"
+    assert token_bytes(100_000) == b""
 
 
 @pytest.mark.parametrize(

@@ -101,15 +101,15 @@ def encoder(tokenizer: Any) -> EmbeddingModel:
 def run_embed_command(
     encoder: EmbeddingModel, spec: EmbedCommand, now: float = 0.0
 ) -> list[EngineEvent]:
-    told: list[EngineEvent] = []
+    events: list[EngineEvent] = []
     clock = [0.0]
-    embedder = EmbeddingEngine(encoder, 4, told.append, lambda: clock[0])
+    embedder = EmbeddingEngine(encoder, 4, events.append, lambda: clock[0])
     embedder.submit(spec)
     clock[0] = now
     while embedder.step():
         pass
     assert (embedder.active_count, embedder.waiting_count) == (0, 0)
-    return told
+    return events
 
 
 def compute_vectors(encoder: EmbeddingModel, spec: EmbedCommand) -> Any:
@@ -155,11 +155,11 @@ def test_instruction_is_prepended_and_token_ids_are_accepted(encoder: EmbeddingM
 
 
 def test_embedding_model_tokenizes_text(encoder: EmbeddingModel) -> None:
-    told: list[EngineEvent] = []
-    EmbeddingEngine(encoder, 4, told.append, float).tokenize(
+    events: list[EngineEvent] = []
+    EmbeddingEngine(encoder, 4, events.append, float).tokenize(
         TokenizeCommand(1, PromptInput(prompts=("aé",)))
     )
-    assert told == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
+    assert events == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
 
 
 def test_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> None:
@@ -232,15 +232,15 @@ def test_embedding_deadline_cancellation_and_queue_limit(encoder: EmbeddingModel
     (failed,) = run_embed_command(encoder, EmbedCommand(1, ("a",), timeout=1.0), now=2.0)
     assert isinstance(failed, RequestFailedEvent)
     assert failed.kind == "deadline"
-    told: list[EngineEvent] = []
-    embedder = EmbeddingEngine(encoder, 1, told.append, lambda: 0.0)
+    events: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder, 1, events.append, lambda: 0.0)
     for job in (1, 2, 3):
         embedder.submit(EmbedCommand(job, ("a",)))
-    assert [one.kind for one in told if isinstance(one, RequestFailedEvent)] == ["overloaded"]
+    assert [one.kind for one in events if isinstance(one, RequestFailedEvent)] == ["overloaded"]
     embedder.cancel(1)
     while embedder.step():
         pass
-    assert [one.request_id for one in told if isinstance(one, RequestFinishedEvent)] == [2]
+    assert [one.request_id for one in events if isinstance(one, RequestFinishedEvent)] == [2]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
@@ -254,13 +254,13 @@ def test_failed_batch_fails_only_its_request(encoder: EmbeddingModel, error: Exc
                 raise error
             return encoder.model(**tensors)
 
-    told: list[EngineEvent] = []
-    embedder = EmbeddingEngine(encoder._replace(model=Failing()), 4, told.append, lambda: 0.0)
+    events: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder._replace(model=Failing()), 4, events.append, lambda: 0.0)
     embedder.submit(EmbedCommand(1, ("fail!",)))
     embedder.submit(EmbedCommand(2, TEXTS))
     while embedder.step():
         pass
-    first, *rest = told
+    first, *rest = events
     assert isinstance(first, RequestFailedEvent)
     assert (first.request_id, first.kind) == (1, "failed")
     assert [type(one) for one in rest] == [EmbeddingsEvent, RequestFinishedEvent]
@@ -311,8 +311,8 @@ STEPS = [
 
 
 def load_embedding_model(folder: Path, **settings: Any) -> EmbeddingModel:
-    given = TorchSettings(str(folder), device="cpu", **settings)
-    return load_encoder(ModelLocation(str(folder), "embed"), given)
+    torch_settings = TorchSettings(str(folder), device="cpu", **settings)
+    return load_encoder(ModelLocation(str(folder), "embed"), torch_settings)
 
 
 def compute_hidden_states(model: Any, text: str, skip: int = 0) -> Any:
@@ -339,13 +339,13 @@ def test_pooling_is_read_from_the_model_folder(
     tmp_path: Path, pooling: Any, expected: Callable[[Any], Any]
 ) -> None:
     model = make_bert()
-    said = {"pooling_mode": pooling}
+    config = {"pooling_mode": pooling}
     encoder = load_embedding_model(
-        save_model(tmp_path, model, modules=STEPS, **{"1_Pooling__config": said})
+        save_model(tmp_path, model, modules=STEPS, **{"1_Pooling__config": config})
     )
-    found = compute_vectors(encoder, EmbedCommand(1, TEXTS))
+    vectors = compute_vectors(encoder, EmbedCommand(1, TEXTS))
     assert np.allclose(
-        found,
+        vectors,
         [normalize(expected(compute_hidden_states(model, text))) for text in TEXTS],
         atol=1e-5,
     )
@@ -358,21 +358,21 @@ def test_pooling_is_read_from_the_model_folder(
 
 def test_prompts_are_prepended_and_optionally_excluded_from_pooling(tmp_path: Path) -> None:
     model = make_bert()
-    told = {"prompts": {"query": "find: ", "text": "t: "}, "default_prompt_name": "text"}
+    config = {"prompts": {"query": "find: ", "text": "t: "}, "default_prompt_name": "text"}
     counts = {"pooling_mode": "mean"}
     folder = save_model(
         tmp_path,
         model,
         modules=STEPS,
-        config_sentence_transformers=told,
+        config_sentence_transformers=config,
         **{"1_Pooling__config": counts},
     )
-    for asked, prompt in ((None, "t: "), ("query", "find: "), ("q: ", "q: ")):
+    for instruction, prompt in ((None, "t: "), ("query", "find: "), ("q: ", "q: ")):
         whole = compute_hidden_states(model, f"{prompt}cat")
-        found = compute_vectors(
-            load_embedding_model(folder), EmbedCommand(1, ("cat",), instruction=asked)
+        vectors = compute_vectors(
+            load_embedding_model(folder), EmbedCommand(1, ("cat",), instruction=instruction)
         )
-        assert np.allclose(found, normalize(whole.mean(0)), atol=1e-5)
+        assert np.allclose(vectors, normalize(whole.mean(0)), atol=1e-5)
     ids = (1, 2, 3)
     plain = compute_vectors(load_embedding_model(folder), EmbedCommand(1, (ids,)))
 
@@ -380,11 +380,11 @@ def test_prompts_are_prepended_and_optionally_excluded_from_pooling(tmp_path: Pa
     encoder = load_embedding_model(folder)
     # The token before the text and the seven of the prompt are left out.
     part = compute_hidden_states(model, "find: cat", 7)
-    found = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
-    assert np.allclose(found, normalize(part.mean(0)), atol=1e-5)
+    vectors = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
+    assert np.allclose(vectors, normalize(part.mean(0)), atol=1e-5)
     nothing = compute_hidden_states(model, "find: ", 7)
-    found = compute_vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
-    assert np.allclose(found, normalize(nothing.mean(0)), atol=1e-5)
+    vectors = compute_vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
+    assert np.allclose(vectors, normalize(nothing.mean(0)), atol=1e-5)
     cut_off = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query", max_tokens=4))
     states = compute_hidden_states(model, "fi")[-1]
     assert np.allclose(cut_off, normalize(states), atol=1e-5)
@@ -414,9 +414,9 @@ def test_do_lower_case_setting_lowercases_texts(tmp_path: Path) -> None:
     encoder = load_embedding_model(
         save_model(tmp_path, model, sentence_bert_config={"do_lower_case": True})
     )
-    found = compute_vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
+    vectors = compute_vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
     assert np.allclose(
-        found, normalize(compute_hidden_states(model, "find a cat").mean(0)), atol=1e-5
+        vectors, normalize(compute_hidden_states(model, "find a cat").mean(0)), atol=1e-5
     )
 
 
@@ -437,12 +437,12 @@ def test_allowed_embedding_dimensions(
 ) -> None:
     model = make_bert()
     encoder = load_embedding_model(save_model(tmp_path, model), matryoshka=matryoshka)
-    asked = EmbedCommand(1, ("cat",), dimensions=size)
+    command = EmbedCommand(1, ("cat",), dimensions=size)
     if says is None:
         expected = normalize(compute_hidden_states(model, "cat").mean(0)[:size])
-        assert np.allclose(compute_vectors(encoder, asked), expected, atol=1e-5)
+        assert np.allclose(compute_vectors(encoder, command), expected, atol=1e-5)
     else:
-        (failed,) = run_embed_command(encoder, asked)
+        (failed,) = run_embed_command(encoder, command)
         assert isinstance(failed, RequestFailedEvent)
         assert (failed.kind, failed.param) == ("invalid", "dimensions")
         assert says in failed.message
@@ -451,12 +451,12 @@ def test_allowed_embedding_dimensions(
 def test_dense_layer_is_applied(tmp_path: Path) -> None:
     model, weight = make_bert(), torch.randn(5, 32)
     dense = {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}
-    said = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    config = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
     folder = save_model(
         tmp_path,
         model,
         modules=[STEPS[0], STEPS[1], dense, STEPS[2]],
-        **{"1_Pooling__config": {"pooling_mode": "mean"}, "3_Dense__config": said},
+        **{"1_Pooling__config": {"pooling_mode": "mean"}, "3_Dense__config": config},
     )
     save_file({"linear.weight": weight}, folder / "3_Dense" / "model.safetensors")
     encoder = load_embedding_model(folder)

@@ -106,10 +106,10 @@ def test_logprobs_are_computed_before_sampling_changes(
 
 def test_seed_makes_sampling_reproducible(driven: Drive) -> None:
     def ids(seed: int) -> list[int]:
-        found: list[int] = (
+        token_ids: list[int] = (
             driven().run(make_command(picking=EngineSamplingParams(temperature=1, seed=seed))).ids()
         )
-        return found
+        return token_ids
 
     assert ids(5) == ids(5) != ids(6)
     assert ids(2**64 - 1) != ids(0)
@@ -397,12 +397,12 @@ def test_cancellation_frees_the_sequence_before_the_next_step(scripted: Drive) -
         steps=5,
     )
     assert got.engine.active_count == 2
-    told = len(got.select(TextEvent))
+    event_count = len(got.select(TextEvent))
     got.engine.cancel(1)
     assert got.engine.active_count == 1
     got.engine.step()
     assert forward.batch_sizes[-1] == 1
-    assert len(got.select(TextEvent)) == told
+    assert len(got.select(TextEvent)) == event_count
     got.engine.cancel(2)
     assert not got.engine.step()
     assert not got.select(RequestFinishedEvent) + got.select(RequestFinishedEvent, 2)

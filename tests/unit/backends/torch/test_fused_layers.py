@@ -69,9 +69,9 @@ def test_fused_layers_give_the_same_output(config: Any, attentions: int) -> None
     assert (kinds.count(FusedAttention), kinds.count(FusedGatedMlp)) == (attentions, 2)
     tokens, pool = text[0].tolist(), BlockPool(9)
     kv = SequenceCache(pool, 30)
-    found = [forward([BatchSegment(kv, tokens[:30], 30)])]
-    found += [forward([BatchSegment(kv, [token])]) for token in tokens[30:]]
-    assert torch.allclose(torch.cat(found), truth, atol=2e-3)
+    outputs = [forward([BatchSegment(kv, tokens[:30], 30)])]
+    outputs += [forward([BatchSegment(kv, [token])]) for token in tokens[30:]]
+    assert torch.allclose(torch.cat(outputs), truth, atol=2e-3)
 
 
 class UnsupportedAttention(nn.Module):
@@ -79,15 +79,15 @@ class UnsupportedAttention(nn.Module):
 
     head_dim, layer_idx = 8, 0
 
-    def __init__(self, said: Exception | None, *, key_bias: bool = False) -> None:
+    def __init__(self, error: Exception | None, *, key_bias: bool = False) -> None:
         super().__init__()
         self.q_proj, self.k_proj = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=key_bias)
         self.v_proj, self.o_proj = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-        self._said = said
+        self._error = error
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
-        if self._said is not None:
-            raise self._said
+        if self._error is not None:
+            raise self._error
         return hidden_states, None
 
 
@@ -176,8 +176,8 @@ def test_nan_in_freed_blocks_does_not_affect_other_sequences(tiny: Any) -> None:
     def answer(pool: BlockPool) -> torch.Tensor:
         kv = SequenceCache(pool, 3)
         tiny.runner([BatchSegment(kv, [1, 2, 3], 0)])
-        found: torch.Tensor = tiny.runner([BatchSegment(kv, [4])])
-        return found
+        logits: torch.Tensor = tiny.runner([BatchSegment(kv, [4])])
+        return logits
 
     expected, pool = answer(BlockPool(2)), BlockPool(2)
     mad = SequenceCache(pool, 64)

@@ -47,8 +47,8 @@ class BlockingCompiler:
 
 
 def install_blocking_compiler(got: Any, tokenizer: Any) -> BlockingCompiler:
-    got.engine._grammar_manager._compiler = found = BlockingCompiler(tokenizer)
-    return found
+    got.engine._grammar_manager._compiler = compiler = BlockingCompiler(tokenizer)
+    return compiler
 
 
 def test_grammar_compilation_does_not_block_other_requests(noisy: Drive, tokenizer: Any) -> None:
@@ -126,10 +126,10 @@ def test_unsupported_tokenizer_rejects_grammars(tokenizer: Any) -> None:
     class Other:
         """No fast tokenizer."""
 
-    found = make_compiler(Other())
-    found.load_vocabulary()
+    compiler = make_compiler(Other())
+    compiler.load_vocabulary()
     with pytest.raises(RequestRejectedError, match="tokenizer does not support"):
-        found.compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
+        compiler.compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 
 def test_missing_llguidance_rejects_grammars(

@@ -148,10 +148,10 @@ def test_beam_search_reports_sampling_parameters_as_unsupported() -> None:
         request = make_search_request(
             beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
         )
-        found = ipc.find_unsupported_params(
+        unsupported = ipc.find_unsupported_params(
             request, {"sampling.temperature": "heat"}, templates=False
         )
-        assert {loss.field for loss in found} == {
+        assert {loss.field for loss in unsupported} == {
             "heat", "top_p", "top_k", "min_p", "typical_p", "seed",
         }  # fmt: skip
         assert build_command(request).sampling.temperature == 0
@@ -179,8 +179,8 @@ def test_unsupported_parameters_are_reported() -> None:
         tool_choice=NamedTool("g"),
         suffix="end",
     )
-    found = ipc.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
-    assert {(loss.field, loss.reason) for loss in found} == {
+    unsupported = ipc.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
+    assert {(loss.field, loss.reason) for loss in unsupported} == {
         ("messages", "dropped"),
         ("tools", "dropped"),
         ("tool_choice", "dropped"),
@@ -202,7 +202,7 @@ def test_embedding_request_is_mapped() -> None:
 
 def test_engine_events_are_mapped_to_events() -> None:
     half = ipc.EngineToken(5, b"\xc3", -0.5, (ipc.TokenAlternative(6, b"a", -0.1),))
-    news: list[ipc.EngineEvent] = [
+    engine_events: list[ipc.EngineEvent] = [
         ipc.PrefillDoneEvent(1, 7),
         ipc.PromptEchoEvent(1, 0, "p", (ipc.EngineToken(1, b"p", None),)),
         ipc.TextEvent(1, 2, "hi", 3, (5,), (half,)),
@@ -212,8 +212,8 @@ def test_engine_events_are_mapped_to_events() -> None:
         ipc.EmbeddingsEvent(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
         ipc.HeartbeatEvent(0, 0),
     ]
-    again = ipc.decode_events(ipc.encode_frame(news)[4:])
-    assert again == news
+    again = ipc.decode_events(ipc.encode_frame(engine_events)[4:])
+    assert again == engine_events
     events = [event for one in again for event in ipc.map_engine_event(one)]
     start, echo, text, call, arguments, end, *vectors = events
     assert start == StreamStart(7)
@@ -254,8 +254,8 @@ def test_oversized_ipc_frame_is_rejected() -> None:
 
 
 def test_engine_command_contains_the_tenant() -> None:
-    asked = GenerationRequest(model="m", kind="completion", prompts=("a",))
+    request = GenerationRequest(model="m", kind="completion", prompts=("a",))
     backend = TorchBackend(path="x")
-    order = backend._build_command(asked, 1, 5.0, "web-app")
+    order = backend._build_command(request, 1, 5.0, "web-app")
     assert isinstance(order, ipc.GenerateCommand)
     assert (order.tenant, order.timeout) == ("web-app", 5.0)

@@ -37,15 +37,15 @@ def load_model_weights(
 
 
 def get_load_error(folder: Path, **how: Any) -> str:
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as caught:
         load_model_weights(folder, **how)
-    return str(told.value)
+    return str(caught.value)
 
 
 def update_config(folder: Path, **fields: Any) -> None:
     file = folder / "config.json"
-    said = msgspec.json.decode(file.read_bytes())
-    file.write_bytes(msgspec.json.encode({**said, **fields}))
+    config = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode({**config, **fields}))
 
 
 def test_devices_and_dtypes_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:

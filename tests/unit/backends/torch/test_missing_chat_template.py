@@ -30,7 +30,7 @@ def test_chat_without_a_template_is_rejected(engine_runner: EngineDriver) -> Non
 def test_prompts_are_used_unchanged_without_a_template(
     engine_runner: EngineDriver, reference: Any, wrap: bool
 ) -> None:
-    asked = GenerateCommand(
+    command = GenerateCommand(
         1,
         PromptInput(prompts=("hi",), as_user_message=wrap),
         stopping=StopParams(max_tokens=1),
@@ -38,4 +38,4 @@ def test_prompts_are_used_unchanged_without_a_template(
     )
     with torch.inference_mode():
         expected = int(reference(torch.tensor([list(b"hi")])).logits[0, -1].argmax())
-    assert engine_runner.run(asked).ids() == [expected]
+    assert engine_runner.run(command).ids() == [expected]

@@ -27,8 +27,8 @@ def test_model_package_is_found_without_import(
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.syspath_prepend(tmp_path)
-    found = find_model("package:some_model", ignore_text)
-    assert (found.source, found.task) == (str(package / "model"), "generate")
+    model = find_model("package:some_model", ignore_text)
+    assert (model.source, model.task) == (str(package / "model"), "generate")
     assert "some_model" not in sys.modules
 
 
@@ -60,10 +60,10 @@ class FakeHub:
 
     def __init__(self, answer: Path | Exception) -> None:
         self.answer = answer
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
 
     def snapshot_download(self, *, repo_id: str, revision: str | None, **_: Any) -> str:
-        self.asked.append((repo_id, revision))
+        self.requests.append((repo_id, revision))
         if isinstance(self.answer, Exception):
             raise self.answer
         return str(self.answer)
@@ -78,11 +78,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def test_model_is_downloaded_from_the_hub(hub: FakeHub, tmp_path: Path) -> None:
-    told: list[str] = []
-    assert find_model("org/model", told.append) == loader.ModelLocation(str(tmp_path), "embed")
-    find_model("model@v1.0", told.append)
-    assert hub.asked == [("org/model", None), ("model", "v1.0")]
-    assert told[0] == "org/model is not a local folder: looking on the Hugging Face Hub"
+    messages: list[str] = []
+    assert find_model("org/model", messages.append) == loader.ModelLocation(str(tmp_path), "embed")
+    find_model("model@v1.0", messages.append)
+    assert hub.requests == [("org/model", None), ("model", "v1.0")]
+    assert messages[0] == "org/model is not a local folder: looking on the Hugging Face Hub"
 
 
 def test_hub_repository_without_a_model_is_reported(hub: FakeHub, tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def make_http_error(kind: Any, status: int) -> Any:
 )
 def test_hub_errors_are_reported_with_a_remedy(hub: FakeHub, error: Exception, says: str) -> None:
     hub.answer = error
-    with pytest.raises(ModelError, match=says) as told:
+    with pytest.raises(ModelError, match=says) as caught:
         find_model("org/model", ignore_text)
-    assert "and that" not in str(told.value)
+    assert "and that" not in str(caught.value)
 
 
 OFFLINE = """

@@ -43,15 +43,15 @@ def test_packed_forward_pass_matches_eager_attention_for_any_chunks(config: Any)
     tokens = text[0].tolist()
     for cuts in ([50], [20, 30], [1] * 50, [7, 1, 30, 1, 11]):
         pool = BlockPool(64)
-        kv, found = SequenceCache(pool, 50), []
+        kv, outputs = SequenceCache(pool, 50), []
         start = 0
         for cut in cuts:
             # A second row beside it, so that the pass is a packed one.
             other = BatchSegment(SequenceCache(pool, 5), tokens[:5])
             logits = forward([BatchSegment(kv, tokens[start : start + cut], cut), other])
-            found.append(logits[:-1])
+            outputs.append(logits[:-1])
             start += cut
-        assert torch.allclose(torch.cat(found), truth, atol=1e-3)
+        assert torch.allclose(torch.cat(outputs), truth, atol=1e-3)
 
 
 def test_forked_sequence_shares_the_past_and_diverges(tiny: Any) -> None:

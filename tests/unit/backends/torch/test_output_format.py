@@ -67,13 +67,13 @@ def make_command(
 
 
 def test_structured_output_is_valid_for_any_model(noisy: Drive) -> None:
-    found = set()
+    outputs = set()
     for seed in range(50):
         got = noisy().run(make_command(make_schema(PERSON), seed=seed))
         assert got.ended() == {0: ChoiceEndEvent(1, 0, "eos")}
         assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(got.text()))
-        found.add(got.text())
-    assert len(found) == 50
+        outputs.add(got.text())
+    assert len(outputs) == 50
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_beam_search_without_an_allowed_token_fails(noisy: Drive) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "said"),
+    ("form", "kind", "message"),
     [
         (make_schema({"not": {"type": "string"}}), "unsupported", "unsupported keys: not"),
         (
@@ -297,12 +297,12 @@ def test_beam_search_without_an_allowed_token_fails(noisy: Drive) -> None:
     ],
 )
 def test_unsupported_output_format_is_rejected(
-    noisy: Drive, form: OutputFormat, kind: str, said: str
+    noisy: Drive, form: OutputFormat, kind: str, message: str
 ) -> None:
     got = noisy().run(make_command(msgspec.structs.replace(form, param="guided_json")))
     failed = got.failed()
     assert (failed.kind, failed.param) == (kind, "guided_json")
-    assert said in failed.message
+    assert message in failed.message
     assert len(failed.message) < 300
     assert got.select(TextEvent) == []
     assert got.engine.waiting_count == 0

@@ -134,23 +134,23 @@ def parse(
 ) -> Output:
     """What the parser returns for these pieces, each with one token."""
     parser = OutputRules(reasoning, calls, SCHEMAS, is_open, frozenset()).make_parser()
-    told: list[Any] = []
+    items: list[Any] = []
     for at, piece in enumerate(pieces):
-        told += parser.feed(ReadyText(piece, [OutputToken(at, None)]))
-    told += parser.close()
-    counts = [len(one.tokens) if isinstance(one, ReadyText) else one.tokens for one in told]
+        items += parser.feed(ReadyText(piece, [OutputToken(at, None)]))
+    items += parser.close()
+    counts = [len(one.tokens) if isinstance(one, ReadyText) else one.tokens for one in items]
     assert sum(counts) == len(pieces)
-    starts = [one for one in told if isinstance(one, ParsedCallStart)]
+    starts = [one for one in items if isinstance(one, ParsedCallStart)]
     assert [one.call for one in starts] == list(range(parser.calls))
-    found = [
+    rows = [
         (start.name, msgspec.json.decode("".join(
-            one.text for one in told
+            one.text for one in items
             if isinstance(one, ParsedCallArguments) and one.call == start.call
         )))
         for start in starts
     ]  # fmt: skip
-    thoughts = "".join(one.text for one in told if isinstance(one, ParsedReasoning))
-    return thoughts, "".join(one.text for one in told if isinstance(one, ReadyText)), found
+    thoughts = "".join(one.text for one in items if isinstance(one, ParsedReasoning))
+    return thoughts, "".join(one.text for one in items if isinstance(one, ReadyText)), rows
 
 
 def split(text: str) -> list[list[str]]:
@@ -182,8 +182,8 @@ def test_call_of_an_unknown_function_stays_text(mark: CallFormat) -> None:
     script, _ = CALLS[mark.family]
     rules = OutputRules(None, mark, {}, is_open=False, marker_tokens=frozenset())
     parser = rules.make_parser()
-    told = [*parser.feed(ReadyText(script, [])), *parser.close()]
-    assert "".join(one.text for one in told if isinstance(one, ReadyText)) == script
+    outputs = [*parser.feed(ReadyText(script, [])), *parser.close()]
+    assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == script
     assert parser.calls == 0
 
 
@@ -225,8 +225,8 @@ def test_a_string_may_contain_the_closing_mark() -> None:
     text = f"<TOOLCALL>{'</TOOLCALL>' * MAX_CLOSINGS} and on"
     rules = OutputRules(None, mark, SCHEMAS, is_open=False, marker_tokens=frozenset())
     parser = rules.make_parser()
-    told = list(parser.feed(ReadyText(text, [])))
-    assert "".join(one.text for one in told if isinstance(one, ReadyText)) == text
+    outputs = list(parser.feed(ReadyText(text, [])))
+    assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == text
 
 
 def test_signs_tell_the_families_apart() -> None:
@@ -279,12 +279,12 @@ def run_chat(scripted: Drive, script: str, template: str, *functions: FunctionDe
     tokenizer = copy.deepcopy(manager._tokenizer)
     tokenizer.chat_template = template
     manager._tokenizer = manager._input_processor._tokenizer = tokenizer
-    given = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
+    prompt_input = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
     text = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     runner.prompt = runner._prompt = len(text)
     calling = FunctionChoice(tuple(one.name for one in functions)) if functions else None
     greedy, ending = EngineSamplingParams(temperature=0), StopParams(max_tokens=300)
-    return got.run(GenerateCommand(1, given, greedy, ending, function_choice=calling))
+    return got.run(GenerateCommand(1, prompt_input, greedy, ending, function_choice=calling))
 
 
 def get_reasoning(got: Any) -> str:

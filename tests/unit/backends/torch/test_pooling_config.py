@@ -32,10 +32,10 @@ def make_module(kind: str, path: str = "") -> dict[str, Any]:
     return {"path": path, "type": f"sentence_transformers.models.{kind}"}
 
 
-def read_pooling(folder: Path, **said: Any) -> PoolingConfig:
+def read_pooling(folder: Path, **config: Any) -> PoolingConfig:
     steps = [make_module("Transformer"), make_module("Pooling", "1_Pooling")]
     return read_pooling_config(
-        write_model_folder(folder, modules=steps, **{"1_Pooling__config": said})
+        write_model_folder(folder, modules=steps, **{"1_Pooling__config": config})
     )
 
 
@@ -92,7 +92,7 @@ def test_pooling_config_is_read_from_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "pooling"),
+    ("config", "pooling"),
     [
         ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, ("last",)),
         ({"pooling_mode_weightedmean_tokens": True}, ("weighted",)),
@@ -102,15 +102,15 @@ def test_pooling_config_is_read_from_the_files(tmp_path: Path) -> None:
     ],
 )
 def test_pooling_settings_are_read(
-    tmp_path: Path, said: dict[str, Any], pooling: tuple[str, ...]
+    tmp_path: Path, config: dict[str, Any], pooling: tuple[str, ...]
 ) -> None:
-    recipe = read_pooling(tmp_path, **said)
+    recipe = read_pooling(tmp_path, **config)
     assert (recipe.modes, recipe.includes_prompt) == (pooling, True)
-    assert not read_pooling(tmp_path, include_prompt=False, **said).includes_prompt
+    assert not read_pooling(tmp_path, include_prompt=False, **config).includes_prompt
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("config", "says"),
     [
         ({"pooling_mode_median_tokens": True}, "pooling_mode_median_tokens"),
         ({"pooling_mode": "median"}, "unsupported pooling modes: median"),
@@ -119,10 +119,10 @@ def test_pooling_settings_are_read(
     ],
 )
 def test_unsupported_pooling_mode_is_rejected(
-    tmp_path: Path, said: dict[str, Any], says: str
+    tmp_path: Path, config: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ModelError, match=says):
-        read_pooling(tmp_path, **said)
+        read_pooling(tmp_path, **config)
 
 
 def test_unsupported_modules_are_rejected(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_unsupported_modules_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sizes"),
+    ("config", "sizes"),
     [
         ({}, None),
         ({"is_matryoshka": False}, None),
@@ -146,9 +146,11 @@ def test_unsupported_modules_are_rejected(tmp_path: Path) -> None:
     ],
 )
 def test_matryoshka_sizes_are_read_from_the_config(
-    tmp_path: Path, said: dict[str, Any], sizes: tuple[int, ...] | None
+    tmp_path: Path, config: dict[str, Any], sizes: tuple[int, ...] | None
 ) -> None:
-    assert read_pooling_config(write_model_folder(tmp_path, config=said)).matryoshka_sizes == sizes
+    assert (
+        read_pooling_config(write_model_folder(tmp_path, config=config)).matryoshka_sizes == sizes
+    )
 
 
 def test_prompt_is_selected_by_name_or_text() -> None:
@@ -174,14 +176,14 @@ def test_prompt_is_selected_by_name_or_text() -> None:
 def test_dense_layers_and_activations(
     tmp_path: Path, activation: str, expected: list[float]
 ) -> None:
-    said = {"activation_function": f"torch.nn.modules.activation.{activation}"}
+    config = {"activation_function": f"torch.nn.modules.activation.{activation}"}
     steps = [
         make_module("Transformer"),
         make_module("Dense", "2_Dense"),
         make_module("Dense", "3_Dense"),
     ]
     write_model_folder(tmp_path, modules=steps)
-    write_model_folder(tmp_path, **{"2_Dense__config": said, "3_Dense__config": {"bias": False}})
+    write_model_folder(tmp_path, **{"2_Dense__config": config, "3_Dense__config": {"bias": False}})
     with pytest.raises(ModelError, match="safetensors weights"):
         read_pooling_config(tmp_path)
     weights = {"linear.weight": torch.tensor([[1.0, 1.0], [-1.0, 0.0]])}
@@ -190,16 +192,16 @@ def test_dense_layers_and_activations(
     save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
 
     first, second = (DenseLayer(dense, CPU) for dense in read_pooling_config(tmp_path).dense)
-    given = torch.tensor([[2.0, 2.0]])
-    assert torch.allclose(first(given), torch.tensor([expected]), atol=1e-4)
-    assert torch.allclose(second(given), torch.tensor([[4.0, -2.0]]).tanh())
+    vector = torch.tensor([[2.0, 2.0]])
+    assert torch.allclose(first(vector), torch.tensor([expected]), atol=1e-4)
+    assert torch.allclose(second(vector), torch.tensor([[4.0, -2.0]]).tanh())
     assert first.output_size == 2
 
 
 def test_unsupported_activation_is_rejected(tmp_path: Path) -> None:
     steps = [make_module("Transformer"), make_module("Dense", "2_Dense")]
-    said = {"activation_function": "torch.nn.modules.Mystery"}
-    write_model_folder(tmp_path, modules=steps, **{"2_Dense__config": said})
+    config = {"activation_function": "torch.nn.modules.Mystery"}
+    write_model_folder(tmp_path, modules=steps, **{"2_Dense__config": config})
     save_file({"linear.weight": torch.zeros(1, 1)}, tmp_path / "2_Dense" / "model.safetensors")
     with pytest.raises(ModelError, match="Mystery"):
         read_pooling_config(tmp_path)

@@ -29,9 +29,9 @@ def test_linear_row_is_independent_of_the_batch_size(size: tuple[int, int]) -> N
 
 def test_prepacking_replaces_all_layers_and_frees_their_weights() -> None:
     torch.manual_seed(6)
-    made: Any = Conv1D
+    conv1d: Any = Conv1D
     first, norm = nn.Linear(32, 16), nn.LayerNorm(24)
-    model = nn.Sequential(first, nn.Sequential(made(24, 16), norm))
+    model = nn.Sequential(first, nn.Sequential(conv1d(24, 16), norm))
     rows = torch.randn(5, 32)
     with torch.inference_mode():
         before = model(rows)

@@ -85,46 +85,49 @@ def parse_chunks(
     speech = ResponseTemplateRules(
         get_response_template(TokenizerWithTemplate(template)), prompt, TOOLS, frozenset()
     ).make_parser()
-    told: list[ParsedOutput] = []
+    outputs: list[ParsedOutput] = []
     for at in range(0, len(text), size):
-        told += speech.feed(ReadyText(text[at : at + size], [OutputToken(at, None)]))
-    told += speech.close()
-    assert speech.calls == sum(isinstance(one, ParsedCallStart) for one in told)
-    return told
+        outputs += speech.feed(ReadyText(text[at : at + size], [OutputToken(at, None)]))
+    outputs += speech.close()
+    assert speech.calls == sum(isinstance(one, ParsedCallStart) for one in outputs)
+    return outputs
 
 
-def join_texts(told: Sequence[ParsedOutput], kind: type) -> str:
-    return "".join(cast("Any", one).text for one in told if isinstance(one, kind))
+def join_texts(outputs: Sequence[ParsedOutput], kind: type) -> str:
+    return "".join(cast("Any", one).text for one in outputs if isinstance(one, kind))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_reasoning_text_and_tool_calls_are_parsed(size: int) -> None:
-    told = parse_chunks(TEMPLATE, ANSWER, size)
-    assert join_texts(told, ParsedReasoning) == "I add."
-    assert join_texts(told, ReadyText) == "Let me  see."
-    assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add"]
-    assert join_texts(told, ParsedCallArguments) == '{"a":7,"b":"x"}'
+    outputs = parse_chunks(TEMPLATE, ANSWER, size)
+    assert join_texts(outputs, ParsedReasoning) == "I add."
+    assert join_texts(outputs, ReadyText) == "Let me  see."
+    assert [one.name for one in outputs if isinstance(one, ParsedCallStart)] == ["add"]
+    assert join_texts(outputs, ParsedCallArguments) == '{"a":7,"b":"x"}'
 
 
 def test_list_of_tool_calls_is_parsed() -> None:
     text = 'Yes.[TOOLS][{"name": "add", "arguments": {"a": 1}}, {"name": "f", "arguments": "{}"}]'
-    told = parse_chunks(LISTED, text, 5)
-    assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add", "f"]
-    assert [one.text for one in told if isinstance(one, ParsedCallArguments)] == ['{"a":1}', "{}"]
-    assert join_texts(told, ReadyText) == "Yes."
+    outputs = parse_chunks(LISTED, text, 5)
+    assert [one.name for one in outputs if isinstance(one, ParsedCallStart)] == ["add", "f"]
+    assert [one.text for one in outputs if isinstance(one, ParsedCallArguments)] == [
+        '{"a":1}',
+        "{}",
+    ]
+    assert join_texts(outputs, ReadyText) == "Yes."
 
 
 @pytest.mark.parametrize("end", ["", "[END]", "[END] so"])
 def test_malformed_tool_calls_are_returned_as_text(end: str) -> None:
-    told = parse_chunks(LISTED, f'Yes.[TOOLS][{{"name": "add"{end}', 4)
-    assert join_texts(told, ReadyText).startswith('Yes.[{"name": "add"')
-    assert join_texts(told, ReadyText).endswith("so" if "so" in end else "")
-    assert not any(isinstance(one, ParsedCallStart) for one in told)
+    outputs = parse_chunks(LISTED, f'Yes.[TOOLS][{{"name": "add"{end}', 4)
+    assert join_texts(outputs, ReadyText).startswith('Yes.[{"name": "add"')
+    assert join_texts(outputs, ReadyText).endswith("so" if "so" in end else "")
+    assert not any(isinstance(one, ParsedCallStart) for one in outputs)
 
 
 def test_reasoning_may_start_in_the_prompt() -> None:
-    told = parse_chunks(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
-    assert (join_texts(told, ParsedReasoning), join_texts(told, ReadyText)) == ("hm", "Yes.")
+    outputs = parse_chunks(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
+    assert (join_texts(outputs, ParsedReasoning), join_texts(outputs, ReadyText)) == ("hm", "Yes.")
 
 
 def test_invalid_response_template_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,11 +145,11 @@ def run_script(scripted: Drive, calling: FunctionChoice, *functions: FunctionDef
     got.engine._grammar_manager._response_template = get_response_template(
         TokenizerWithTemplate(TEMPLATE)
     )
-    given = PromptInput(prompts=("x",), functions=functions)
+    prompt_input = PromptInput(prompts=("x",), functions=functions)
     ending = StopParams(max_tokens=200)
     return got.run(
         GenerateCommand(
-            1, given, EngineSamplingParams(temperature=0), ending, function_choice=calling
+            1, prompt_input, EngineSamplingParams(temperature=0), ending, function_choice=calling
         )
     )
 

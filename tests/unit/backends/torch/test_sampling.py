@@ -93,9 +93,9 @@ def test_consecutive_random_numbers_are_independent(other: str) -> None:
 
 
 def test_random_numbers_are_between_zero_and_one_for_any_seed() -> None:
-    found = {draw_uniform(seed, at) for seed in (0, 1, 2**63, 2**64 - 1) for at in range(1000)}
-    assert len(found) == 4000
-    assert 0 < min(found) < max(found) < 1
+    uniforms = {draw_uniform(seed, at) for seed in (0, 1, 2**63, 2**64 - 1) for at in range(1000)}
+    assert len(uniforms) == 4000
+    assert 0 < min(uniforms) < max(uniforms) < 1
     assert draw_uniform(2**64 + 5, 3) == draw_uniform(5, 3)
 
 

@@ -24,7 +24,7 @@ from backends.torch.sequence import EngineRequest, SequenceGroup
 from tests.tiny_model import EngineDriver, ScriptedRunner
 
 Drive = Callable[..., Any]
-Play = Callable[..., tuple[EngineDriver, ScriptedRunner]]
+RunScript = Callable[..., tuple[EngineDriver, ScriptedRunner]]
 
 
 def make_command(job: int, prompt: str = "x", **fields: Any) -> GenerateCommand:
@@ -90,7 +90,7 @@ def test_cancelled_request_does_not_block_the_queue() -> None:
     assert sorted(pop_all(line)) == [3, 4, 5]
 
 
-def test_busy_tenant_does_not_delay_another_tenant(scripted: Play) -> None:
+def test_busy_tenant_does_not_delay_another_tenant(scripted: RunScript) -> None:
     got, _ = scripted("abc", SchedulerConfig(max_sequences=1))
     crowd = [make_command(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
     got.run(*crowd, make_command(20, tenant="other", max_tokens=2))
@@ -176,7 +176,7 @@ def test_too_many_choices_are_rejected(driven: Drive) -> None:
     assert (failed.kind, failed.param) == ("invalid", "n")
 
 
-def test_choices_wait_for_credit(scripted: Play) -> None:
+def test_choices_wait_for_credit(scripted: RunScript) -> None:
     got, _ = scripted("a" * 20, SchedulerConfig(max_sequences=1))
     got.run(make_command(1, n=2, best_of=2, initial_credit=8, max_tokens=8))
     assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
@@ -187,7 +187,7 @@ def test_choices_wait_for_credit(scripted: Play) -> None:
     assert got.text(1, 1) == "a" * 8
 
 
-def test_sequence_without_credit_is_preempted_by_waiting_requests(scripted: Play) -> None:
+def test_sequence_without_credit_is_preempted_by_waiting_requests(scripted: RunScript) -> None:
     got, _ = scripted("a" * 100, SchedulerConfig(max_sequences=1))
     got.run(make_command(1, initial_credit=10, max_tokens=60))
     assert len(got.ids(1)) == 10
@@ -389,7 +389,7 @@ def test_cancelled_request_frees_its_blocks(driven: Drive) -> None:
 # --- failure ------------------------------------------------------------------------------------
 
 
-def test_prompt_that_exceeds_memory_fails_alone(scripted: Play) -> None:
+def test_prompt_that_exceeds_memory_fails_alone(scripted: RunScript) -> None:
     got, forward = scripted("abcdef")
     got.run(make_command(1, max_tokens=6), steps=2)
     forward.max_tokens = 40
@@ -400,7 +400,7 @@ def test_prompt_that_exceeds_memory_fails_alone(scripted: Play) -> None:
     assert got.engine.block_pool.used_blocks == 0
 
 
-def test_failed_batch_drops_the_newest_sequence(scripted: Play) -> None:
+def test_failed_batch_drops_the_newest_sequence(scripted: RunScript) -> None:
     got, forward = scripted("abcdef")
     got.run(*(make_command(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
     forward.max_tokens = 2
@@ -424,9 +424,9 @@ def test_sampling_error_fails_only_its_request(
         return []
 
     def injected(logits: Any, rows: Any) -> list[int]:
-        kept = logits.clone()
+        original = logits.clone()
         failing(logits, rows)
-        return sample_tokens(kept, rows)
+        return sample_tokens(original, rows)
 
     monkeypatch.setattr("backends.torch.token_selection.sample_tokens", injected)
     got = driven().run(*specs)
@@ -435,12 +435,12 @@ def test_sampling_error_fails_only_its_request(
     assert got.engine.block_pool.used_blocks == 0
 
 
-def test_insufficient_kv_cache_memory_is_reported_at_start(scripted: Play) -> None:
+def test_insufficient_kv_cache_memory_is_reported_at_start(scripted: RunScript) -> None:
     with pytest.raises(ModelError, match="KV cache"):
         scripted("abc", SchedulerConfig(), max_tokens=0)
 
 
-def test_step_stats_are_counted(scripted: Play) -> None:
+def test_step_stats_are_counted(scripted: RunScript) -> None:
     got, _ = scripted("abc")
     got.run(make_command(1), msgspec.structs.replace(make_command(2), initial_credit=5), steps=3)
     figures = got.engine.stats

@@ -81,9 +81,9 @@ def make_command(
     turns = fields.pop("turns", (ChatTurn("user", "hi"),))
     ending = fields.pop("ending", None) or StopParams(max_tokens=2000)
     picking = fields.pop("picking", None) or EngineSamplingParams(temperature=1, seed=seed)
-    given = PromptInput(turns=turns, functions=FUNCTIONS)
+    prompt_input = PromptInput(turns=turns, functions=FUNCTIONS)
     return GenerateCommand(
-        1, given, picking, ending, function_choice=calling or FunctionChoice(BOTH), **fields
+        1, prompt_input, picking, ending, function_choice=calling or FunctionChoice(BOTH), **fields
     )
 
 
@@ -94,9 +94,9 @@ def collect_calls(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
     assert all(re.fullmatch("call_[0-9a-f]{24}", one.id) for one in begun)
     pieces = [one for one in got.select(ToolArgumentsEvent) if one.choice == choice]
     texts = ["".join(one.text for one in pieces if one.call == i) for i in range(len(begun))]
-    found = [(one.name, msgspec.json.decode(text)) for one, text in zip(begun, texts, strict=True)]
-    assert all(jsonschema_rs.is_valid(SCHEMAS[name], value) for name, value in found)
-    return found
+    calls = [(one.name, msgspec.json.decode(text)) for one, text in zip(begun, texts, strict=True)]
+    assert all(jsonschema_rs.is_valid(SCHEMAS[name], value) for name, value in calls)
+    return calls
 
 
 # --- held to ------------------------------------------------------------------------------------
@@ -167,12 +167,12 @@ def test_unsupported_schema_is_rejected_only_for_strict_functions(noisy: Drive) 
         b'{"properties":{"a":{"enum":[1]}},"required":["a"],"additionalProperties":false,"not":{}}'
     )
     for strict in (False, True):
-        given = PromptInput(
+        prompt_input = PromptInput(
             turns=(ChatTurn("user", "hi"),), functions=(FunctionDefinition("f", None, odd, strict),)
         )
         calling = FunctionChoice(("f",), required=True, parallel=False)
         got = noisy().run(
-            GenerateCommand(1, given, EngineSamplingParams(seed=1), function_choice=calling)
+            GenerateCommand(1, prompt_input, EngineSamplingParams(seed=1), function_choice=calling)
         )
         if strict:
             assert (got.failed().kind, got.failed().param) == ("unsupported", "tools")
@@ -182,18 +182,22 @@ def test_unsupported_schema_is_rejected_only_for_strict_functions(noisy: Drive) 
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [(b'{"type":"string"}', "must have type object"), (b"[1]", "must be a JSON Schema")],
 )
 def test_invalid_function_parameters_are_rejected(
-    noisy: Drive, parameters: bytes, said: str
+    noisy: Drive, parameters: bytes, message: str
 ) -> None:
-    given = PromptInput(
+    prompt_input = PromptInput(
         turns=(ChatTurn("user", "hi"),), functions=(FunctionDefinition("f", None, parameters),)
     )
-    failed = noisy().run(GenerateCommand(1, given, function_choice=FunctionChoice(("f",)))).failed()
+    failed = (
+        noisy()
+        .run(GenerateCommand(1, prompt_input, function_choice=FunctionChoice(("f",))))
+        .failed()
+    )
     assert (failed.kind, failed.param) == ("invalid", "tools")
-    assert said in failed.message
+    assert message in failed.message
 
 
 # --- left to the model --------------------------------------------------------------------------
@@ -203,12 +207,14 @@ def run_script(
     scripted: Drive, script: str, calling: FunctionChoice | None = None, **fields: Any
 ) -> Any:
     got, _ = scripted(script)
-    given = PromptInput(prompts=("x",), functions=FUNCTIONS)
+    prompt_input = PromptInput(prompts=("x",), functions=FUNCTIONS)
     ending = fields.pop("ending", None) or StopParams(max_tokens=400)
     greedy = EngineSamplingParams(temperature=0)
     calling = calling or FunctionChoice(BOTH)
     return got.run(
-        GenerateCommand(1, given, greedy, ending, function_choice=calling, token_ids=True, **fields)
+        GenerateCommand(
+            1, prompt_input, greedy, ending, function_choice=calling, token_ids=True, **fields
+        )
     )
 
 
@@ -225,12 +231,12 @@ def test_text_followed_by_tool_calls(scripted: Drive) -> None:
     assert got.text() == "Let me see."
     assert [name for name, _ in collect_calls(got)] == ["weather_now", "weather_now"]
     assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
-    counted = [
+    token_counts = [
         one.token_count
         for one in got.events
         if isinstance(one, TextEvent | ToolCallEvent | ToolArgumentsEvent)
     ]
-    assert len(script) - 40 < sum(counted) <= len(script)
+    assert len(script) - 40 < sum(token_counts) <= len(script)
 
 
 def test_tool_call_is_enforced_after_the_trigger(scripted: Drive) -> None:
@@ -315,24 +321,26 @@ def test_tool_calls_are_parsed_for_any_chunking(family: CallFormat, lead: str) -
     chance = random.Random(0)
     for _ in range(50):
         speech = make_parser(family)
-        told: list[ParsedOutput] = []
+        outputs: list[ParsedOutput] = []
         at = 0
         while at < len(text):
             size = chance.choice((1, 2, 5, 40))
             tokens = [OutputToken(at, None)]
-            told += speech.feed(ReadyText(text[at : at + size], tokens))
+            outputs += speech.feed(ReadyText(text[at : at + size], tokens))
             at += size
-        told += speech.close()
-        assert "".join(one.text for one in told if isinstance(one, ReadyText)) == (
+        outputs += speech.close()
+        assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == (
             lead.rstrip() if anywhere else ""
         )
-        assert [one.name for one in told if isinstance(one, ParsedCallStart)] == [
+        assert [one.name for one in outputs if isinstance(one, ParsedCallStart)] == [
             "weather",
             "weather_now",
         ]
         for number, call in enumerate(CALLS):
             pieces = [
-                one for one in told if isinstance(one, ParsedCallArguments) and one.call == number
+                one
+                for one in outputs
+                if isinstance(one, ParsedCallArguments) and one.call == number
             ]
             assert "".join(one.text for one in pieces) == call.arguments
         assert speech.calls == 2
@@ -342,9 +350,9 @@ def test_format_without_trigger_needs_the_full_text_to_be_calls() -> None:
     llama = detect_call_format('tools "parameters": dictionary')
     for text in ('{"name": "Bob"}', 'x {"name": "weather", "parameters": {}}'):
         speech = make_parser(llama)
-        told = [*speech.feed(ReadyText(text, [])), *speech.close()]
-        assert all(isinstance(one, ReadyText) for one in told)
-        assert "".join(one.text for one in told if isinstance(one, ReadyText)) == text
+        outputs = [*speech.feed(ReadyText(text, [])), *speech.close()]
+        assert all(isinstance(one, ReadyText) for one in outputs)
+        assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == text
 
 
 # --- conversations ------------------------------------------------------------------------------

@@ -62,10 +62,10 @@ def test_interlingua_profile_promises_only_what_the_engine_supports(kind: Any) -
             if kind is make_chat or "messages" not in fields
         ),
     ]
-    for asked in requests:
-        assert isinstance(asked, GenerationRequest)
-        engine, profile = find_losses(asked)
-        assert engine <= profile, asked
+    for request in requests:
+        assert isinstance(request, GenerationRequest)
+        engine, profile = find_losses(request)
+        assert engine <= profile, request
 
 
 @pytest.mark.parametrize(

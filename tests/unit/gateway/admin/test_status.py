@@ -13,7 +13,7 @@ from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, Stats
 from protocols.core.events import Usage
 
 EDGES = len(FIRST_TOKEN_BUCKETS)
-ARM = ("m", "1", "split")
+SPLIT_VERSION = ("m", "1", "split")
 
 
 class FakeClock:
@@ -40,17 +40,17 @@ def make_bucket_counts(*at: int) -> list[int]:
 
 def test_rates_cover_the_last_minute_and_totals_cover_the_time_since_start() -> None:
     clock = FakeClock()
-    arms: dict[StatsKey, RequestStats[Histogram]] = {ARM: RequestStats(Histogram)}
+    arms: dict[StatsKey, RequestStats[Histogram]] = {SPLIT_VERSION: RequestStats(Histogram)}
     window = RecentStats(lambda: arms, clock)
     assert window.sample()[0] == 0
-    arms[ARM].add_records(make_record(first=0.9))
+    arms[SPLIT_VERSION].add_records(make_record(first=0.9))
     clock.now += 50
     [seconds, [then]] = window.sample()
     assert (seconds, then.requests, then.requests_per_second) == (50, 1, 0.02)
     assert then.first_token_p50 == pytest.approx(0.875)
 
     clock.now += 60
-    arms[ARM].add_records(make_record())
+    arms[SPLIT_VERSION].add_records(make_record())
     pinned = arms["m", "1", ""] = RequestStats(Histogram)
     pinned.add_records(make_record(outcome="worker_error"))
     [seconds, [now]] = window.sample()
@@ -118,14 +118,19 @@ def test_statuses_of_several_processes_are_merged() -> None:
         backends={"a": True},
         failures={"b": "no such model"},
     )
-    told = merge_statuses([STATUS, other], {"pool": []})
+    merged = merge_statuses([STATUS, other], {"pool": []})
 
-    assert (told.uptime, told.draining, told.running, told.recent_seconds) == (7.0, False, 3, 30.0)
-    assert told.processes == 2
-    assert told.backends == {"a": True, "b": False}
-    assert told.failures == {"b": "no such model"}
-    assert told.workers == {"pool": []}
-    one, two = told.stats
+    assert (merged.uptime, merged.draining, merged.running, merged.recent_seconds) == (
+        7.0,
+        False,
+        3,
+        30.0,
+    )
+    assert merged.processes == 2
+    assert merged.backends == {"a": True, "b": False}
+    assert merged.failures == {"b": "no such model"}
+    assert merged.workers == {"pool": []}
+    one, two = merged.stats
     assert (one.requests, one.errors, one.completion_tokens) == (5, 2, 40)
     assert (one.requests_per_second, one.tokens_per_second) == (1.0, 4.0)
     assert one.first_token_p50 == pytest.approx(0.001)
@@ -140,9 +145,9 @@ async def test_digest_and_watermark_key_are_masked_in_the_shown_configuration() 
     models: {m: {backend: own}}
     """
     config = load_text(text.replace("DIGEST", "ab" * 32), "<built in>", env={})
-    told = await describe_config(config, "abc", "<built in>")
+    description = await describe_config(config, "abc", "<built in>")
 
     admin = {"address": "127.0.0.1:0", "sha256": "***", "key_for": "all"}
-    assert told["config"]["admin"] == admin
-    assert told["config"]["backends"]["own"]["watermark"] == "***"
-    assert told["file"] == {"name": "<built in>", "hash": None, "differs": False}
+    assert description["config"]["admin"] == admin
+    assert description["config"]["backends"]["own"]["watermark"] == "***"
+    assert description["file"] == {"name": "<built in>", "hash": None, "differs": False}

@@ -23,7 +23,7 @@ from gateway.config.schema import JwtClaimsConfig, JwtConfig
 from protocols.core.errors import Unauthorized
 
 NOW = 1_700_000_000.0
-TOLD = JwtConfig(
+CONFIG = JwtConfig(
     issuer="https://login.example.com",
     audience=("gateway",),
     algorithms=("RS256", "ES256", "EdDSA"),
@@ -34,7 +34,7 @@ SHORT = rsa.generate_private_key(65537, 1024)  # noqa: S505 - it is to be refuse
 CURVE = ec.generate_private_key(ec.SECP256R1())
 EDWARDS = ed25519.Ed25519PrivateKey.generate()
 CLAIMS: dict[str, Any] = {
-    "iss": TOLD.issuer,
+    "iss": CONFIG.issuer,
     "aud": "gateway",
     "exp": NOW + 600,
     "sub": "ann",
@@ -63,25 +63,25 @@ def sign_token(
     key: Any = RSA, algorithm: str = "RS256", kid: str | None = "r", **claims: Any
 ) -> str:
     """A token; what is None is left out."""
-    said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
+    payload = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     with warnings.catch_warnings(action="ignore", category=InsecureKeyLengthWarning):
-        return jwt.encode(said, key, algorithm, {} if kid is None else {"kid": kid})
+        return jwt.encode(payload, key, algorithm, {} if kid is None else {"kid": kid})
 
 
 class JwtTestBench:
     """An issuer that answers as it is told, a clock, and who verifies."""
 
-    def __init__(self, told: JwtConfig = TOLD, answer: bytes | Exception = EVERY) -> None:
+    def __init__(self, config: JwtConfig = CONFIG, answer: bytes | Exception = EVERY) -> None:
         self.answer = answer
-        self.asked = 0
+        self.request_count = 0
         self.time = 0.0
-        self.issuer = JwksClient(told, lambda: self.time, self._fetch)
+        self.issuer = JwksClient(config, lambda: self.time, self._fetch)
         names = {"gpt": "chat-model"}
-        self.tokens = JwtVerifier(told, names, self.issuer, lambda: NOW + self.time)
+        self.tokens = JwtVerifier(config, names, self.issuer, lambda: NOW + self.time)
         self.hold: asyncio.Event | None = None
 
     async def _fetch(self) -> bytes:
-        self.asked += 1
+        self.request_count += 1
         if self.hold is not None:
             await self.hold.wait()
         if isinstance(self.answer, Exception):
@@ -110,8 +110,8 @@ class JwtTestBench:
     [(RSA, "RS256", "r"), (CURVE, "ES256", "e"), (EDWARDS, "EdDSA", "o")],
 )
 async def test_valid_token_is_accepted(key: Any, algorithm: str, kid: str) -> None:
-    found = await JwtTestBench().holder(sign_token(key, algorithm, kid))
-    assert found == Principal(
+    principal = await JwtTestBench().holder(sign_token(key, algorithm, kid))
+    assert principal == Principal(
         "jwt:ann", "", frozenset({"chat", "chat-model"}), tags=frozenset({"beta", "staff"})
     )
 
@@ -128,15 +128,15 @@ async def test_valid_token_is_accepted(key: Any, algorithm: str, kid: str) -> No
 async def test_claims_set_the_models_and_tags_of_the_principal(
     claims: dict[str, Any], models: set[str] | None, tags: set[str]
 ) -> None:
-    found = await JwtTestBench().holder(sign_token(**claims))
-    assert found is not None
-    assert found.models == models
-    assert found.tags == tags
+    principal = await JwtTestBench().holder(sign_token(**claims))
+    assert principal is not None
+    assert principal.models == models
+    assert principal.tags == tags
 
 
 async def test_token_without_configured_claims_is_valid_for_every_model() -> None:
-    found = await JwtTestBench(replace(TOLD, claims=JwtClaimsConfig())).holder(sign_token())
-    assert found == Principal("jwt:ann", "")
+    principal = await JwtTestBench(replace(CONFIG, claims=JwtClaimsConfig())).holder(sign_token())
+    assert principal == Principal("jwt:ann", "")
 
 
 def replace_token_part(part: int, text: str) -> str:
@@ -216,7 +216,7 @@ async def test_clock_skew_within_the_leeway_is_accepted() -> None:
 async def test_value_that_is_not_a_jwt_is_ignored_without_a_jwks_request(key: str) -> None:
     stage = JwtTestBench()
     assert await stage.holder(key) is None
-    assert stage.asked == 0
+    assert stage.request_count == 0
 
 
 # --- what is remembered ---------------------------------------------------------------------------
@@ -262,10 +262,10 @@ async def test_unknown_key_id_refreshes_the_jwks_after_the_minimum_interval() ->
     stage.answer = EVERY
     stage.time = 29.0
     assert await stage.refused(sign_token())
-    assert stage.asked == 1
+    assert stage.request_count == 1
     stage.time = 30.0
     assert await stage.holder(sign_token())
-    assert stage.asked == 2
+    assert stage.request_count == 2
 
 
 async def test_many_unknown_key_ids_cause_one_jwks_request_per_30_seconds() -> None:
@@ -273,7 +273,7 @@ async def test_many_unknown_key_ids_cause_one_jwks_request_per_30_seconds() -> N
     for n in range(50):
         await stage.refused(sign_token(kid=f"k{n}"))
         stage.time += 1.0
-    assert stage.asked == 2
+    assert stage.request_count == 2
 
 
 async def test_concurrent_requests_share_one_jwks_request() -> None:
@@ -281,13 +281,13 @@ async def test_concurrent_requests_share_one_jwks_request() -> None:
     stage.hold = asyncio.Event()
     tokens = [sign_token(sub=f"n{n}") for n in range(20)]
     async with asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(stage.holder(token)) for token in tokens]
+        waiting = [tasks.create_task(stage.holder(token)) for token in tokens]
         await asyncio.sleep(0.01)
         stage.hold.set()
-    assert [task.result() and task.result().name for task in asking] == [  # type: ignore[union-attr]
+    assert [task.result() and task.result().name for task in waiting] == [  # type: ignore[union-attr]
         f"jwt:n{n}" for n in range(20)
     ]
-    assert stage.asked == 1
+    assert stage.request_count == 1
 
 
 async def test_stale_keys_are_refreshed_in_the_background() -> None:
@@ -296,7 +296,7 @@ async def test_stale_keys_are_refreshed_in_the_background() -> None:
     stage.time, stage.hold = 300.0, asyncio.Event()
     assert stage.tokens.verify_token(other := sign_token(sub="bob"), "d") is not None
     await asyncio.sleep(0)
-    assert stage.asked == 2
+    assert stage.request_count == 2
     stage.hold.set()
     await stage.issuer.wait_refresh()
     assert stage.tokens.verify_token(other, "d") is not None
@@ -306,14 +306,14 @@ async def test_stale_keys_are_refreshed_in_the_background() -> None:
 async def test_cached_keys_stay_valid_until_max_stale_while_the_issuer_is_down(
     why: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = JwtTestBench(replace(TOLD, jwks_max_stale=3600.0))
+    stage = JwtTestBench(replace(CONFIG, jwks_max_stale=3600.0))
     assert await stage.holder(sign_token())
     stage.answer = why
     stage.time = 3500.0
     assert await stage.holder(sign_token(sub="bob", exp=NOW + 10_000))
     await stage.issuer.wait_refresh()
     assert await stage.holder(sign_token(sub="eve", exp=NOW + 10_000))
-    assert stage.asked == 2
+    assert stage.request_count == 2
     assert "the keys of https://login.example.com can't be fetched: " in caplog.text
     stage.time = 3600.0
     assert await stage.refused(sign_token(sub="bob", exp=NOW + 10_000))
@@ -328,7 +328,7 @@ async def test_failed_first_jwks_request_is_retried_sooner() -> None:
     assert await stage.refused(sign_token())
     stage.time = 4.0
     assert await stage.refused(sign_token())
-    assert stage.asked == 1
+    assert stage.request_count == 1
     stage.time, stage.answer = 5.0, EVERY
     assert await stage.holder(sign_token())
 
@@ -337,10 +337,10 @@ async def test_closing_the_jwks_client_rejects_waiting_requests() -> None:
     stage = JwtTestBench()
     stage.hold = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(stage.refused(sign_token()))
+        task = tasks.create_task(stage.refused(sign_token()))
         await asyncio.sleep(0.01)
         await stage.issuer.aclose()
-    assert asking.result()
+    assert task.result()
     await stage.issuer.aclose()
 
 

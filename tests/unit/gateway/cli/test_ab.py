@@ -53,9 +53,9 @@ def render_metrics_page(records: list[RequestRecord]) -> bytes:
     return metrics.render_page()
 
 
-def run_ab(*arguments: str | Path, given: bytes | None = None, **env: str) -> Result:
+def run_ab(*arguments: str | Path, stdin: bytes | None = None, **env: str) -> Result:
     command = [*map(str, arguments), "--model", "chat"]
-    return CliRunner().invoke(ab, command, input=given, env=env)
+    return CliRunner().invoke(ab, command, input=stdin, env=env)
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_access_log_is_compared(log: Path) -> None:
-    found = run_ab(log)
+    result = run_ab(log)
 
-    assert found.exit_code == 0
-    first, _, _, requests, *_ = found.stdout.splitlines()
+    assert result.exit_code == 0
+    first, _, _, requests, *_ = result.stdout.splitlines()
     assert first == "chat: version 2 compared with version 1, sent by the split rollout"
     assert requests.split() == ["requests", "40", "10"]
-    assert "1 of 51 lines are not the record of a request." in found.stdout
+    assert "1 of 51 lines are not the record of a request." in result.stdout
 
 
 def test_verdicts_follow_the_table(log: Path) -> None:
@@ -91,9 +91,9 @@ def test_verdicts_follow_the_table(log: Path) -> None:
 
 
 def test_plan_prints_the_requests_that_a_test_needs(log: Path) -> None:
-    found = run_ab(log, "--plan", "--difference", "5")
-    assert found.exit_code == 0
-    first, _, headings, failed, *_ = found.stdout.splitlines()
+    result = run_ab(log, "--plan", "--difference", "5")
+    assert result.exit_code == 0
+    first, _, headings, failed, *_ = result.stdout.splitlines()
     assert first == "chat: to tell a difference of 5 % from version 1"
     assert headings.split() == ["now", "difference", "requests", "per", "version"]
     assert failed.split()[:1] == ["failed"]
@@ -103,15 +103,15 @@ def test_plan_prints_the_requests_that_a_test_needs(log: Path) -> None:
 
 def test_model_may_be_an_alias_of_the_configuration(log: Path, config: Path) -> None:
     config.write_text(CONFIG.replace("  chat:", "  chat:\n    aliases: [gpt-4o]", 1))
-    found = CliRunner().invoke(ab, [str(log), "--model", "gpt-4o", "--config", str(config)])
-    assert found.exit_code == 0, found.output
-    assert found.stdout.startswith("chat: version 2 compared with version 1")
+    result = CliRunner().invoke(ab, [str(log), "--model", "gpt-4o", "--config", str(config)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("chat: version 2 compared with version 1")
 
 
 def test_standard_input_is_compared() -> None:
-    assert "order statistics\n" in run_ab("-", given=encode_records(RECORDS)).stdout
+    assert "order statistics\n" in run_ab("-", stdin=encode_records(RECORDS)).stdout
     assert (
-        "order statistics, from buckets\n" in run_ab("-", given=render_metrics_page(RECORDS)).stdout
+        "order statistics, from buckets\n" in run_ab("-", stdin=render_metrics_page(RECORDS)).stdout
     )
 
 
@@ -125,37 +125,37 @@ def test_saved_metrics_page_is_compared(tmp_path: Path) -> None:
 
 
 def test_json_output_contains_the_comparison(log: Path) -> None:
-    found = json.loads(run_ab(log, "--json", "--confidence", "90").stdout)
+    body = json.loads(run_ab(log, "--json", "--confidence", "90").stdout)
 
-    assert (found["source"], found["model"]) == (str(log), "chat")
-    comparison = found["comparison"]
+    assert (body["source"], body["model"]) == (str(log), "chat")
+    comparison = body["comparison"]
     named = {name: comparison[name] for name in ("split", "a", "b", "confidence", "ratio")}
     assert named == {"split": "rollout", "a": "1", "b": "2", "confidence": 0.9, "ratio": None}
     [failed] = [row for row in comparison["rows"] if row["figure"] == "failed"]
     assert failed["method"] == "Newcombe"
     assert failed["difference"]["value"] == 0.0
-    assert len(found["notes"]) == 2
+    assert len(body["notes"]) == 2
 
 
 def test_request_shares_that_match_the_weights_pass(log: Path, config: Path) -> None:
-    found = run_ab(log, "--config", config)
-    assert found.exit_code == 0
-    assert "The split sent 40 : 10 to the versions 1, 2 for the weights 4 : 1" in found.stdout
+    result = run_ab(log, "--config", config)
+    assert result.exit_code == 0
+    assert "The split sent 40 : 10 to the versions 1, 2 for the weights 4 : 1" in result.stdout
 
 
 def test_request_shares_that_do_not_match_the_weights_exit_with_1(log: Path, config: Path) -> None:
     config.write_text(CONFIG.replace('"1": 4', '"1": 1'))
-    found = run_ab(log, "--config", config)
-    assert found.exit_code == 1
-    assert "WARNING: the split sent 40 : 10" in found.stdout
+    result = run_ab(log, "--config", config)
+    assert result.exit_code == 1
+    assert "WARNING: the split sent 40 : 10" in result.stdout
 
 
 def test_all_includes_requests_pinned_by_the_client(log: Path) -> None:
     log.write_bytes(encode_records([*RECORDS, replace(RECORD, split="", sticky="pinned")]))
     assert "Left out: 1 requests pinned by the client." in run_ab(log).stdout
-    found = run_ab(log, "--all").stdout
-    assert ["requests", "41", "10"] in map(str.split, found.splitlines())
-    assert "Included, though not a random sample: 1 requests pinned by the client." in found
+    output = run_ab(log, "--all").stdout
+    assert ["requests", "41", "10"] in map(str.split, output.splitlines())
+    assert "Included, though not a random sample: 1 requests pinned by the client." in output
 
 
 # --- since ----------------------------------------------------------------------------------------
@@ -177,15 +177,15 @@ def test_since_filters_the_access_log(log: Path, since: str, early: int) -> None
     began = NOW.timestamp()
     records = [replace(record, started_at=began) for record in RECORDS]
     log.write_bytes(encode_records([replace(RECORD, started_at=began - 7200), *records]))
-    found = run_ab(log, "--since", since)
-    assert ("1 of 51 lines are of requests before --since." in found.stdout) == bool(early)
+    result = run_ab(log, "--since", since)
+    assert ("1 of 51 lines are of requests before --since." in result.stdout) == bool(early)
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--since", "yesterday"], "'yesterday' is neither a time, such as"),
         (["--a", "3"], "chat: version '3' was sent no requests; there is 1, 2"),
@@ -193,30 +193,30 @@ def test_since_filters_the_access_log(log: Path, since: str, early: int) -> None
         (["--confidence", "100"], "100"),
     ],
 )
-def test_invalid_options_are_reported(log: Path, arguments: list[str], said: str) -> None:
-    found = run_ab(log, *arguments)
-    assert found.exit_code == 2
-    assert said in found.stderr
+def test_invalid_options_are_reported(log: Path, arguments: list[str], message: str) -> None:
+    result = run_ab(log, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_unknown_model_is_reported(log: Path) -> None:
-    found = CliRunner().invoke(ab, [str(log), "--model", "chart"])
+    result = CliRunner().invoke(ab, [str(log), "--model", "chart"])
     empty = CliRunner().invoke(ab, ["-", "--model", "chat"], input=b"")
-    assert (found.exit_code, empty.exit_code) == (2, 2)
-    assert "chart: no such model; the source has chat" in found.stderr
+    assert (result.exit_code, empty.exit_code) == (2, 2)
+    assert "chart: no such model; the source has chat" in result.stderr
     assert "chat: no such model; the source has none" in empty.stderr
 
 
 def test_reason_for_an_empty_comparison_is_reported(log: Path) -> None:
     log.write_bytes(encode_records([replace(RECORD, split="", sticky="pinned")]))
-    found = run_ab(log)
-    assert found.exit_code == 2
-    assert "there is none that was sent requests" in found.stderr
-    assert "Left out: 1 requests pinned by the client." in found.stderr
+    result = run_ab(log)
+    assert result.exit_code == 2
+    assert "there is none that was sent requests" in result.stderr
+    assert "Left out: 1 requests pinned by the client." in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (CONFIG.replace("  chat:", "  chart:"), "has no split of the model 'chat'"),
         (CONFIG.replace("name: rollout", "name: next"), "has the split 'next', not 'rollout'"),
@@ -225,33 +225,33 @@ def test_reason_for_an_empty_comparison_is_reported(log: Path) -> None:
     ],
 )
 def test_configuration_without_the_split_is_rejected(
-    log: Path, config: Path, text: str, said: str
+    log: Path, config: Path, text: str, message: str
 ) -> None:
     config.write_text(text)
-    found = run_ab(log, "--config", config)
-    assert found.exit_code == 2
-    assert said in found.stderr
+    result = run_ab(log, "--config", config)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_since_is_rejected_for_a_metrics_page() -> None:
-    found = run_ab("-", "--since", "1h", given=render_metrics_page(RECORDS))
-    assert found.exit_code == 2
-    assert "--since goes with a log" in found.stderr
+    result = run_ab("-", "--since", "1h", stdin=render_metrics_page(RECORDS))
+    assert result.exit_code == 2
+    assert "--since goes with a log" in result.stderr
 
 
 @pytest.mark.parametrize(
     "text", [b"# HELP x y\nx{ 1\n", b"# HELP x y\ninterlingua_requests_total 1\n"]
 )
 def test_invalid_metrics_page_is_reported(text: bytes) -> None:
-    found = run_ab("-", given=text)
-    assert found.exit_code == 2
-    assert "this page of metrics is not the gateway's, or is cut" in found.stderr
+    result = run_ab("-", stdin=text)
+    assert result.exit_code == 2
+    assert "this page of metrics is not the gateway's, or is cut" in result.stderr
 
 
 def test_missing_source_file_is_reported(tmp_path: Path) -> None:
-    found = run_ab(tmp_path / "none.log")
-    assert found.exit_code == 2
-    assert "No such file" in found.stderr
+    result = run_ab(tmp_path / "none.log")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
 
 
 # --- over the network -----------------------------------------------------------------------------

@@ -30,22 +30,22 @@ def test_printed_configuration_lines_authenticate_the_new_key() -> None:
     assert key not in lines
     assert key not in result.stderr
 
-    [known] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
+    [key_config] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
 
-    assert known.name == "web-app"
-    keyring = Authenticator([Principal(known.name, known.sha256)])
-    found = keyring.authenticate({"authorization": f"Bearer {key}"})
-    assert found is not None
-    assert found.name == "web-app"
+    assert key_config.name == "web-app"
+    keyring = Authenticator([Principal(key_config.name, key_config.sha256)])
+    principal = keyring.authenticate({"authorization": f"Bearer {key}"})
+    assert principal is not None
+    assert principal.name == "web-app"
 
 
 def test_json_output_contains_name_key_and_digest() -> None:
     result = run_keys_new("--name", "web-app", "--json")
-    told = json.loads(result.stdout)
+    body = json.loads(result.stdout)
     assert result.stderr == ""
-    assert set(told) == {"name", "key", "sha256"}
-    assert told["name"] == "web-app"
-    assert told["sha256"] == hashlib.sha256(told["key"].encode()).hexdigest()
+    assert set(body) == {"name", "key", "sha256"}
+    assert body["name"] == "web-app"
+    assert body["sha256"] == hashlib.sha256(body["key"].encode()).hexdigest()
 
 
 def test_keys_are_random_and_have_the_product_prefix() -> None:
@@ -55,8 +55,8 @@ def test_keys_are_random_and_have_the_product_prefix() -> None:
 
 
 def test_default_key_name_is_derived_from_the_digest() -> None:
-    told = json.loads(run_keys_new("--json").stdout)
-    assert told["name"] == f"key-{told['sha256'][:8]}"
+    body = json.loads(run_keys_new("--json").stdout)
+    assert body["name"] == f"key-{body['sha256'][:8]}"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 101, "a,b: {"])
@@ -69,5 +69,5 @@ def test_invalid_key_name_is_rejected(name: str) -> None:
 
 def test_numeric_key_name_stays_a_string() -> None:
     lines = run_keys_new("--name", "017").stdout.partition("\n")[2]
-    [known] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
-    assert known.name == "017"
+    [key_config] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
+    assert key_config.name == "017"

@@ -59,9 +59,9 @@ def test_no_file_is_written_if_the_migration_fails(
 
 
 def test_json_output_contains_text_and_notes() -> None:
-    found = json.loads(run_migrate(PARTLY, "--json").stdout)
-    assert found["text"] == PARTLY.with_suffix(".made").read_text("utf-8")
-    assert found["notes"][0] == {
+    body = json.loads(run_migrate(PARTLY, "--json").stdout)
+    assert body["text"] == PARTLY.with_suffix(".made").read_text("utf-8")
+    assert body["notes"][0] == {
         "line": 4,
         "column": 17,
         "path": "model_list[1].model_name",
@@ -121,8 +121,8 @@ def test_migration_of_any_values_writes_a_valid_configuration(data: st.DataObjec
                 break
             at = at[key]
     try:
-        made = migrate(msgspec.yaml.encode(document), "config.yaml")
+        migration = migrate(msgspec.yaml.encode(document), "config.yaml")
     except ConfigError:
         return
-    if made.text is not None:
-        load_text(made.text, "gateway.yaml", env=Environment(ENV))
+    if migration.text is not None:
+        load_text(migration.text, "gateway.yaml", env=Environment(ENV))

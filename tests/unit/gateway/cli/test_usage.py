@@ -26,11 +26,11 @@ RECORDS = (
 
 @pytest.fixture
 def usage_file(tmp_path: Path) -> Path:
-    made = tmp_path / "usage.sqlite"
-    ledger = SqliteUsageRecorder(str(made), 1e12, lambda: 1_700_000_000.0)
+    path = tmp_path / "usage.sqlite"
+    ledger = SqliteUsageRecorder(str(path), 1e12, lambda: 1_700_000_000.0)
     ledger._write_batch(RECORDS)
     ledger.close(1)
-    return made
+    return path
 
 
 def run_usage(*arguments: str | Path) -> Result:
@@ -49,7 +49,7 @@ def test_usage_table_lists_totals_by_key_and_model(usage_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "told"),
+    ("by", "expected"),
     [
         ("version", [({"version": "1"}, 3), ({"version": "2"}, 1)]),
         ("split", [({"split": ""}, 3), ({"split": "rollout"}, 1)]),
@@ -57,16 +57,16 @@ def test_usage_table_lists_totals_by_key_and_model(usage_file: Path) -> None:
         ("model,model", [({"model": "chat"}, 4)]),
     ],
 )
-def test_by_option_groups_the_totals(usage_file: Path, by: str, told: list[object]) -> None:
+def test_by_option_groups_the_totals(usage_file: Path, by: str, expected: list[object]) -> None:
     result = run_usage(usage_file, "--by", by, "--json")
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [(one["by"], one["requests"]) for one in found] == told
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(one["by"], one["requests"]) for one in rows] == expected
 
 
 def test_since_option_filters_the_records(usage_file: Path) -> None:
     result = run_usage(usage_file, "--since", "2023-11-15T12:00", "--json")
-    [found] = [json.loads(line) for line in result.stdout.splitlines()]
-    assert found == {
+    [row] = [json.loads(line) for line in result.stdout.splitlines()]
+    assert row == {
         "by": {"key": "web", "model": "chat"},
         "requests": 1,
         "errors": 0,

@@ -30,7 +30,7 @@ def collect_issue_messages(backend: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"),
+    ("backend", "accepted"),
     [
         ("{kind: echo, delay: }", "has no value; give it one or remove the key"),
         ("{kind: echo, delay: [1s]}", "must be a string or a number, not a list"),
@@ -60,9 +60,9 @@ def collect_issue_messages(backend: str) -> list[str]:
         ('{protocol: "", workers: [http://w]}', "is empty; give it a value or remove the key"),
     ],
 )
-def test_error_names_the_accepted_values(backend: str, said: str) -> None:
-    (found,) = collect_issue_messages(backend)
-    assert found.startswith(said)
+def test_error_names_the_accepted_values(backend: str, accepted: str) -> None:
+    (message,) = collect_issue_messages(backend)
+    assert message.startswith(accepted)
 
 
 def test_quoted_number_is_accepted_only_from_the_environment() -> None:
@@ -74,8 +74,8 @@ def test_quoted_number_is_accepted_only_from_the_environment() -> None:
 def test_secret_file_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     backend = f"{{protocol: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
-    (found,) = collect_issue_messages(backend + "/token}}}]}")
-    assert found.endswith("can't be read: it is not text")
+    (message,) = collect_issue_messages(backend + "/token}}}]}")
+    assert message.endswith("can't be read: it is not text")
 
 
 def test_unsupported_field_type_raises_type_error() -> None:
@@ -98,8 +98,8 @@ def test_issue_of_a_missing_value_has_the_position_of_its_parent() -> None:
         (): SourceLocation(SourcePosition(1, 1)),
         ("models",): SourceLocation(SourcePosition(3, 9), SourcePosition(3, 1)),
     }
-    ground = ValidationContext(complaints, places, ProtocolRegistry({}))
-    ground.add_issue(("models", "chat", "backend"), "is missing")
-    ground.add_issue(("models",), "is wrong", key=True)
-    found = [(one.line, one.column, one.path) for one in complaints.issues]
-    assert found == [(3, 9, "models.chat.backend"), (3, 1, "models")]
+    context = ValidationContext(complaints, places, ProtocolRegistry({}))
+    context.add_issue(("models", "chat", "backend"), "is missing")
+    context.add_issue(("models",), "is wrong", key=True)
+    positions = [(one.line, one.column, one.path) for one in complaints.issues]
+    assert positions == [(3, 9, "models.chat.backend"), (3, 1, "models")]

@@ -117,11 +117,11 @@ models: {m: {backend: one}}
         "g.yaml",
         env={},
     )
-    found = listeners_by_id(config)
-    assert [*found] == [("127.0.0.1:0", 0), ("127.0.0.1:8001", 0), ("127.0.0.1:0", 1)]
-    assert [listener_name(one) for one in found] == [
+    listeners = listeners_by_id(config)
+    assert [*listeners] == [("127.0.0.1:0", 0), ("127.0.0.1:8001", 0), ("127.0.0.1:0", 1)]
+    assert [listener_name(one) for one in listeners] == [
         "127.0.0.1:0",
         "127.0.0.1:8001",
         "127.0.0.1:0 (2)",
     ]
-    assert found["127.0.0.1:0", 1].protocols[0].name == "triton"
+    assert listeners["127.0.0.1:0", 1].protocols[0].name == "triton"

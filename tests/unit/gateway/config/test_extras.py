@@ -27,7 +27,7 @@ DATABASE = (
 
 
 @pytest.mark.parametrize(
-    ("text", "module", "said"),
+    ("text", "module", "message"),
     [
         ('observe: {usage: {postgres: "postgresql://h/d"}}\n', "asyncpg", DATABASE),
         (IDENTITY, "jwt", TOKENS),
@@ -35,7 +35,7 @@ DATABASE = (
     ],
 )
 def test_missing_extra_is_named_in_the_error(
-    text: str, module: str, said: str, monkeypatch: pytest.MonkeyPatch
+    text: str, module: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = importlib.util.find_spec
 
@@ -43,8 +43,8 @@ def test_missing_extra_is_named_in_the_error(
         return None if name == module else there(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
-    [found] = collect_issues(text)
-    assert found.startswith(f"g.yaml:1:{said}")
+    [issue] = collect_issues(text)
+    assert issue.startswith(f"g.yaml:1:{message}")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_missing_extra_is_named_in_the_error(
     ],
 )
 def test_invalid_value_is_reported_once(text: str) -> None:
-    found = collect_issues(text)
-    assert len(found) == len({one.split(": ")[0] for one in found})
+    issues = collect_issues(text)
+    assert len(issues) == len({one.split(": ")[0] for one in issues})
 
 
 async def test_jwks_client_is_reused_if_the_issuer_is_unchanged() -> None:

@@ -14,17 +14,17 @@ OTHER = FileState((1, 2), b"b")
 
 def find_changes(*looks: Mapping[str, FileState | None]) -> list[int]:
     """After which looks, counted from 0, a change was told, when the first found all as it was."""
-    told: list[int] = []
+    changes: list[int] = []
     done: list[Mapping[str, FileState | None]] = []
-    watch = FileWatcher(list, lambda: told.append(len(done) - 1))
+    watch = FileWatcher(list, lambda: changes.append(len(done) - 1))
     for one in (looks[0], *looks):
         watch.update(one)
         done.append(one)
-    return told
+    return changes
 
 
 @pytest.mark.parametrize(
-    ("looks", "told"),
+    ("looks", "expected"),
     [
         ([A, A, A], []),
         ([A, OTHER, OTHER], [1]),
@@ -49,9 +49,9 @@ def find_changes(*looks: Mapping[str, FileState | None]) -> list[int]:
     ],
 )
 def test_change_is_reported_when_the_file_is_stable(
-    looks: list[FileState | None], told: list[int]
+    looks: list[FileState | None], expected: list[int]
 ) -> None:
-    assert find_changes(*({"file": one} for one in looks)) == told
+    assert find_changes(*({"file": one} for one in looks)) == expected
 
 
 def test_newly_watched_file_is_no_change() -> None:

@@ -39,8 +39,8 @@ def is_valid(value: Any, part: dict[str, Any], root: dict[str, Any]) -> bool:
         return False
     match value:
         case str():
-            found = re.search(part.get("pattern", ""), value)
-            return found is not None and len(value) >= int(part.get("minLength", 0))
+            match = re.search(part.get("pattern", ""), value)
+            return match is not None and len(value) >= int(part.get("minLength", 0))
         case list():
             enough = len(value) >= int(part.get("minItems", 0))
             return enough and all(is_valid(one, part.get("items", {}), root) for one in value)
@@ -94,16 +94,16 @@ def test_json_schema_rejects_configurations_of_wrong_shape(name: str) -> None:
 
 
 def test_every_struct_field_is_a_json_schema_property() -> None:
-    found = build_schema()["$defs"]
+    definitions = build_schema()["$defs"]
     structs = [
         one
         for one in vars(schema).values()
-        if isinstance(one, type) and issubclass(one, ConfigSection) and one.__name__ in found
+        if isinstance(one, type) and issubclass(one, ConfigSection) and one.__name__ in definitions
     ]
     assert Config in structs
     assert len(structs) >= 24
     for struct in structs:
-        part = found[struct.__name__]
+        part = definitions[struct.__name__]
         part = part if "properties" in part else part["anyOf"][-1]
         fields = {field.name for field in msgspec.structs.fields(struct)}
         fields.discard(getattr(struct, "extra_field", ""))

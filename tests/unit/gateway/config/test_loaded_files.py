@@ -30,9 +30,9 @@ def config_file(tmp_path: Path) -> Path:
     (tmp_path / "token.txt").write_text("secret")
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     (tmp_path / "workers.yaml").write_text("[https://w]")
-    made = tmp_path / "gateway.yaml"
-    made.write_text(TEXT)
-    return made
+    path = tmp_path / "gateway.yaml"
+    path.write_text(TEXT)
+    return path
 
 
 def test_configuration_hash_is_computed_from_the_file_bytes(config_file: Path) -> None:
@@ -43,9 +43,9 @@ def test_configuration_hash_is_computed_from_the_file_bytes(config_file: Path) -
 
 
 def test_loaded_files_list_referenced_files_except_worker_files(config_file: Path) -> None:
-    found = load_file(str(config_file), env={}).files
+    files = load_file(str(config_file), env={}).files
     folder = config_file.parent
-    assert found == {str(PEM), str(folder / "token.txt"), f"{folder}/./chat.jinja"}
+    assert files == {str(PEM), str(folder / "token.txt"), f"{folder}/./chat.jinja"}
 
 
 def test_config_error_lists_the_referenced_files(config_file: Path) -> None:
@@ -68,8 +68,8 @@ def test_unreadable_configuration_file_is_a_config_error(tmp_path: Path) -> None
 
 
 def test_later_errors_have_the_position_of_the_value_or_its_parent(config_file: Path) -> None:
-    found = load_bytes(config_file.read_bytes(), str(config_file), env={})
-    error = found.build_error(
+    loaded = load_bytes(config_file.read_bytes(), str(config_file), env={})
+    error = loaded.build_error(
         (("listeners", 0, "address"), "no"),
         (("backends", "far", "queue", "max"), "no"),
         (("admin",), "no"),
@@ -80,4 +80,4 @@ def test_later_errors_have_the_position_of_the_value_or_its_parent(config_file: 
         ":2:14: no (at listeners[0].address)",
         ":7:5: no (at backends.far.queue.max)",
     ]
-    assert error.files == found.files
+    assert error.files == loaded.files

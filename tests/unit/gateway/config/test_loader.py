@@ -161,10 +161,10 @@ def test_secret_is_read_from_text_environment_or_file(tmp_path: Path) -> None:
     config = load_config(str(path), env={"TOKEN": "from-env"})
     pool = config.backends["a"]
     assert isinstance(pool, PoolSettings)
-    found = [
+    values = [
         worker.auth.bearer.reveal() for worker in pool.workers if worker.auth and worker.auth.bearer
     ]
-    assert found == ["from-text", "from-env", "from-file"]
+    assert values == ["from-text", "from-env", "from-file"]
     assert "from-" not in f"{config!r} {dump_config(config)}"
     assert dump_config(config)["backends"]["a"]["workers"][0]["auth"] == {
         "bearer": "***",

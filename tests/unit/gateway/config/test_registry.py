@@ -25,7 +25,7 @@ class ClientAdapterWithOptions:
     ) -> None:
         if depth == 13:
             raise ValueError("13 is no depth")
-        self.made = (profile, depth, prefix)
+        self.arguments = (profile, depth, prefix)
 
     def read_routing_info(self) -> None:
         """What a dialect has that clients speak."""
@@ -38,7 +38,7 @@ class UpstreamOnlyAdapter:
     path_prefixes = ("/m",)
 
     def __init__(self, profile: str | None = None) -> None:
-        self.made = profile
+        self.arguments = profile
 
     def read_error(self) -> None:
         """What a dialect has that is spoken to workers."""
@@ -71,7 +71,7 @@ def collect_issues(mount: str, model: str = "backend: a") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("mount", "said"),
+    ("mount", "message"),
     [
         ("openai", ""),
         ("{name: openai, depth: 3, profile: old}", ""),
@@ -90,14 +90,16 @@ def collect_issues(mount: str, model: str = "backend: a") -> list[str]:
         ("openai, {name: openai, prefix: /x}", ""),
     ],
 )
-def test_listener_protocol_options_are_checked_by_the_adapter_class(mount: str, said: str) -> None:
-    found = collect_issues(mount)
-    assert len(found) == bool(said)
-    assert said in "".join(found)
+def test_listener_protocol_options_are_checked_by_the_adapter_class(
+    mount: str, message: str
+) -> None:
+    issues = collect_issues(mount)
+    assert len(issues) == bool(message)
+    assert message in "".join(issues)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         ("{price: 1.5, tier: a}", ""),
         ("{price: 2}", ""),
@@ -108,16 +110,16 @@ def test_listener_protocol_options_are_checked_by_the_adapter_class(mount: str, 
         ("[price]", "must be a mapping, not a list (at models.m.openai)"),
     ],
 )
-def test_model_options_are_checked_by_the_adapter_class(asked: str, said: str) -> None:
-    found = collect_issues("openai", f"backend: a, openai: {asked}")
-    assert len(found) == bool(said)
-    assert said in "".join(found)
+def test_model_options_are_checked_by_the_adapter_class(options: str, message: str) -> None:
+    issues = collect_issues("openai", f"backend: a, openai: {options}")
+    assert len(issues) == bool(message)
+    assert message in "".join(issues)
 
 
 def test_upstream_only_protocol_is_rejected_for_a_model() -> None:
     assert collect_issues("openai", "backend: a, protocol: openai") == []
-    [said] = collect_issues("openai", "backend: a, protocol: mindie")
-    assert "mindie is for workers only, and not for clients" in said
+    [issue] = collect_issues("openai", "backend: a, protocol: mindie")
+    assert "mindie is for workers only, and not for clients" in issue
 
 
 def test_default_listener_serves_only_client_protocols(
@@ -140,7 +142,7 @@ def test_pool_accepts_an_upstream_only_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted", "said"),
+    ("value", "wanted", "message"),
     [
         (True, bool, None),
         ("true", bool, "must be true or false"),
@@ -150,8 +152,8 @@ def test_pool_accepts_an_upstream_only_protocol() -> None:
         (1, Literal["a"], "must be a"),
     ],
 )
-def test_type_mismatch_is_described(value: object, wanted: Any, said: str | None) -> None:
-    assert describe_type_mismatch(value, wanted) == said
+def test_type_mismatch_is_described(value: object, wanted: Any, message: str | None) -> None:
+    assert describe_type_mismatch(value, wanted) == message
 
 
 SHARED = [

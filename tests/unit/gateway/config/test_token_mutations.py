@@ -53,9 +53,9 @@ def list_configurations() -> dict[str, str]:
 
 
 def build_env(text: str) -> dict[str, str]:
-    known = {"PORT": "8000", "NUMBER": "4096", "WORD": "tea", "EMPTY": "", "SECRET": "s"}
+    values = {"PORT": "8000", "NUMBER": "4096", "WORD": "tea", "EMPTY": "", "SECRET": "s"}
     names = {*VARIABLE.findall(text), *re.findall(r"\w+_(?:PASSWORD|KEY|TOKEN)", text)}
-    return dict.fromkeys(names, "0" * 64) | known
+    return dict.fromkeys(names, "0" * 64) | values
 
 
 def find_error(text: str, env: dict[str, str]) -> ConfigError | None:

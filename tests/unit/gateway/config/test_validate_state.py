@@ -78,10 +78,10 @@ def test_certificate_is_checked_even_if_the_url_is_missing() -> None:
 def test_missing_redis_client_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
-    def found(name: str, *more: Any) -> Any:
+    def find_spec(name: str, *more: Any) -> Any:
         return None if name == "redis" else find(name, *more)
 
-    monkeypatch.setattr("importlib.util.find_spec", found)
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
     assert collect_issue_messages("{redis: 'redis://h'}") == [
         "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
     ]

@@ -51,19 +51,19 @@ def test_installed_otel_extra_accepts_the_configuration() -> None:
     ],
 )
 def test_invalid_otlp_url_error_shows_a_valid_url(url: str, why: str) -> None:
-    [told] = collect_issues(f"{{traces: '{url}'}}")
-    assert told.endswith(f"{why}; write a base URL, such as http://127.0.0.1:4318")
+    [issue] = collect_issues(f"{{traces: '{url}'}}")
+    assert issue.endswith(f"{why}; write a base URL, such as http://127.0.0.1:4318")
 
 
 @pytest.mark.parametrize("part", ["traces", "metrics"])
 def test_invalid_telemetry_section_is_reported_once(part: str) -> None:
-    [told] = collect_issues(f"{{{part}: [1]}}")
-    assert "must be" in told
+    [issue] = collect_issues(f"{{{part}: [1]}}")
+    assert "must be" in issue
 
 
 def test_invalid_observe_section_is_reported_once() -> None:
-    [told] = collect_issues("[1]")
-    assert "must be" in told
+    [issue] = collect_issues("[1]")
+    assert "must be" in issue
 
 
 def test_feedback_needs_the_database_of_usage_rows() -> None:

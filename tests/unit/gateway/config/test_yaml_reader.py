@@ -27,9 +27,9 @@ from gateway.config import yaml_reader
     ],
 )
 def test_scalars_have_yaml_1_2_types(text: str, value: object) -> None:
-    found = yaml_reader.parse_scalar(text)
-    assert found == value
-    assert type(found) is type(value)
+    scalar = yaml_reader.parse_scalar(text)
+    assert scalar == value
+    assert type(scalar) is type(value)
 
 
 def test_number_of_more_than_18_digits_is_rejected() -> None:

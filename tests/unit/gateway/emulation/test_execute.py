@@ -54,8 +54,8 @@ class ScriptedBackend(Backend):
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self.asked: list[tuple[AnyRequest, str]] = []
-        self.said = 0
+        self.requests: list[tuple[AnyRequest, str]] = []
+        self.event_count = 0
         """Batches that were taken."""
         self.running = 0
         self.most = 0
@@ -75,7 +75,7 @@ class ScriptedBackend(Backend):
         self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
     ) -> StreamItems:
         request = prepared.request
-        self.asked.append((request, context.id))
+        self.requests.append((request, context.id))
         self.running += 1
         self.began.release()
         self.most = max(self.most, self.running)
@@ -86,7 +86,7 @@ class ScriptedBackend(Backend):
                 for event in batch:
                     if event == TextDelta("fail"):
                         raise WorkerFailed("it failed")
-                self.said += 1
+                self.event_count += 1
                 yield None, batch
         finally:
             self.running -= 1
@@ -97,8 +97,8 @@ def make_backend(*batches: Sequence[Event]) -> ScriptedBackend:
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    said = (Message("user", (TextPart("12345"),)),)
-    return GenerationRequest(model="m", kind="chat", messages=said, **fields)
+    messages = (Message("user", (TextPart("12345"),)),)
+    return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
 def make_completion(*prompts: str, **fields: Any) -> GenerationRequest:
@@ -122,12 +122,12 @@ async def stream_batches(
 async def collect_events(
     backend: ScriptedBackend, request: AnyRequest, plan: EmulationPlan
 ) -> list[Event]:
-    found: list[Event] = []
+    events: list[Event] = []
     async with aclosing(stream_batches(backend, request, plan)) as batches:
         async for batch in batches:
             assert batch, "a batch with nothing in it says nothing"
-            found += batch
-    return found
+            events += batch
+    return events
 
 
 async def collect_response(
@@ -156,7 +156,7 @@ async def test_complete_response_passes_unchanged() -> None:
             passed.append(batch)
 
     assert all(one is other for one, other in zip(passed, batches, strict=True))
-    assert backend.asked == [(request, "r")]
+    assert backend.requests == [(request, "r")]
 
 
 @pytest.mark.parametrize("usage", ["none", "final", "each"])
@@ -165,11 +165,11 @@ async def test_missing_usage_is_counted(usage: Any) -> None:
         [StreamStart(3)], [TextDelta("a")], [TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]
     )
 
-    found = await collect_events(
+    events = await collect_events(
         backend, make_chat(response_options=ResponseOptions(usage=usage)), make_plan()
     )
 
-    assert found[-2:] == [Usage(3, 2, source="counted"), StreamEnd()]
+    assert events[-2:] == [Usage(3, 2, source="counted"), StreamEnd()]
 
 
 async def test_truncated_stream_gets_no_end_event() -> None:
@@ -195,31 +195,31 @@ async def test_upstream_stream_is_closed_when_the_last_choice_ends() -> None:
         [ChoiceEnd("length"), StreamEnd()],
     )
     request = make_chat(stopping=StopConditions(stop=("</s>",)))
-    found: list[Event] = []
+    events: list[Event] = []
 
     async with aclosing(stream_batches(backend, request, ENDED)) as batches:
         async for batch in batches:
-            found += batch
+            events += batch
             if any(isinstance(one, ChoiceEnd) for one in batch):
                 assert backend.running == 0, "the worker stops before the client is told"
 
-    assert found == [
+    assert events == [
         StreamStart(3),
         TextDelta("a"),
         ChoiceEnd("stop", 0, "</s>"),
         Usage(3, 2, source="counted"),
         StreamEnd(),
     ]
-    assert backend.said == 3
-    assert backend.asked == [(request, "r")], "the worker is told of the stops that it takes"
+    assert backend.event_count == 3
+    assert backend.requests == [(request, "r")], "the worker is told of the stops that it takes"
 
 
 async def test_worker_usage_takes_precedence_over_the_count() -> None:
     backend = make_backend([TextDelta("a.b", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()])
 
-    found = await collect_events(backend, make_chat(stopping=StopConditions(stop=(".",))), ENDED)
+    events = await collect_events(backend, make_chat(stopping=StopConditions(stop=(".",))), ENDED)
 
-    assert found == [TextDelta("a", tokens=1), ChoiceEnd("stop", 0, "."), Usage(2, 3), StreamEnd()]
+    assert events == [TextDelta("a", tokens=1), ChoiceEnd("stop", 0, "."), Usage(2, 3), StreamEnd()]
 
 
 async def test_running_worker_usage_is_reported_at_a_stop() -> None:
@@ -245,50 +245,50 @@ async def test_stop_string_ends_only_its_own_choice() -> None:
         [StreamEnd()],
     )
 
-    found = await collect_response(
+    response = await collect_response(
         backend, make_chat(n=2, stopping=StopConditions(stop=(".",))), ENDED
     )
 
-    assert [(one.text, one.finish_reason) for one in found.choices] == [
+    assert [(one.text, one.finish_reason) for one in response.choices] == [
         ("a", "stop"),
         ("bd", "eos"),
     ]
-    assert backend.said == 3
+    assert backend.event_count == 3
 
 
 async def test_included_stop_string_is_not_sent_to_the_worker() -> None:
     backend = make_backend([TextDelta("a.b")])
     request = make_chat(stopping=StopConditions(stop=(".",), include_stop=True))
 
-    found = await collect_response(backend, request, make_plan("stopping.include_stop"))
+    response = await collect_response(backend, request, make_plan("stopping.include_stop"))
 
-    assert (found.choices[0].text, found.choices[0].matched_stop) == ("a.", ".")
-    assert backend.asked[0][0] == make_chat()
+    assert (response.choices[0].text, response.choices[0].matched_stop) == ("a.", ".")
+    assert backend.requests[0][0] == make_chat()
 
 
 async def test_request_without_stop_strings_passes_unchanged() -> None:
     backend = make_backend([TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])
 
-    found = await collect_events(
+    events = await collect_events(
         backend, make_chat(stopping=StopConditions(include_stop=True)), ENDED
     )
 
-    assert found == [TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]
+    assert events == [TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]
 
 
 async def test_echoed_prompt_and_suffix_are_not_searched_for_stop_strings() -> None:
     backend = make_backend([TextDelta("a"), TextDelta(".b")])
     request = make_completion("x.", echo=True, suffix=".y", stopping=StopConditions(stop=(".",)))
 
-    found = await collect_events(backend, request, ENDED)
+    events = await collect_events(backend, request, ENDED)
 
-    assert found[:-2] == [
+    assert events[:-2] == [
         PromptEcho(0, "x."),
         TextDelta("a"),
         TextDelta(".y", tokens=0),
         ChoiceEnd("stop", 0, "."),
     ]
-    assert backend.asked[0][0] == make_completion("x.", stopping=StopConditions(stop=(".",)))
+    assert backend.requests[0][0] == make_completion("x.", stopping=StopConditions(stop=(".",)))
 
 
 # --- several at a time ----------------------------------------------------------------------------
@@ -310,11 +310,11 @@ async def test_choices_and_prompts_are_fanned_out() -> None:
     backend = ScriptedBackend(echo_prompt_and_seed)
     request = make_completion("ab", "c", n=2, sampling=SamplingParams(seed=5))
 
-    found = await collect_response(backend, request, make_plan("n", "prompts"))
+    response = await collect_response(backend, request, make_plan("n", "prompts"))
 
-    assert [one.text for one in found.choices] == ["ab5", "ab6", "c5", "c6"]
-    assert found.usage == Usage(3, 4)
-    assert sorted(id_ for _, id_ in backend.asked) == ["r-0", "r-1", "r-2", "r-3"]
+    assert [one.text for one in response.choices] == ["ab5", "ab6", "c5", "c6"]
+    assert response.usage == Usage(3, 4)
+    assert sorted(id_ for _, id_ in backend.requests) == ["r-0", "r-1", "r-2", "r-3"]
     assert CONTEXT.id == "r"
 
 
@@ -323,23 +323,23 @@ async def test_one_choice_is_sent_as_one_unchanged_request() -> None:
 
     await collect_events(backend, make_chat(n=1), make_plan("n"))
 
-    assert backend.asked == [(make_chat(), "r")]
+    assert backend.requests == [(make_chat(), "r")]
 
 
 async def test_concurrent_parts_are_limited() -> None:
     backend = ScriptedBackend(lambda _: [[], [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]])
-    asking = asyncio.create_task(
+    task = asyncio.create_task(
         collect_response(backend, make_chat(n=3 * MAX_CONCURRENT_PARTS), make_plan("n"))
     )
     for _ in range(MAX_CONCURRENT_PARTS):
         await backend.began.acquire()
     backend.go.set()
 
-    found = await asking
+    response = await task
 
-    assert [one.text for one in found.choices] == ["a"] * 3 * MAX_CONCURRENT_PARTS
+    assert [one.text for one in response.choices] == ["a"] * 3 * MAX_CONCURRENT_PARTS
     assert (backend.most, backend.running) == (MAX_CONCURRENT_PARTS, 0)
-    assert len(backend.asked) == 3 * MAX_CONCURRENT_PARTS
+    assert len(backend.requests) == 3 * MAX_CONCURRENT_PARTS
 
 
 async def test_events_are_forwarded_while_other_parts_are_running() -> None:
@@ -356,12 +356,12 @@ async def test_running_usage_is_summed_over_the_parts() -> None:
         [TextDelta("a"), Usage(2, 1)], [ChoiceEnd("eos"), Usage(2, 1), StreamEnd()]
     )
 
-    found = await collect_events(
+    events = await collect_events(
         backend, make_chat(n=2, response_options=ResponseOptions(usage="each")), make_plan("n")
     )
 
-    assert [one for one in found if isinstance(one, Usage)][-1] == Usage(2, 2)
-    assert found[-1] == StreamEnd()
+    assert [one for one in events if isinstance(one, Usage)][-1] == Usage(2, 2)
+    assert events[-1] == StreamEnd()
 
 
 async def test_stop_string_closes_only_its_own_part() -> None:
@@ -371,26 +371,26 @@ async def test_stop_string_closes_only_its_own_part() -> None:
 
     backend = ScriptedBackend(script)
     request = make_completion("a", "b", stopping=StopConditions(stop=("a.",)))
-    found: list[Event] = []
+    events: list[Event] = []
 
     async with aclosing(
         stream_batches(backend, request, make_plan("stopping.stop", "prompts"))
     ) as batches:
         async for batch in batches:
-            found += batch
+            events += batch
             if (
-                ChoiceEnd("stop", 0, "a.") in found
-                and TextDelta("b.", 1) in found
+                ChoiceEnd("stop", 0, "a.") in events
+                and TextDelta("b.", 1) in events
                 and not backend.go.is_set()
             ):
                 assert backend.running == 1
                 backend.go.set()
 
-    assert [one for one in found if isinstance(one, TextDelta)] == [
+    assert [one for one in events if isinstance(one, TextDelta)] == [
         TextDelta("b.", 1),
         TextDelta("more", 1),
     ]
-    assert found[-2:] == [Usage(2, 3, source="estimated"), StreamEnd()]
+    assert events[-2:] == [Usage(2, 3, source="estimated"), StreamEnd()]
 
 
 async def test_embedding_inputs_are_fanned_out() -> None:
@@ -401,10 +401,10 @@ async def test_embedding_inputs_are_fanned_out() -> None:
 
     request = EmbeddingRequest(model="m", inputs=("a", "bcdef"))
 
-    found = await collect_response(ScriptedBackend(script), request, make_plan("inputs"))
+    response = await collect_response(ScriptedBackend(script), request, make_plan("inputs"))
 
-    assert found.embeddings == [(1.0,), (5.0,)]
-    assert found.usage == Usage(1 + 2, source="estimated")
+    assert response.embeddings == [(1.0,), (5.0,)]
+    assert response.usage == Usage(1 + 2, source="estimated")
 
 
 async def test_scored_prompt_echo_is_assigned_to_its_choice() -> None:
@@ -415,9 +415,9 @@ async def test_scored_prompt_echo_is_assigned_to_its_choice() -> None:
 
     request = make_completion("a", "b", echo=True, logprobs=LogprobsOptions())
 
-    found = await collect_response(ScriptedBackend(script), request, make_plan("prompts"))
+    response = await collect_response(ScriptedBackend(script), request, make_plan("prompts"))
 
-    assert [one.text for one in found.choices] == ["a", "b"]
+    assert [one.text for one in response.choices] == ["a", "b"]
 
 
 # --- how it ends before its end -------------------------------------------------------------------
@@ -440,7 +440,7 @@ async def test_error_of_one_part_cancels_all_parts() -> None:
         )
 
     assert backend.running == 0
-    assert len(backend.asked) < 30
+    assert len(backend.requests) < 30
 
 
 async def test_truncated_part_raises_stream_broken() -> None:

@@ -31,17 +31,17 @@ def make_completion(*prompts: str, **fields: Any) -> GenerationRequest:
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    said = (Message("user", (TextPart("x"),)),)
-    return GenerationRequest(model="m", kind="chat", messages=said, **fields)
+    messages = (Message("user", (TextPart("x"),)),)
+    return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
 # --- the requests ---------------------------------------------------------------------------------
 
-ASKED = make_completion("a", "b", n=2)
+REQUEST = make_completion("a", "b", n=2)
 
 
 def test_choices_and_prompts_are_split_into_single_requests() -> None:
-    spread = FanOut(ASKED, {"n", "prompts"})
+    spread = FanOut(REQUEST, {"n", "prompts"})
 
     assert list(spread) == [
         RequestPart(make_completion("a"), 0, 0, (0,)),
@@ -53,7 +53,7 @@ def test_choices_and_prompts_are_split_into_single_requests() -> None:
 
 
 def test_prompts_are_split_with_all_their_choices() -> None:
-    spread = FanOut(ASKED, {"prompts"})
+    spread = FanOut(REQUEST, {"prompts"})
 
     assert list(spread) == [
         RequestPart(make_completion("a", n=2), 0, 0, (0, 1)),
@@ -63,7 +63,7 @@ def test_prompts_are_split_with_all_their_choices() -> None:
 
 
 def test_choices_are_split_with_all_their_prompts() -> None:
-    spread = FanOut(ASKED, {"n"})
+    spread = FanOut(REQUEST, {"n"})
 
     assert list(spread) == [
         RequestPart(make_completion("a", "b"), 0, 0, (0, 2)),
@@ -160,7 +160,7 @@ def test_copies_are_merged_and_their_prompt_counts_once() -> None:
 
 def test_prompt_tokens_of_different_prompts_are_summed_at_the_end() -> None:
     out = merge_responses(
-        FanOut(ASKED, {"n", "prompts"}),
+        FanOut(REQUEST, {"n", "prompts"}),
         make_response("a", 5, 1, cached_tokens=4),
         make_response("b", 5, 2, cached_tokens=5),
         make_response("c", 7, 3, reasoning_tokens=2),
@@ -173,7 +173,7 @@ def test_prompt_tokens_of_different_prompts_are_summed_at_the_end() -> None:
 
 
 def test_choices_of_a_part_get_their_global_index() -> None:
-    spread = FanOut(ASKED, {"n"})
+    spread = FanOut(REQUEST, {"n"})
     answer: list[Event] = [TextDelta("x", 1), TextDelta("y", 0), Usage(9, 2), StreamEnd()]
 
     out = merge_responses(spread, answer, answer)

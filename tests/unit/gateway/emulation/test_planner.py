@@ -63,22 +63,22 @@ def test_emulated_parameter_is_not_reported_as_lost(
     ],
 )
 def test_parameter_that_cannot_be_emulated_stays_lost(path: str, request_: Request) -> None:
-    found = (UnsupportedParameter("wire", "dropped", path=path),)
-    plan = plan_emulation(request_, found)
+    unsupported = (UnsupportedParameter("wire", "dropped", path=path),)
+    plan = plan_emulation(request_, unsupported)
 
-    assert plan == EmulationPlan(found)
-    assert plan.lost_parameters == found
+    assert plan == EmulationPlan(unsupported)
+    assert plan.lost_parameters == unsupported
 
 
 def test_losses_are_planned_independently_in_order() -> None:
-    found = [
+    unsupported = [
         UnsupportedParameter("top_k", "dropped", path="sampling.top_k"),
         UnsupportedParameter("n", "dropped", path="n"),
     ]
-    plan = plan_emulation(make_completion(n=2), found)
+    plan = plan_emulation(make_completion(n=2), unsupported)
 
     assert plan.unsupported_parameters == (
-        found[0],
+        unsupported[0],
         UnsupportedParameter("n", "emulated", path="n"),
     )
-    assert plan.lost_parameters == (found[0],)
+    assert plan.lost_parameters == (unsupported[0],)

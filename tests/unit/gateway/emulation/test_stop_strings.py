@@ -63,10 +63,10 @@ def test_text_ends_at_the_first_stop_string_for_any_chunking(
     pieces: list[str], strings: list[str], *, include: bool
 ) -> None:
     text = "".join(pieces)
-    found = find_first_stop(text, strings)
+    stop_at = find_first_stop(text, strings)
     allowed, end = text, ChoiceEnd("eos")
-    if found is not None:
-        at, matched = found
+    if stop_at is not None:
+        at, matched = stop_at
         allowed, end = text[: at + (len(matched) if include else 0)], ChoiceEnd("stop", 0, matched)
     running = make_emulator(*strings, include=include)
     out: list[Event] = []
@@ -88,10 +88,10 @@ def test_token_ids_and_logprobs_stay_with_their_text(pieces: list[str], strings:
     out = make_emulator(*strings).apply([*sent, ChoiceEnd("eos")])
 
     texts = [one for one in out if isinstance(one, TextDelta)]
-    for got, given_ in zip(texts, sent, strict=False):
-        assert (got.token_ids, got.logprobs) == (given_.token_ids, given_.logprobs)
-        assert given_.text.startswith(got.text)
-    assert all(got == given_ for got, given_ in zip(texts[:-1], sent, strict=False))
+    for got, original in zip(texts, sent, strict=False):
+        assert (got.token_ids, got.logprobs) == (original.token_ids, original.logprobs)
+        assert original.text.startswith(got.text)
+    assert all(got == original for got, original in zip(texts[:-1], sent, strict=False))
 
 
 @given(strings=STOPS, text=st.text("abc", max_size=30))
@@ -146,7 +146,7 @@ def test_held_text_is_flushed_before_the_end_of_the_choice() -> None:
 
 
 def test_tool_calls_and_reasoning_are_not_searched_and_keep_their_order() -> None:
-    said: list[Event] = [
+    events: list[Event] = [
         PromptEcho(0, "ab"),
         ReasoningDelta("ab"),
         RefusalDelta("ab"),
@@ -156,8 +156,8 @@ def test_tool_calls_and_reasoning_are_not_searched_and_keep_their_order() -> Non
     ]
     running = make_emulator("ab")
 
-    assert running.apply(said) == said[:3]
-    assert running.apply([ChoiceEnd("tool_calls")]) == [*said[3:], ChoiceEnd("tool_calls")]
+    assert running.apply(events) == events[:3]
+    assert running.apply([ChoiceEnd("tool_calls")]) == [*events[3:], ChoiceEnd("tool_calls")]
 
 
 def test_held_events_before_the_stop_string_are_flushed() -> None:

@@ -75,9 +75,9 @@ def test_worker_usage_replaces_an_earlier_count() -> None:
 
 def test_worker_usage_is_accepted_in_any_batch() -> None:
     count = UsageCounter(CHAT)
-    told, done = [Usage(1, 2)], [StreamEnd()]
+    usage_batch, done = [Usage(1, 2)], [StreamEnd()]
 
-    assert count.apply(told) is told
+    assert count.apply(usage_batch) is usage_batch
     assert count.apply(done) is done
     assert count.build_missing_usage() == ()
 
@@ -127,14 +127,14 @@ def test_text_delta_of_16_characters_counts_as_one_token() -> None:
     assert usage == Usage(1, 1, source="counted")
 
 
-SAID: list[Event] = [
+TEXT_EVENTS: list[Event] = [
     StreamStart(3),
     TextDelta("a"),
     ReasoningDelta("b"),
     ChoiceEnd("eos"),
     Usage(3, 1),
 ]
-BATCHES = st.lists(st.lists(st.sampled_from(SAID), max_size=4), max_size=4)
+BATCHES = st.lists(st.lists(st.sampled_from(TEXT_EVENTS), max_size=4), max_size=4)
 
 
 @given(

@@ -48,9 +48,9 @@ def build_handlers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> ServersBy
 
 
 async def explain_dry_run(
-    question: ExplainRequest, made: ServersByListener | None = None
+    question: ExplainRequest, handlers: ServersByListener | None = None
 ) -> Explanation:
-    return await run_dry(question, made or build_handlers(), lambda: 0.0)
+    return await run_dry(question, handlers or build_handlers(), lambda: 0.0)
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def test_request_body_is_json_text_or_base64(fields: dict[str, Any], content: by
 
 
 async def test_dry_run_does_not_execute_stop_and_tokenize() -> None:
-    made = build_handlers()
+    handlers = build_handlers()
     paths = {
         (one.task, mount.prefix + one.path.replace("{model}", "mock")): mount.adapter.name
-        for server in made.values()
+        for server in handlers.values()
         for mount in server.path_router.mounts
         for one in mount.adapter.endpoints
         if one.task in {"stop", "tokenize"}
@@ -81,9 +81,9 @@ async def test_dry_run_does_not_execute_stop_and_tokenize() -> None:
 
     assert {task for task, _ in paths} == {"stop", "tokenize"}
     for (task, path), name in paths.items():
-        told = await explain_dry_run(ExplainRequest(path=path, body=Raw(b"{}")), made)
-        assert (told.task, told.protocol, told.answer) == (task, name, None)
-        assert not told.requested_model
+        dry_run = await explain_dry_run(ExplainRequest(path=path, body=Raw(b"{}")), handlers)
+        assert (dry_run.task, dry_run.protocol, dry_run.answer) == (task, name, None)
+        assert not dry_run.requested_model
 
 
 async def test_body_over_the_limit_is_rejected_with_413() -> None:
@@ -93,12 +93,12 @@ limits: {body: 1KiB}
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """
-    told = await explain_dry_run(
+    dry_run = await explain_dry_run(
         ExplainRequest(path="/v1/completions", base64=b"x" * 1025), build_handlers(small)
     )
 
-    assert told.answer is not None
-    assert (told.answer.status, told.answer.error) == (413, "RequestTooLarge")
+    assert dry_run.answer is not None
+    assert (dry_run.answer.status, dry_run.answer.error) == (413, "RequestTooLarge")
 
 
 async def test_listeners_with_equal_addresses_are_numbered() -> None:
@@ -109,11 +109,11 @@ listeners:
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """
-    told = await explain_dry_run(
+    dry_run = await explain_dry_run(
         ExplainRequest(path="/v3/models", method="GET"), build_handlers(two)
     )
 
-    assert told.listener == "127.0.0.1:0 (2)"
+    assert dry_run.listener == "127.0.0.1:0 (2)"
 
 
 # --- what is made up ------------------------------------------------------------------------------
@@ -136,16 +136,16 @@ def test_every_client_protocol_has_a_sample_request() -> None:
     assert clients_only == {"ollama"}
     for mount in (one for one in mounts if one.adapter.name not in clients_only):
         for stream in (False, True):
-            made = build_sample_request(mount, "chat", None, stream=stream)
-            assert made is not None
-            assert made.path.startswith(mount.prefix)
+            sample_request = build_sample_request(mount, "chat", None, stream=stream)
+            assert sample_request is not None
+            assert sample_request.path.startswith(mount.prefix)
 
 
 CHAT = b'{"messages":[],"model":"mine"}'
 
 
 @pytest.mark.parametrize(
-    ("wish", "path", "body"),
+    ("partial", "path", "body"),
     [
         (PartialRequest(path="/v1/models"), "/v1/models", b""),
         (PartialRequest(path="/v1/chat/completions", body=CHAT), "/v1/chat/completions", CHAT),
@@ -169,14 +169,14 @@ CHAT = b'{"messages":[],"model":"mine"}'
         ),
     ],
 )
-def test_partial_request_is_completed(wish: PartialRequest, path: str, body: bytes) -> None:
-    found = complete_request(ExplainRequest(path="/"), wish, build_handlers())
+def test_partial_request_is_completed(partial: PartialRequest, path: str, body: bytes) -> None:
+    completed = complete_request(ExplainRequest(path="/"), partial, build_handlers())
 
-    assert (found.path, found.body_bytes) == (path, body)
+    assert (completed.path, completed.body_bytes) == (path, body)
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("partial", "says"),
     [
         (PartialRequest(), "give the --model"),
         (PartialRequest(body=b"{}"), "give the --model"),
@@ -186,18 +186,20 @@ def test_partial_request_is_completed(wish: PartialRequest, path: str, body: byt
         (PartialRequest("m", path="/v2/models/m/infer"), "give --model, or a --body"),
     ],
 )
-def test_missing_request_parts_are_reported(wish: PartialRequest, says: str) -> None:
+def test_missing_request_parts_are_reported(partial: PartialRequest, says: str) -> None:
     with pytest.raises(LookupError, match=says):
-        complete_request(ExplainRequest(path="/"), wish, build_handlers())
+        complete_request(ExplainRequest(path="/"), partial, build_handlers())
 
 
 def test_completed_request_keeps_its_listener() -> None:
-    made = build_handlers()
-    address = list(made)[-1]
+    handlers = build_handlers()
+    address = list(handlers)[-1]
 
-    found = complete_request(ExplainRequest(path="/", listener=address), PartialRequest("m"), made)
+    completed = complete_request(
+        ExplainRequest(path="/", listener=address), PartialRequest("m"), handlers
+    )
 
-    assert found.listener == address
+    assert completed.listener == address
 
 
 # --- what is told ---------------------------------------------------------------------------------
@@ -222,9 +224,9 @@ def test_secret_headers_are_masked_in_any_letter_case() -> None:
 def test_upstream_body_is_shown_as_text_or_base64(
     body: bytes, most: int | None, shown: str, *, base64: bool
 ) -> None:
-    told = explain_upstream_request("http://a", UpstreamRequest("/p", body), most)
+    explained = explain_upstream_request("http://a", UpstreamRequest("/p", body), most)
 
-    assert (told.body, told.base64, told.size) == (shown, base64, len(body))
+    assert (explained.body, explained.base64, explained.size) == (shown, base64, len(body))
 
 
 def test_disabled_explain_uses_the_null_recorder() -> None:
@@ -266,20 +268,22 @@ WIRE = UpstreamRequest("/p", b"{}")
 
 
 async def test_recorded_attempts_are_limited_but_all_are_counted() -> None:
-    found = make_recorder(RequestRecord("r"))
-    told = await explain_dry_run(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
-    found._attempts = list(told.attempts)
+    recorder = make_recorder(RequestRecord("r"))
+    dry_run = await explain_dry_run(
+        ExplainRequest(path="/v1/completions", body=Raw(COMPLETION_BODY))
+    )
+    recorder._attempts = list(dry_run.attempts)
 
     for number in range(20):
-        found.on_selection(_make_selection(number), WIRE)
-        found.on_send("http://a", WIRE)
-        found.on_failure(WorkerFailure("http://a", "WorkerUnreachable"))
-    found.on_failure(WorkerFailure("http://b", "WorkerUnreachable"))
+        recorder.on_selection(_make_selection(number), WIRE)
+        recorder.on_send("http://a", WIRE)
+        recorder.on_failure(WorkerFailure("http://a", "WorkerUnreachable"))
+    recorder.on_failure(WorkerFailure("http://b", "WorkerUnreachable"))
 
-    [one] = found.build_explanation().attempts
+    [one] = recorder.build_explanation().attempts
     assert len(one.choices) == len(one.sent) == 8
     assert {each.error for each in one.sent} == {"WorkerUnreachable"}
-    assert json.loads(found.format_header())["attempts"] == 20
+    assert json.loads(recorder.format_header())["attempts"] == 20
 
 
 def test_recorded_candidates_are_limited_and_include_the_expected_worker() -> None:
@@ -296,12 +300,12 @@ def test_recorded_candidates_are_limited_and_include_the_expected_worker() -> No
         )
         for n in range(1000)
     ]
-    found = make_recorder(RequestRecord("r"))
-    found._attempts = [TRY]
+    recorder = make_recorder(RequestRecord("r"))
+    recorder._attempts = [TRY]
 
-    found.on_selection(replace(CHOICE, candidates=many, expected_url="http://999"), WIRE)
+    recorder.on_selection(replace(CHOICE, candidates=many, expected_url="http://999"), WIRE)
 
-    [choice] = found.build_explanation().attempts[0].choices
+    [choice] = recorder.build_explanation().attempts[0].choices
     assert [one.url for one in choice.candidates[:2]] == ["http://999", "http://0"]
     assert len(choice.candidates) == 50
 
@@ -313,7 +317,7 @@ TRY = ExplainedAttempt(
     unsupported_parameters=(),
     limits=ExplainedLimits(1, None, None, 1.0, 1.0, 1.0, 1.0),
 )
-ASKED = b'{"model":"mock","prompt":"a","max_tokens":5}'
+COMPLETION_BODY = b'{"model":"mock","prompt":"a","max_tokens":5}'
 
 
 def _make_selection(number: int) -> WorkerSelection:
@@ -323,37 +327,39 @@ def _make_selection(number: int) -> WorkerSelection:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def format_lines(told: Explanation) -> Mapping[str, str]:
-    found = {}
-    for line in format_explanation(told).splitlines():
-        found[line[:11].strip()] = line[11:]
-    return found
+def format_lines(explanation: Explanation) -> Mapping[str, str]:
+    lines = {}
+    for line in format_explanation(explanation).splitlines():
+        lines[line[:11].strip()] = line[11:]
+    return lines
 
 
 async def test_explanation_is_formatted_in_lines() -> None:
-    told = await explain_dry_run(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
+    dry_run = await explain_dry_run(
+        ExplainRequest(path="/v1/completions", body=Raw(COMPLETION_BODY))
+    )
     record = RequestRecord("r", status=200, duration=1.5)
     record.failed_attempts = ("chat@1 WorkerUnreachable",)
     live = make_recorder(record)
-    live._attempts = list(told.attempts)
+    live._attempts = list(dry_run.attempts)
     live.on_selection(CHOICE, WIRE)
     live.on_send("http://a", UpstreamRequest("/p", b"\xff"))
     live.on_failure(WorkerFailure("http://a", "WorkerFailed", 500, "CUDA out of memory"))
     assert "CUDA" not in live.format_header()
 
-    found = format_lines(live.build_explanation())
+    formatted = format_lines(live.build_explanation())
 
-    assert found["failed"] == "chat@1 WorkerUnreachable"
-    assert found["fallback"].startswith("mock@1: ")
-    assert found["error"] == "WorkerFailed, status 500: CUDA out of memory"
-    assert found["response"] == "200 ok, 1.5 s"
-    assert found["seconds"] == "first_byte 0 s"
+    assert formatted["failed"] == "chat@1 WorkerUnreachable"
+    assert formatted["fallback"].startswith("mock@1: ")
+    assert formatted["error"] == "WorkerFailed, status 500: CUDA out of memory"
+    assert formatted["response"] == "200 ok, 1.5 s"
+    assert formatted["seconds"] == "first_byte 0 s"
     assert "1 bytes in base64:" in format_explanation(live.build_explanation())
 
 
 def test_formatted_tokens_name_the_source_of_the_usage() -> None:
     answer = ExplainedResponse(200, "ok", usage=Usage(3, 4, source="counted"))
 
-    told = format_lines(Explanation(id="r", dry_run=False, answer=answer))
+    formatted = format_lines(Explanation(id="r", dry_run=False, answer=answer))
 
-    assert told["tokens"] == "3 prompt, 4 completion (counted)"
+    assert formatted["tokens"] == "3 prompt, 4 completion (counted)"

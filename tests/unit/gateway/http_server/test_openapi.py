@@ -35,8 +35,8 @@ def build_openapi(*mounts: AdapterMount, keyed: bool = False) -> Any:
     return msgspec.json.decode(build_document(mounts, version="1", keyed=keyed))
 
 
-def make_mount(dialect: Any, prefix: str = "") -> AdapterMount:
-    return AdapterMount(dialect, prefix)
+def make_mount(adapter: Any, prefix: str = "") -> AdapterMount:
+    return AdapterMount(adapter, prefix)
 
 
 def load_adapter_class(name: str) -> Any:
@@ -70,68 +70,70 @@ ASK = Endpoint("POST", "/a/{model}", operation="ask")
 
 
 def test_path_has_its_prefix_and_parameters() -> None:
-    found = build_openapi(make_mount(FakeAdapter("one", ASK), "/p"))
+    document = build_openapi(make_mount(FakeAdapter("one", ASK), "/p"))
 
-    [parameter] = found["paths"]["/p/a/{model}"]["parameters"]
+    [parameter] = document["paths"]["/p/a/{model}"]["parameters"]
     assert (parameter["name"], parameter["in"], parameter["required"]) == ("model", "path", True)
-    assert found["paths"]["/p/a/{model}"]["post"]["tags"] == ["one"]
+    assert document["paths"]["/p/a/{model}"]["post"]["tags"] == ["one"]
 
 
 def test_endpoint_without_an_operation_is_omitted() -> None:
-    found = build_openapi(make_mount(FakeAdapter("one", Endpoint("GET", "/b", "inform", "other"))))
+    document = build_openapi(
+        make_mount(FakeAdapter("one", Endpoint("GET", "/b", "inform", "other")))
+    )
 
-    assert list(found["paths"]) == ["/health"]
+    assert list(document["paths"]) == ["/health"]
 
 
 def test_equal_schema_names_of_two_protocols_are_kept_apart() -> None:
     other = Endpoint("POST", "/b", operation="ask")
-    found = build_openapi(
+    document = build_openapi(
         make_mount(FakeAdapter("one", ASK)), make_mount(FakeAdapter("two", other, about="y"))
     )
 
-    assert found["components"]["schemas"] == {
+    assert document["components"]["schemas"] == {
         "one.0.Body": {"title": "x"},
         "two.1.Body": {"title": "y"},
     }
-    body = found["paths"]["/b"]["post"]["requestBody"]
+    body = document["paths"]["/b"]["post"]["requestBody"]
     assert body == {"$ref": "#/components/schemas/two.1.Body"}
 
 
 def test_first_protocol_owns_a_shared_path() -> None:
     same = Endpoint("POST", "/a/{name}", operation="ask")
     more = Endpoint("GET", "/a/{name}", "inform", "ask")
-    found = build_openapi(
+    document = build_openapi(
         make_mount(FakeAdapter("one", ASK)), make_mount(FakeAdapter("two", same, more, about="y"))
     )
 
-    item = found["paths"]["/a/{model}"]
+    item = document["paths"]["/a/{model}"]
     assert (item["post"]["summary"], item["get"]["summary"]) == ("x", "y")
     assert [parameter["name"] for parameter in item["parameters"]] == ["model"]
-    assert "/a/{name}" not in found["paths"]
+    assert "/a/{name}" not in document["paths"]
 
 
 def test_security_scheme_is_declared_if_keys_are_configured() -> None:
     open_ = Endpoint("GET", "/b", "inform", "ask", public=True)
-    found = build_openapi(make_mount(FakeAdapter("one", ASK, open_)), keyed=True)
+    document = build_openapi(make_mount(FakeAdapter("one", ASK, open_)), keyed=True)
 
-    assert found["paths"]["/a/{model}"]["post"]["security"] == [{"key": []}]
-    assert "security" not in found["paths"]["/b"]["get"]
-    assert found["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["paths"]["/a/{model}"]["post"]["security"] == [{"key": []}]
+    assert "security" not in document["paths"]["/b"]["get"]
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     assert "securitySchemes" not in build_openapi(make_mount(FakeAdapter("one", ASK)))["components"]
 
 
 @pytest.mark.parametrize(("name", "profile"), EVERY)
 def test_openapi_document_of_every_profile_is_valid(name: str, profile: str) -> None:
-    dialect = load_adapter_class(name)(profile)
-    found = build_openapi(make_mount(dialect))
+    adapter = load_adapter_class(name)(profile)
+    document = build_openapi(make_mount(adapter))
 
-    schemas = {f"#/components/schemas/{one}" for one in found["components"]["schemas"]}
-    referred = {node["$ref"] for node in iterate_objects(found) if "$ref" in node}
+    schemas = {f"#/components/schemas/{one}" for one in document["components"]["schemas"]}
+    referred = {node["$ref"] for node in iterate_objects(document) if "$ref" in node}
     assert referred <= schemas
-    for schema in found["components"]["schemas"].values():
+    for schema in document["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)
-    for body in (node for node in iterate_objects(found) if "schema" in node):
+    for body in (node for node in iterate_objects(document) if "schema" in node):
         jsonschema_rs.meta.validate(body["schema"])
-    variants = {endpoint.operation for endpoint in dialect.endpoints}
-    if isinstance(dialect, OpenApiProvider):
-        assert dialect.openapi_fragment().operations.keys() <= variants
+    variants = {endpoint.operation for endpoint in adapter.endpoints}
+    if isinstance(adapter, OpenApiProvider):
+        assert adapter.openapi_fragment().operations.keys() <= variants

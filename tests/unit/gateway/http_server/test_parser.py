@@ -23,9 +23,9 @@ LARGE = {
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
+    event_loop = asyncio.new_event_loop()
+    yield event_loop
+    event_loop.close()
 
 
 @pytest.mark.parametrize("status", LARGE)
@@ -76,9 +76,11 @@ def test_first_of_duplicate_headers_is_used(
     headers = [("Host", "x"), *headers]
     lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers]
     whole = b"".join([b"GET / HTTP/1.1\r\n", *lines, b"\r\n"])
-    found: dict[str, str] = {}
+    first_values: dict[str, str] = {}
     for name, value in headers:
-        found.setdefault(name.lower(), value.encode("latin-1").decode("utf-8", "surrogateescape"))
+        first_values.setdefault(
+            name.lower(), value.encode("latin-1").decode("utf-8", "surrogateescape")
+        )
     hosts = sum(name.lower() == "host" for name, _ in headers)
     reader, arrived = make_parser(loop)
     at = data.draw(st.integers(0, len(whole)))
@@ -92,7 +94,7 @@ def test_first_of_duplicate_headers_is_used(
         assert one == BadRequest(400, "the request must have one header Host")
     else:
         assert isinstance(one, IncomingRequest)
-        assert one.headers == found
+        assert one.headers == first_values
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -147,9 +149,9 @@ def test_request_after_connection_close_is_rejected(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     reader, arrived = make_parser(loop)
-    usual = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
-    last = usual.replace(b"Host: a", b"Host: a\r\nConnection: close")
-    for data in (usual, usual, last, usual):
+    request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    last = request.replace(b"Host: a", b"Host: a\r\nConnection: close")
+    for data in (request, request, last, request):
         reader.feed(data)
     assert arrived[3:] == [BadRequest(400, "the request is not HTTP")]
 

@@ -28,13 +28,13 @@ def test_client_that_connects_during_close_is_disconnected(
     """So many turns of the loop before: each finds the connection further in."""
 
     async def come_and_shut() -> bytes:
-        door = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
-        port = await door.listen("127.0.0.1", 0)
+        sockets = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
+        port = await sockets.listen("127.0.0.1", 0)
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             for _ in range(turns):
                 await asyncio.sleep(0)
-            door.stop_accepting()
-            await door.close_sockets()
+            sockets.stop_accepting()
+            await sockets.close_sockets()
             try:
                 return await asyncio.to_thread(client.recv, 1)
             except ConnectionResetError:
@@ -46,12 +46,12 @@ def test_client_that_connects_during_close_is_disconnected(
 
 
 async def test_closed_socket_may_be_closed_again_and_rejects_connections() -> None:
-    door = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
-    port = await door.listen("127.0.0.1", 0)
-    door.stop_accepting()
-    door.stop_accepting()
-    await door.close_sockets()
-    await door.close_sockets()
+    sockets = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
+    port = await sockets.listen("127.0.0.1", 0)
+    sockets.stop_accepting()
+    sockets.stop_accepting()
+    await sockets.close_sockets()
+    await sockets.close_sockets()
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)

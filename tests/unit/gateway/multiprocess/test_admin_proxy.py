@@ -30,15 +30,15 @@ async def do_nothing() -> object:
 
 @asynccontextmanager
 async def run_admin_proxy(*members: UnreachableProcess) -> AsyncIterator[httpx.AsyncClient]:
-    made = AdminProxy(
+    proxy = AdminProxy(
         "127.0.0.1:0",
         lambda: cast("list[ServingProcess]", members),
         lambda: b"own 1.0\n",
         do_nothing,
     )
-    async with httpx.AsyncClient(base_url=await made.listen()) as http:
+    async with httpx.AsyncClient(base_url=await proxy.listen()) as http:
         yield http
-    await made.close()
+    await proxy.close()
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ async def test_get_returns_503_if_no_process_is_ready(path: str, tmp_path: Path)
     starting = UnreachableProcess(str(tmp_path / "a"), None)
     for members in [(), (starting,), (UnreachableProcess(str(tmp_path / "b")),)]:
         async with run_admin_proxy(*members) as http:
-            told = await http.get(path)
-        assert told.status_code == 503
-        assert told.json() == {"error": {"message": "no process is ready", "field": None}}
+            response = await http.get(path)
+        assert response.status_code == 503
+        assert response.json() == {"error": {"message": "no process is ready", "field": None}}
 
 
 async def test_post_returns_503_if_no_process_is_ready() -> None:

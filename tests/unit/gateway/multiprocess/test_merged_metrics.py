@@ -75,8 +75,8 @@ def test_gauges_are_merged_by_their_documented_function(
         page.merge(
             MetricsPage(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n")
         )
-    found = page.families.get(name)
-    assert (found and found.samples[name]) == together
+    family = page.families.get(name)
+    assert (family and family.samples[name]) == together
 
 
 def test_help_and_type_appear_once_per_metric() -> None:
@@ -97,16 +97,16 @@ def test_merge_does_not_modify_the_merged_pages() -> None:
 
 
 def test_only_counters_are_kept_of_an_exited_process() -> None:
-    kept = MetricsPage(ONE).select_counters().render()
-    assert "interlingua_requests_total" in kept
-    assert "duration_seconds_bucket" in kept
-    assert "worker" not in kept
+    counters = MetricsPage(ONE).select_counters().render()
+    assert "interlingua_requests_total" in counters
+    assert "duration_seconds_bucket" in counters
+    assert "worker" not in counters
 
 
 def test_in_flight_requests_and_limits_of_workers_are_summed() -> None:
     x = {"url": "x", "state": "up", "in_flight": 1, "limit": 2}
     y = {"url": "y", "state": "up", "in_flight": 1, "limit": None}
-    told = [{"p": [x, y]}, {"p": [x | {"state": "out", "in_flight": 3}, y]}]
-    assert merge_workers(told) == {
+    reports = [{"p": [x, y]}, {"p": [x | {"state": "out", "in_flight": 3}, y]}]
+    assert merge_workers(reports) == {
         "p": [x | {"in_flight": 4, "limit": 4}, y | {"in_flight": 2, "limit": None}]
     }

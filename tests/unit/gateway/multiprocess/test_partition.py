@@ -28,12 +28,12 @@ models:
   o: {backend: echo}
 state: {redis: "redis://127.0.0.1:6379", replicas: 2}
 """
-SEATS = {("127.0.0.1:0", 0): 5001, ("127.0.0.1:0", 1): 5002}
+LISTENER_FDS = {("127.0.0.1:0", 0): 5001, ("127.0.0.1:0", 1): 5002}
 CONFIG = loader.load_text(FILE, "x.yaml", env={})
 
 
 def test_each_limit_is_divided_and_rounded_up() -> None:
-    part = partition_config(CONFIG, 3, SEATS)
+    part = partition_config(CONFIG, 3, LISTENER_FDS)
     pool, shadow = part.backends["pool"], part.models["m"].shadow
     assert isinstance(pool, PoolSettings)
     assert shadow is not None
@@ -45,7 +45,7 @@ def test_each_limit_is_divided_and_rounded_up() -> None:
 
 
 def test_replica_count_is_multiplied_by_the_process_count() -> None:
-    part = partition_config(CONFIG, 3, SEATS)
+    part = partition_config(CONFIG, 3, LISTENER_FDS)
     assert part.state is not None
     assert part.state.replicas == 6
 
@@ -86,23 +86,25 @@ def test_key_limits_are_divided_without_shared_state() -> None:
 
 
 def test_missing_limits_stay_unset() -> None:
-    part = partition_config(CONFIG, 3, SEATS)
+    part = partition_config(CONFIG, 3, LISTENER_FDS)
     free = part.backends["free"]
     assert isinstance(free, PoolSettings)
     assert (free.max_concurrency, free.total_concurrency) == (None, None)
     assert part.backends["echo"] == CONFIG.backends["echo"]
     assert part.models["n"] == CONFIG.models["n"]
-    assert partition_config(replace(CONFIG, state=None), 3, SEATS).state is None
+    assert partition_config(replace(CONFIG, state=None), 3, LISTENER_FDS).state is None
 
 
 def test_listeners_get_the_reserved_ports() -> None:
-    addresses = [one.address for one in partition_config(CONFIG, 2, SEATS).listeners]
+    addresses = [one.address for one in partition_config(CONFIG, 2, LISTENER_FDS).listeners]
     assert addresses == ["127.0.0.1:5001", "127.0.0.1:5002"]
 
 
 def test_torch_backend_cannot_be_partitioned() -> None:
     text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
-    found = loader.load_bytes(text.encode(), "x.yaml", env=os.environ)
-    told = str(found.build_error(*find_unpartitionable(found.config)))
-    assert told.startswith("x.yaml:1:15: each process would load this model; serve it with `inter")
-    assert told.endswith("(at backends.l)")
+    loaded = loader.load_bytes(text.encode(), "x.yaml", env=os.environ)
+    message = str(loaded.build_error(*find_unpartitionable(loaded.config)))
+    assert message.startswith(
+        "x.yaml:1:15: each process would load this model; serve it with `inter"
+    )
+    assert message.endswith("(at backends.l)")

@@ -49,9 +49,9 @@ class Pipe(Struct):
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    made = Pipe(*os.pipe())
-    yield made
-    for one in (made.reads, made.writes):
+    new_pipe = Pipe(*os.pipe())
+    yield new_pipe
+    for one in (new_pipe.reads, new_pipe.writes):
         if one >= 0:
             os.close(one)
 
@@ -63,9 +63,9 @@ def test_records_and_text_are_written_in_order(pipe: Pipe) -> None:
     lines.write_record(RequestRecord("b"))
     lines.start()
     assert lines.close(PATIENCE)
-    first, said, second = pipe.rest().splitlines()
+    first, middle, second = pipe.rest().splitlines()
     assert msgspec.json.decode(first) == {"id": "a", "model": "m"}
-    assert said == rb"and \ud800"
+    assert middle == rb"and \ud800"
     assert msgspec.json.decode(second) == {"id": "b"}
 
 
@@ -156,7 +156,7 @@ def test_text_between_records_keeps_its_position(pipe: Pipe) -> None:
     lines = AccessLogWriter(pipe.writes, 10)
     for one in (RequestRecord("a"), RequestRecord("b")):
         lines.write_record(one)
-    lines.write_text("said")
+    lines.write_text("text")
     lines.write_record(RequestRecord("c"))
     lines.start()
     assert lines.close(PATIENCE)

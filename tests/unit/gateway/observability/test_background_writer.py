@@ -28,27 +28,27 @@ class BlockingSink:
 
 def test_items_are_written_in_order_and_in_batches() -> None:
     slow = BlockingSink()
-    scribe = BackgroundWriter("test", 10_000, slow.write)
+    writer = BackgroundWriter("test", 10_000, slow.write)
     slow.may.set()
     for number in range(2500):
-        scribe.enqueue(number)
-    scribe.start()
-    assert scribe.close(PATIENCE)
+        writer.enqueue(number)
+    writer.start()
+    assert writer.close(PATIENCE)
     assert [len(batch) for batch in slow.batches] == [1000, 1000, 500]
     assert [one for batch in slow.batches for one in batch] == list(range(2500))
-    assert scribe.dropped == 0
+    assert writer.dropped == 0
 
 
 def test_idle_writer_wakes_for_a_new_item() -> None:
     slow = BlockingSink()
-    scribe = BackgroundWriter("test", 10, slow.write)
-    scribe.start()
+    writer = BackgroundWriter("test", 10, slow.write)
+    writer.start()
     slow.may.set()
     for number in range(3):
         slow.begun.clear()
-        scribe.enqueue(number)
+        writer.enqueue(number)
         assert slow.begun.wait(PATIENCE)
-    assert scribe.close(PATIENCE)
+    assert writer.close(PATIENCE)
     assert [one for batch in slow.batches for one in batch] == [0, 1, 2]
 
 
@@ -56,57 +56,57 @@ def test_items_during_the_batch_delay_do_not_wake_the_writer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     woken: list[float] = []
-    scribe = BackgroundWriter[int]("test", 10_000, len, 0.5)
-    wake = scribe._wake.set
+    writer = BackgroundWriter[int]("test", 10_000, len, 0.5)
+    wake = writer._wake.set
 
     def count() -> None:
         woken.append(time.monotonic())
         wake()
 
-    monkeypatch.setattr(scribe._wake, "set", count)
-    scribe.start()
+    monkeypatch.setattr(writer._wake, "set", count)
+    writer.start()
     began = time.monotonic()
     while time.monotonic() - began < 1.2:
-        scribe.enqueue(1)
+        writer.enqueue(1)
         time.sleep(0.001)
     assert len(woken) <= 1
-    assert scribe.close(PATIENCE)
+    assert writer.close(PATIENCE)
 
 
 def test_full_queue_drops_and_counts_items_without_blocking() -> None:
     slow = BlockingSink()
-    scribe = BackgroundWriter("test", 5, slow.write)
-    scribe.start()
-    scribe.enqueue(0)
+    writer = BackgroundWriter("test", 5, slow.write)
+    writer.start()
+    writer.enqueue(0)
     assert slow.begun.wait(PATIENCE)
     for number in range(1, 9):
-        scribe.enqueue(number)
-    assert scribe.dropped == 3
+        writer.enqueue(number)
+    assert writer.dropped == 3
     slow.may.set()
-    assert scribe.close(PATIENCE)
+    assert writer.close(PATIENCE)
     assert slow.batches == [[0], [1, 2, 3, 4, 5]]
-    assert scribe.dropped == 3
+    assert writer.dropped == 3
 
 
 def test_items_lost_by_the_sink_are_counted_as_dropped() -> None:
     slow = BlockingSink(given_up=1)
     slow.may.set()
-    scribe = BackgroundWriter("test", 5, slow.write)
-    scribe.enqueue(1)
-    scribe.start()
-    assert scribe.close(PATIENCE)
-    assert scribe.dropped == 1
+    writer = BackgroundWriter("test", 5, slow.write)
+    writer.enqueue(1)
+    writer.start()
+    assert writer.close(PATIENCE)
+    assert writer.dropped == 1
 
 
 def test_close_stops_waiting_at_the_timeout() -> None:
     slow = BlockingSink()
-    scribe = BackgroundWriter("test", 5, slow.write)
-    scribe.start()
-    scribe.enqueue(1)
+    writer = BackgroundWriter("test", 5, slow.write)
+    writer.start()
+    writer.enqueue(1)
     assert slow.begun.wait(PATIENCE)
-    assert not scribe.close(0.01)
+    assert not writer.close(0.01)
     slow.may.set()
-    assert scribe.close(PATIENCE)
+    assert writer.close(PATIENCE)
 
 
 def test_writer_that_was_never_started_can_be_closed() -> None:

@@ -25,17 +25,17 @@ def test_engine_metrics_are_labeled_by_backend() -> None:
     metrics.register(EngineCollector(lambda: {"tiny": FakeEngine(0), "large": FakeEngine(100)}))
 
     families = text_string_to_metric_families(metrics.render_page().decode())
-    found = {
+    samples = {
         (sample.name, sample.labels["backend"]): sample.value
         for family in families
         for sample in family.samples
         if sample.name.startswith("interlingua_engine_")
     }
 
-    assert len(found) == 2 * (len(_ENGINE_GAUGES) + len(_ENGINE_COUNTERS))
-    assert found["interlingua_engine_running", "large"] == 100
-    assert found["interlingua_engine_kv_cache_usage", "tiny"] == 3
-    assert found["interlingua_engine_prompt_tokens_total", "tiny"] == len(_ENGINE_GAUGES)
+    assert len(samples) == 2 * (len(_ENGINE_GAUGES) + len(_ENGINE_COUNTERS))
+    assert samples["interlingua_engine_running", "large"] == 100
+    assert samples["interlingua_engine_kv_cache_usage", "tiny"] == 3
+    assert samples["interlingua_engine_prompt_tokens_total", "tiny"] == len(_ENGINE_GAUGES)
 
 
 def test_no_engine_metrics_are_exported_without_engines() -> None:

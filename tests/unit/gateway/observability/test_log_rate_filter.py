@@ -13,8 +13,8 @@ def make_record(text: str, *args: object, name: str = "a") -> logging.LogRecord:
 
 
 def log_message(one: LogRateFilter, text: str, *args: object, name: str = "a") -> str | None:
-    made = make_record(text, *args, name=name)
-    return made.getMessage() if one.filter(made) else None
+    record = make_record(text, *args, name=name)
+    return record.getMessage() if one.filter(record) else None
 
 
 def test_repeated_message_is_limited_to_two_per_second_and_counted() -> None:
@@ -38,9 +38,9 @@ def test_messages_are_limited_per_text_and_logger() -> None:
 def test_traceback_is_logged_once_per_error_type() -> None:
     one, shown = LogRateFilter(lambda: 0.0), []
     for error in (ValueError("a"), ValueError("b"), KeyError("c"), ValueError("d")):
-        made = make_record("it failed")
-        made.exc_info = (type(error), error, None)
-        shown.append(one.filter(made) and made.exc_info is not None)
+        record = make_record("it failed")
+        record.exc_info = (type(error), error, None)
+        shown.append(one.filter(record) and record.exc_info is not None)
     assert shown == [True, False, True, False]
 
 

@@ -100,11 +100,11 @@ def test_full_bodies_are_written_as_they_are(tmp_path: Path, recorder: RequestRe
     )
     line = encode_recorded_request(build_recorded_request(captured))
     assert line.count(b"\n") == 1
-    found = msgspec.json.decode(line)
-    assert found["request"] == {"a": "b\nc é", "n": 12345678901234567890}
-    assert (found["request_size"], found["response_size"]) == (len(body), 9)
-    assert found["response_text"] == "not json \ufffd"
-    assert "response" not in found
+    recorded = msgspec.json.decode(line)
+    assert recorded["request"] == {"a": "b\nc é", "n": 12345678901234567890}
+    assert (recorded["request_size"], recorded["response_size"]) == (len(body), 9)
+    assert recorded["response_text"] == "not json \ufffd"
+    assert "response" not in recorded
 
 
 def test_redacted_stream_has_no_text_but_its_answer(
@@ -173,11 +173,11 @@ def test_no_bodies_are_written_if_none_is_configured(
     captured = capture(
         recorder, make_config(tmp_path, bodies="none"), record=record, body_size=7, response_size=8
     )
-    found = msgspec.json.decode(encode_recorded_request(build_recorded_request(captured)))
-    assert found["timing"] == {"duration": 1.5}
-    assert found["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "source": "counted"}
-    assert (found["request_size"], found["response_size"]) == (7, 8)
-    assert {"request", "response", "events", "answer"}.isdisjoint(found)
+    recorded = msgspec.json.decode(encode_recorded_request(build_recorded_request(captured)))
+    assert recorded["timing"] == {"duration": 1.5}
+    assert recorded["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "source": "counted"}
+    assert (recorded["request_size"], recorded["response_size"]) == (7, 8)
+    assert {"request", "response", "events", "answer"}.isdisjoint(recorded)
 
 
 def test_too_large_body_is_left_out(tmp_path: Path, recorder: RequestRecorder) -> None:

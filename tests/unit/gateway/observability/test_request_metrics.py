@@ -20,7 +20,7 @@ from gateway.observability.record import RequestRecord, ignore_record
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 
-ARM = ("chat", "rollout", "2")
+SPLIT_VERSION = ("chat", "rollout", "2")
 
 
 def collect_samples(metrics: MetricsCollector) -> dict[tuple[str, ...], float]:
@@ -59,15 +59,15 @@ def test_requests_are_counted_by_their_labels() -> None:
     cut = replace(RECORD, outcome="truncated", error="StreamBroken", unsupported_parameters=())
     metrics.record_request(cut)
 
-    found = collect_samples(metrics)
+    samples = collect_samples(metrics)
 
     def one(name: str, **labels: str) -> float:
         every = {"model": "chat", "split": "rollout", "version": "2"} | labels
-        return found[f"interlingua_{name}", *(every[label] for label in sorted(every))]
+        return samples[f"interlingua_{name}", *(every[label] for label in sorted(every))]
 
-    asked = {"protocol": "openai", "backend": "gpu"}
-    assert one("requests_total", **asked, outcome="ok") == 2
-    assert one("requests_total", **asked, outcome="truncated") == 1
+    request_labels = {"protocol": "openai", "backend": "gpu"}
+    assert one("requests_total", **request_labels, outcome="ok") == 2
+    assert one("requests_total", **request_labels, outcome="truncated") == 1
     assert one("errors_total", error="StreamBroken") == 1
     assert one("unsupported_parameters_total", field="sampling.top_k", reason="dropped") == 2
     assert one("unsupported_parameters_total", field="_unknown", reason="dropped") == 2
@@ -97,13 +97,13 @@ def test_histogram_buckets_include_their_upper_bound(
     for record in (RECORD, RECORD, replace(RECORD, outcome="truncated")):
         metrics.record_request(record)
 
-    found = collect_samples(metrics)
+    samples = collect_samples(metrics)
 
-    arm = ("chat", "rollout", "2")
-    assert found[f"interlingua_{name}_count", *arm] == count
-    assert found[f"interlingua_{name}_sum", *arm] == pytest.approx(total)
-    assert found[f"interlingua_{name}_bucket", edge, *arm] == below
-    assert found[f"interlingua_{name}_bucket", "+Inf", *arm] == count
+    split_version = ("chat", "rollout", "2")
+    assert samples[f"interlingua_{name}_count", *split_version] == count
+    assert samples[f"interlingua_{name}_sum", *split_version] == pytest.approx(total)
+    assert samples[f"interlingua_{name}_bucket", edge, *split_version] == below
+    assert samples[f"interlingua_{name}_bucket", "+Inf", *split_version] == count
 
 
 def test_fallback_response_is_counted_outside_the_traffic_split() -> None:
@@ -114,11 +114,11 @@ def test_fallback_response_is_counted_outside_the_traffic_split() -> None:
         )
     )
 
-    found = collect_samples(metrics)
+    samples = collect_samples(metrics)
 
-    assert found["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "2"] == 1
-    assert found["interlingua_requests_total", "gpu", "chat", "ok", "openai", "", "1"] == 1
-    assert found["interlingua_fallbacks_total", "WorkerFailed", "chat@2"] == 1
+    assert samples["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "2"] == 1
+    assert samples["interlingua_requests_total", "gpu", "chat", "ok", "openai", "", "1"] == 1
+    assert samples["interlingua_fallbacks_total", "WorkerFailed", "chat@2"] == 1
     assert (
         "interlingua_requests_total",
         "gpu",
@@ -127,7 +127,7 @@ def test_fallback_response_is_counted_outside_the_traffic_split() -> None:
         "ok",
         "rollout",
         "2",
-    ) not in found
+    ) not in samples
 
 
 def test_no_samples_are_exported_before_the_first_request() -> None:
@@ -146,21 +146,23 @@ def test_scrape_includes_all_buffered_records(count: int) -> None:
         assert len(seen) == n + 1
     assert metrics.collect_stats()["chat", "2", ""].outcomes.total() == count
     metrics.record_request(RECORD)
-    found = collect_samples(metrics)
+    samples = collect_samples(metrics)
     requests = ("interlingua_requests_total", "gpu", "chat", "ok", "openai")
-    assert (found[*requests, "", "2"], found[*requests, "rollout", "2"]) == (count, 1)
-    assert found["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "1"] == count
-    assert found["interlingua_fallbacks_total", "WorkerFailed", "chat@1"] == count
-    assert found["vllm:prompt_tokens_total", "0", "chat"] == 3 * (count + 1)
+    assert (samples[*requests, "", "2"], samples[*requests, "rollout", "2"]) == (count, 1)
+    assert (
+        samples["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "1"] == count
+    )
+    assert samples["interlingua_fallbacks_total", "WorkerFailed", "chat@1"] == count
+    assert samples["vllm:prompt_tokens_total", "0", "chat"] == 3 * (count + 1)
 
 
 def test_model_label_values_are_bounded() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for n in range(550):
         metrics.record_request(RequestRecord("r", model=f"m{n}"))
-    found = collect_samples(metrics)
-    assert len(found) == 501
-    assert found["interlingua_requests_total", "", "_other", "ok", "", "_other", "_other"] == 50
+    samples = collect_samples(metrics)
+    assert len(samples) == 501
+    assert samples["interlingua_requests_total", "", "_other", "ok", "", "_other", "_other"] == 50
 
 
 def test_fallback_label_values_are_bounded() -> None:
@@ -174,8 +176,8 @@ def test_special_characters_in_labels_are_escaped() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     odd = 'a "b" \\ c\nd'
     metrics.record_request(replace(RECORD, model=odd))
-    found = collect_samples(metrics)
-    assert found["interlingua_completion_tokens_count", odd, "rollout", "2"] == 1
+    samples = collect_samples(metrics)
+    assert samples["interlingua_completion_tokens_count", odd, "rollout", "2"] == 1
 
 
 class FakeWorkerReport(Struct):
@@ -209,9 +211,9 @@ class FakePool:
 
 
 def test_pool_metrics_show_the_current_worker_state() -> None:
-    found = collect_samples(MetricsCollector(ignore_record, lambda: {"gpu": FakePool()}))
-    told = {name: value for name, value in found.items() if "bucket" not in name[0]}
-    assert told == {
+    samples = collect_samples(MetricsCollector(ignore_record, lambda: {"gpu": FakePool()}))
+    values = {name: value for name, value in samples.items() if "bucket" not in name[0]}
+    assert values == {
         ("interlingua_worker_up", "gpu", "http://a:1"): 1,
         ("interlingua_worker_up", "gpu", "http://b:1"): 0,
         ("interlingua_worker_in_flight", "gpu", "http://a:1"): 4,
@@ -233,8 +235,8 @@ def test_pool_metrics_show_the_current_worker_state() -> None:
         ("interlingua_queue_wait_seconds_sum", "gpu"): 0.02,
         ("interlingua_queue_wait_seconds_count", "gpu"): 1,
     }
-    assert found["interlingua_queue_wait_seconds_bucket", "gpu", "0.01"] == 0
-    assert found["interlingua_queue_wait_seconds_bucket", "gpu", "0.025"] == 1
+    assert samples["interlingua_queue_wait_seconds_bucket", "gpu", "0.01"] == 0
+    assert samples["interlingua_queue_wait_seconds_bucket", "gpu", "0.025"] == 1
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_aborted_stream_is_counted_with_side_and_reason(
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
     aborts = {name: n for name, n in collect_samples(metrics).items() if "stream_aborts" in name[0]}
-    wasted = collect_samples(metrics).get(("interlingua_wasted_tokens_total", *ARM), 0)
+    wasted = collect_samples(metrics).get(("interlingua_wasted_tokens_total", *SPLIT_VERSION), 0)
     if side:
         assert [*aborts] == [
             ("interlingua_stream_aborts_total", "chat", reason, side, "rollout", "2")
@@ -265,18 +267,18 @@ def test_aborted_stream_is_counted_with_side_and_reason(
 def test_cached_and_reasoning_tokens_are_counted_separately() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
-    found = collect_samples(metrics)
-    tokens = {name[1]: n for name, n in found.items() if name[0] == "interlingua_tokens_total"}
+    samples = collect_samples(metrics)
+    tokens = {name[1]: n for name, n in samples.items() if name[0] == "interlingua_tokens_total"}
     assert tokens == {"input": 9, "output": 5, "cached": 4, "reasoning": 3}
-    assert found["interlingua_overhead_seconds_sum", *ARM] == 0.0004
-    assert found["interlingua_prompt_tokens_sum", *ARM] == 9
+    assert samples["interlingua_overhead_seconds_sum", *SPLIT_VERSION] == 0.0004
+    assert samples["interlingua_prompt_tokens_sum", *SPLIT_VERSION] == 9
 
 
 def test_histogram_label_values_are_escaped() -> None:
-    told = MetricDefinition("named", "histogram", "Says nothing.", ("who",))
+    definition = MetricDefinition("named", "histogram", "Says nothing.", ("who",))
     histogram = Histogram((1.0,))
     histogram.add(0.5)
-    text = "".join(told.format_histogram_lines([(['a\n"b\\'], histogram)]))
+    text = "".join(definition.format_histogram_lines([(['a\n"b\\'], histogram)]))
     [family] = text_string_to_metric_families(text)
     assert {sample.labels["who"] for sample in family.samples} == {'a\n"b\\'}
 
@@ -317,25 +319,25 @@ class FakeListener(Struct):
 
 
 async def test_process_metrics_are_exported() -> None:
-    listening = FakeListener(3, {400: 2, 431: 1, 418: 5}, {"address": 7})
-    process = ProcessCollector(lambda: {"127.0.0.1:8000": listening})
+    listener = FakeListener(3, {400: 2, 431: 1, 418: 5}, {"address": 7})
+    process = ProcessCollector(lambda: {"127.0.0.1:8000": listener})
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(process)
     process.stop()
     process.start()
-    while ("interlingua_event_loop_lag_seconds_count",) not in (found := collect_samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
+    while ("interlingua_event_loop_lag_seconds_count",) not in (page := collect_samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
         await asyncio.sleep(0.05)
     process.stop()
-    assert found["interlingua_event_loop_lag_seconds_bucket", "+Inf"] >= 1
-    assert found["interlingua_open_client_connections", "127.0.0.1:8000"] == 3
+    assert page["interlingua_event_loop_lag_seconds_bucket", "+Inf"] >= 1
+    assert page["interlingua_open_client_connections", "127.0.0.1:8000"] == 3
     for kind, count in {"invalid_http": 2, "headers_too_large": 1, "418": 5}.items():
-        assert found["interlingua_malformed_requests_total", kind, "127.0.0.1:8000"] == count
+        assert page["interlingua_malformed_requests_total", kind, "127.0.0.1:8000"] == count
     name = "interlingua_refused_connections_total"
-    assert found[name, "127.0.0.1:8000", "address"] == 7
-    assert 0 < found["interlingua_open_fds",] < found["interlingua_max_fds",]
-    assert found["interlingua_memory_bytes",] > 1 << 20
-    assert found["interlingua_cpu_seconds_total",] > 0
-    assert [name for name in found if name[0] == "interlingua_build_info"]
+    assert page[name, "127.0.0.1:8000", "address"] == 7
+    assert 0 < page["interlingua_open_fds",] < page["interlingua_max_fds",]
+    assert page["interlingua_memory_bytes",] > 1 << 20
+    assert page["interlingua_cpu_seconds_total",] > 0
+    assert [name for name in page if name[0] == "interlingua_build_info"]
 
 
 def test_process_metrics_without_proc_omit_file_descriptors(
@@ -356,10 +358,10 @@ def test_vllm_metric_names_have_the_same_values() -> None:
     metrics.record_request(RequestRecord("r", path="/nowhere"))
     phases = {("chat", "queued"): 2, ("chat", "waiting"): 3, ("chat", "streaming"): 4}
     metrics.register(VllmCollector(metrics.collect_stats, lambda: phases))
-    found = collect_samples(metrics)
-    vllm = {name: n for name, n in found.items() if name[0].startswith("vllm:")}
-    told = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
-    assert told == {
+    samples = collect_samples(metrics)
+    vllm = {name: n for name, n in samples.items() if name[0].startswith("vllm:")}
+    values = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
+    assert values == {
         ("vllm:num_requests_running", "0", "chat"): 7,
         ("vllm:num_requests_waiting", "0", "chat"): 2,
         ("vllm:prompt_tokens_total", "0", "chat"): 6,

@@ -124,9 +124,9 @@ def test_grouped_records_give_the_same_stats_as_single_records(
     for some in group_by_labels(records):
         together[build_stats_key(some[0])].add_records(*some)
     assert [*together] == [*alone]
-    for arm, figures in alone.items():
-        assert get_counts(together[arm]) == get_counts(figures)
-        assert get_sums(together[arm]) == pytest.approx(get_sums(figures))
+    for version, figures in alone.items():
+        assert get_counts(together[version]) == get_counts(figures)
+        assert get_sums(together[version]) == pytest.approx(get_sums(figures))
 
 
 def test_histogram_bucket_includes_its_upper_bound() -> None:

@@ -67,7 +67,7 @@ def test_only_a_valid_traceparent_creates_a_link(traceparent: str, sampled: bool
 
 
 @pytest.mark.parametrize(
-    ("state", "kept"),
+    ("state", "forwarded"),
     [
         ("a=1,b=2", "a=1,b=2"),
         ("a=1\r\nx: y", ""),
@@ -76,10 +76,10 @@ def test_only_a_valid_traceparent_creates_a_link(traceparent: str, sampled: bool
         ("a=ä", ""),
     ],
 )
-def test_only_a_valid_tracestate_is_kept(state: str, kept: str) -> None:
+def test_only_a_valid_tracestate_is_kept(state: str, forwarded: str) -> None:
     link = get_link({"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": state})
     assert link is not None
-    assert link.context.trace_state.to_header() == kept
+    assert link.context.trace_state.to_header() == forwarded
 
 
 def test_tracestate_without_traceparent_is_ignored() -> None:

@@ -127,37 +127,37 @@ class TracerTestBench:
 def test_only_a_trusted_parent_decides_the_sampling(
     share: float, trust: bool, flags: str, traced: bool
 ) -> None:
-    found = TracerTestBench(share, trust=trust)
-    record = found.begin(flags)
-    assert (found.follower.get_trace(record) is not None) == traced
+    bench = TracerTestBench(share, trust=trust)
+    record = bench.begin(flags)
+    assert (bench.follower.get_trace(record) is not None) == traced
     assert bool(record.span_id) == traced
-    found.follower.end_trace(record)
-    assert len(found.put) == traced
-    assert found.follower.get_trace(record) is None
+    bench.follower.end_trace(record)
+    assert len(bench.put) == traced
+    assert bench.follower.get_trace(record) is None
 
 
 def test_ended_trace_is_exported_once() -> None:
-    found = TracerTestBench(1)
-    record = found.begin()
-    found.follower.end_trace(record)
-    found.follower.end_trace(record)
-    assert len(found.put) == 1
+    bench = TracerTestBench(1)
+    record = bench.begin()
+    bench.follower.end_trace(record)
+    bench.follower.end_trace(record)
+    assert len(bench.put) == 1
 
 
 def test_trace_beyond_the_buffer_is_dropped_and_counted() -> None:
-    found = TracerTestBench(1, buffer=1)
-    for record in (found.begin(), found.begin()):
-        found.follower.end_trace(record)
-    assert len(found.put) == 1
-    assert found.exporter.count_dropped() == 1
+    bench = TracerTestBench(1, buffer=1)
+    for record in (bench.begin(), bench.begin()):
+        bench.follower.end_trace(record)
+    assert len(bench.put) == 1
+    assert bench.exporter.count_dropped() == 1
 
 
 def test_worker_request_has_the_trace_context_of_its_attempt() -> None:
-    found = TracerTestBench(0, trust=True)
+    bench = TracerTestBench(0, trust=True)
     record = replace(RECORD)
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-03", "tracestate": "a=1,b=2"}
-    found.follower.start_trace(record, FakeHttpRequest(headers))
-    trace = found.follower.get_trace(record)
+    bench.follower.start_trace(record, FakeHttpRequest(headers))
+    trace = bench.follower.get_trace(record)
     assert trace is not None
     assert trace.start_attempt("http://w") == (
         ("traceparent", f"00-{TRACE}-{'0' * 15}2-01"),  # without the flag of random ids
@@ -167,9 +167,9 @@ def test_worker_request_has_the_trace_context_of_its_attempt() -> None:
 
 def trace_request(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
     """The spans of an exchange that two workers were asked for."""
-    found = TracerTestBench(1, trust=trust)
-    begun = found.begin("01")
-    trace = found.follower.get_trace(begun)
+    bench = TracerTestBench(1, trust=trust)
+    begun = bench.begin("01")
+    trace = bench.follower.get_trace(begun)
     assert trace is not None
     if request is not None:
         trace.set_request(request)
@@ -179,8 +179,8 @@ def trace_request(record: RequestRecord, *, trust: bool = False, request: Any = 
         trace.start_attempt("https://worker.example/base")
         trace.end_attempt(None)
     trace.record = replace(record, trace_id=begun.trace_id, span_id=begun.span_id)
-    found.follower.end_trace(begun)
-    return found.put
+    bench.follower.end_trace(begun)
+    return bench.put
 
 
 def test_failed_attempt_span_has_error_type_and_server_address() -> None:
@@ -204,8 +204,8 @@ def test_failed_attempt_span_has_error_type_and_server_address() -> None:
 def test_any_client_input_is_encoded_as_span_attributes() -> None:
     odd = replace(RECORD, path="/\udcff\x00é", model="\udcff")
     stopping = StopConditions(max_tokens=10**30)
-    asked = GenerationRequest(model="m", kind="chat", stopping=stopping)
-    server, _, last = trace_request(odd, request=asked)
+    request = GenerationRequest(model="m", kind="chat", stopping=stopping)
+    server, _, last = trace_request(odd, request=request)
     assert decode_attributes(server.attributes)["url.path"] == "/?\x00é"
     assert decode_attributes(server.attributes)["interlingua.model"] == "?"
     assert decode_attributes(last.attributes)["gen_ai.request.max_tokens"] == 2**63 - 1
@@ -237,9 +237,9 @@ def test_trusted_parent_trace_is_continued() -> None:
 
 
 def test_embedding_request_has_its_own_span_attributes() -> None:
-    asked = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
+    request = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
     record = replace(RECORD, operation="embedding", finish_reasons=(), first_token=None, usage=None)
-    facts = decode_attributes(trace_request(record, request=asked)[-1].attributes)
+    facts = decode_attributes(trace_request(record, request=request)[-1].attributes)
     assert facts["gen_ai.operation.name"] == "embeddings"
     assert facts["gen_ai.embeddings.dimension.count"] == 64
     assert "gen_ai.usage.input_tokens" not in facts
@@ -267,12 +267,12 @@ class OtelMetricsTestBench:
 
 def collect_points(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
     """The attributes of each metric's last point, with its sum."""
-    found = OtelMetricsTestBench(version)
+    bench = OtelMetricsTestBench(version)
     for record in records:
-        found.figures.record_request(record)
+        bench.figures.record_request(record)
     return {
         metric.name: {**decode_attributes(point.attributes), "sum": point.sum, "count": point.count}
-        for metric in found.sent()
+        for metric in bench.sent()
         for point in metric.histogram.data_points
     }
 
@@ -281,15 +281,15 @@ EMBEDDED = replace(RECORD, operation="embedding", first_token=None, usage=Usage(
 
 
 def test_metrics_have_the_stable_convention_names_by_default() -> None:
-    found = collect_points(STABLE_CONVENTIONS, EMBEDDED, RECORD, RECORD)
-    assert set(found) == {
+    points = collect_points(STABLE_CONVENTIONS, EMBEDDED, RECORD, RECORD)
+    assert set(points) == {
         "gen_ai.server.request.duration",
         "gen_ai.server.time_to_first_token",
         "gen_ai.server.time_per_output_token",
         "gen_ai.client.operation.duration",
         "gen_ai.client.token.usage",
     }
-    assert found["gen_ai.server.time_per_output_token"] == {
+    assert points["gen_ai.server.time_per_output_token"] == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "gpu",
         "gen_ai.request.model": "chat",
@@ -297,23 +297,23 @@ def test_metrics_have_the_stable_convention_names_by_default() -> None:
         "sum": pytest.approx(0.2),
         "count": 2,
     }
-    assert found["gen_ai.client.token.usage"]["gen_ai.token.type"] == "output"
+    assert points["gen_ai.client.token.usage"]["gen_ai.token.type"] == "output"
 
 
 def test_experimental_convention_names_require_the_opt_in() -> None:
     assert select_conventions({}) is STABLE_CONVENTIONS
     assert select_conventions({"OTEL_SEMCONV_STABILITY_OPT_IN": "http"}) is STABLE_CONVENTIONS
-    asked = select_conventions(
+    conventions = select_conventions(
         {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
     )
-    assert asked is EXPERIMENTAL_CONVENTIONS
-    found = collect_points(asked, EMBEDDED, RECORD)
-    assert "gen_ai.client.token.usage" not in found
-    assert found["gen_ai.client.inference.operation.input_tokens"]["sum"] == 3
-    assert found["gen_ai.client.inference.operation.output_tokens"]["sum"] == 5
-    assert found["gen_ai.client.embeddings.operation.input_tokens"]["sum"] == 3
-    assert found["gen_ai.client.embeddings.duration"]["count"] == 1
-    assert "gen_ai.token.type" not in found["gen_ai.client.inference.operation.input_tokens"]
+    assert conventions is EXPERIMENTAL_CONVENTIONS
+    points = collect_points(conventions, EMBEDDED, RECORD)
+    assert "gen_ai.client.token.usage" not in points
+    assert points["gen_ai.client.inference.operation.input_tokens"]["sum"] == 3
+    assert points["gen_ai.client.inference.operation.output_tokens"]["sum"] == 5
+    assert points["gen_ai.client.embeddings.operation.input_tokens"]["sum"] == 3
+    assert points["gen_ai.client.embeddings.duration"]["count"] == 1
+    assert "gen_ai.token.type" not in points["gen_ai.client.inference.operation.input_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -333,11 +333,11 @@ def test_missing_measurement_adds_no_metric_point(record: RequestRecord, missing
 
 
 def test_otel_metric_points_are_bounded() -> None:
-    found = OtelMetricsTestBench(STABLE_CONVENTIONS)
+    bench = OtelMetricsTestBench(STABLE_CONVENTIONS)
     for number in range(2500):
         record = replace(RECORD, model=f"m{number}", usage=None, first_token=None)
-        found.figures.record_request(record)
-    for metric in found.sent():
+        bench.figures.record_request(record)
+    for metric in bench.sent():
         points = [*metric.histogram.data_points]
         assert len(points) <= 2001
         others = [
@@ -347,10 +347,10 @@ def test_otel_metric_points_are_bounded() -> None:
 
 
 def test_otel_buckets_match_the_conventions() -> None:
-    found = OtelMetricsTestBench(STABLE_CONVENTIONS)
-    found.figures.record_request(RECORD)
+    bench = OtelMetricsTestBench(STABLE_CONVENTIONS)
+    bench.figures.record_request(RECORD)
     bounds = {
-        metric.name: [*metric.histogram.data_points[0].explicit_bounds] for metric in found.sent()
+        metric.name: [*metric.histogram.data_points[0].explicit_bounds] for metric in bench.sent()
     }
     assert bounds["gen_ai.server.request.duration"] == [0.01 * 2**k for k in range(14)]
     assert bounds["gen_ai.client.token.usage"] == [4**k for k in range(14)]

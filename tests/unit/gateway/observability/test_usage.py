@@ -44,8 +44,8 @@ def get_now() -> float:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(path)) as file:
         names = [name for name, _ in USAGE_COLUMNS]
-        found = file.execute("SELECT * FROM usage ORDER BY at, id").fetchall()
-    return [dict(zip(names, row, strict=True)) for row in found]
+        rows = file.execute("SELECT * FROM usage ORDER BY at, id").fetchall()
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def write_records(path: Path, *records: RequestRecord, keep: float = FOREVER) -> None:
@@ -62,25 +62,25 @@ class LogWaiter(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self._more = threading.Condition()
 
     def emit(self, record: logging.LogRecord) -> None:
         with self._more:
-            self.said.append(record.getMessage())
+            self.messages.append(record.getMessage())
             self._more.notify_all()
 
     def hear(self, what: str) -> None:
         with self._more:
-            assert self._more.wait_for(lambda: any(what in one for one in self.said), PATIENCE)
+            assert self._more.wait_for(lambda: any(what in one for one in self.messages), PATIENCE)
 
 
 @pytest.fixture
 def log_waiter(monkeypatch: pytest.MonkeyPatch) -> LogWaiter:
-    heard = LogWaiter()
-    monkeypatch.setattr(usage.log, "handlers", [heard])
+    waiter = LogWaiter()
+    monkeypatch.setattr(usage.log, "handlers", [waiter])
     monkeypatch.setattr(usage, "_RETRY_DELAY", 0.01)
-    return heard
+    return waiter
 
 
 def test_only_the_owner_can_read_a_new_usage_database(
@@ -136,16 +136,16 @@ def test_usage_row_contains_key_target_and_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"), [(7, (0, 7, "estimated")), (0, (0, 0, ""))], ids=["some", "none"]
+    ("tokens", "expected"), [(7, (0, 7, "estimated")), (0, (0, 0, ""))], ids=["some", "none"]
 )
 def test_uncounted_tokens_are_recorded_as_estimated(
-    tmp_path: Path, tokens: int, told: tuple[object, ...]
+    tmp_path: Path, tokens: int, expected: tuple[object, ...]
 ) -> None:
     file = tmp_path / "usage.sqlite"
     left = replace(RECORD, usage=None, tokens=tokens, outcome="cancelled", first_token=None)
     write_records(file, left)
     [row] = read_rows(file)
-    assert (row["prompt_tokens"], row["completion_tokens"], row["source"]) == told
+    assert (row["prompt_tokens"], row["completion_tokens"], row["source"]) == expected
     assert row["first_token"] is None
 
 
@@ -216,7 +216,7 @@ def test_rows_wait_for_a_locked_file(tmp_path: Path, log_waiter: LogWaiter) -> N
         log_waiter.hear(f"usage is written to {file} again")
     ledger.close(PATIENCE)
     assert [row["id"] for row in read_rows(file)] == ["r", "s"]
-    assert len(log_waiter.said) == 2
+    assert len(log_waiter.messages) == 2
     assert ledger.count_dropped() == 0
 
 
@@ -248,7 +248,7 @@ def test_unwritable_rows_are_counted_and_logged(
     assert again.wait(PATIENCE)
     ledger.close(PATIENCE)
     assert ledger.count_dropped() == 1
-    began, ended = log_waiter.said
+    began, ended = log_waiter.messages
     assert began.startswith(f"usage is not written to {folder / 'usage.sqlite'} for now: ")
     assert ended == "usage: 1 rows were dropped"
 
@@ -305,7 +305,7 @@ def test_incomplete_close_is_logged(
     ledger = SqliteUsageRecorder(str(tmp_path / "usage.sqlite"), FOREVER, get_now)
     monkeypatch.setattr(BackgroundWriter, "close", lambda self, within: False)
     ledger.close(0)
-    assert log_waiter.said == [
+    assert log_waiter.messages == [
         f"usage: the last rows were not written to {tmp_path / 'usage.sqlite'}"
     ]
 

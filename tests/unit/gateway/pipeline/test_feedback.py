@@ -37,8 +37,8 @@ GOOD = {"request_id": "r1", "name": "thumbs_up", "value": True}
 class FakeStore:
     """Answers from a list, its last answer again and again."""
 
-    def __init__(self, *found: bool | None) -> None:
-        self.found = [*found]
+    def __init__(self, *is_known: bool | None) -> None:
+        self.results = [*is_known]
         self.stored: list[Feedback] = []
 
     def record_feedback(self, one: Feedback) -> None:
@@ -46,7 +46,7 @@ class FakeStore:
 
     async def find_request(self, one: Feedback) -> bool | None:
         assert one.target
-        return self.found.pop(0) if len(self.found) > 1 else self.found[0]
+        return self.results.pop(0) if len(self.results) > 1 else self.results[0]
 
 
 class FakeRequest:

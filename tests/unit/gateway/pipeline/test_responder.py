@@ -122,8 +122,8 @@ def make_responder(
     timer = DeadlineTimer(clock, asyncio.get_running_loop)
     record = RequestRecord("r") if record is None else record
     make: Any = Responder
-    made: Responder = make(strategy, context, writer or FakeWriter(), record, timer)
-    return made
+    responder: Responder = make(strategy, context, writer or FakeWriter(), record, timer)
+    return responder
 
 
 END: tuple[bytes, Sequence[Event]] = (
@@ -182,8 +182,8 @@ async def test_exceeded_deadline_sends_no_upstream_request(*, stream: bool) -> N
 @pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
 async def test_stream_ends_with_stream_end_even_if_the_worker_stays_connected(how: str) -> None:
     clock, record, sink = FakeClock(), RequestRecord("r"), FakeWriter()
-    said: list[Event] = [TextDelta("a")]
-    answer = HangingStrategy(clock, (b"t", said), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
+    events: list[Event] = [TextDelta("a")]
+    answer = HangingStrategy(clock, (b"t", events), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
     exchange = make_responder(answer, clock, writer=sink, record=record)
     task = asyncio.create_task(exchange.run(set(), stream=True))
     await asyncio.sleep(0)

@@ -40,20 +40,20 @@ def make_request(prompts: int, n: int) -> GenerationRequest:
 
 
 def test_request_uses_the_model_name_of_the_target() -> None:
-    assert apply_model_settings(make_request(1, 1), ROUTE, {}, "dialect").model == "real"
+    assert apply_model_settings(make_request(1, 1), ROUTE, {}, "protocol").model == "real"
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, MAX_CHOICES), (MAX_CHOICES // 64, 64)])
 def test_maximum_number_of_choices_is_accepted(prompts: int, n: int) -> None:
     assert isinstance(
-        apply_model_settings(make_request(prompts, n), ROUTE, {}, "dialect"), GenerationRequest
+        apply_model_settings(make_request(prompts, n), ROUTE, {}, "protocol"), GenerationRequest
     )
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MAX_CHOICES // 64, 65)])
 def test_too_many_choices_are_rejected(prompts: int, n: int) -> None:
     with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
-        apply_model_settings(make_request(prompts, n), ROUTE, {"n": "best"}, "dialect")
+        apply_model_settings(make_request(prompts, n), ROUTE, {"n": "best"}, "protocol")
     assert caught.value.problem == "above"
 
 
@@ -62,7 +62,7 @@ def test_too_many_top_logprobs_are_rejected() -> None:
         model="m", kind="completion", prompts=("a",), logprobs=LogprobsOptions(MAX_TOP_LOGPROBS + 1)
     )
     with pytest.raises(InvalidParameter, match="'top' must be at most 1000 here"):
-        apply_model_settings(many, ROUTE, {"logprobs.top": "top"}, "dialect")
+        apply_model_settings(many, ROUTE, {"logprobs.top": "top"}, "protocol")
 
 
 # --- how a target serves a request ----------------------------------------------------------------
@@ -111,8 +111,8 @@ def test_strict_request_is_not_offered_for_passthrough(
         with pytest.raises(UnsupportedFeature, match="can't honour: seed"):
             make_strategy(backend, on_loss, strict=strict)
     else:
-        made = make_strategy(backend, on_loss, strict=strict)
-        reported = [one.field for one in made.unsupported_parameters]
+        strategy = make_strategy(backend, on_loss, strict=strict)
+        reported = [one.field for one in strategy.unsupported_parameters]
         assert reported == ([] if on_loss == "ignore" else ["seed"])
     assert backend.offered == offered
 
@@ -124,21 +124,21 @@ def test_on_loss_reject_disables_passthrough() -> None:
     assert backend.offered == 0
 
 
-async def collect_events(made: ResponseStrategy, *, unary: bool) -> list[Event]:
-    items = await (made.send_unary() if unary else collect_items(made.stream()))
-    return [event for _, batch in items for event in made.process_events(batch)]
+async def collect_events(strategy: ResponseStrategy, *, unary: bool) -> list[Event]:
+    items = await (strategy.send_unary() if unary else collect_items(strategy.stream()))
+    return [event for _, batch in items for event in strategy.process_events(batch)]
 
 
 @pytest.mark.parametrize("unary", [False, True], ids=["stream", "unary"])
 @pytest.mark.parametrize("stop", [None, "!"], ids=["as it is", "emulated"])
 async def test_observer_gets_the_reported_events(stop: str | None, *, unary: bool) -> None:
-    made = make_strategy(EchoBackend(script=["Hello", "!"]), echo=True, stop=stop)
+    strategy = make_strategy(EchoBackend(script=["Hello", "!"]), echo=True, stop=stop)
     if stop:
-        made.plan = replace(made.plan, emulated_fields=frozenset({"stopping.stop"}))
+        strategy.plan = replace(strategy.plan, emulated_fields=frozenset({"stopping.stop"}))
     observed: list[Event] = []
-    made.observe_events = observed.extend
+    strategy.observe_events = observed.extend
 
-    events = await collect_events(made, unary=unary)
+    events = await collect_events(strategy, unary=unary)
 
     assert observed == events
     assert [type(event) for event in events].count(Usage) == 1

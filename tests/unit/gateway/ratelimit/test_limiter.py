@@ -76,10 +76,10 @@ class LimiterTestBench:
             {"web": KeyRateLimitConfig(**asdict(wide), models=models)}, self.accounts
         )
 
-    def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> LimitedRequest:
+    def ask(self, weight: int = 0, model: str = "chat", protocol: Any = TRITON) -> LimitedRequest:
         entry = LimitedRequest()
         body = b'{"max_tokens":%d}' % weight  # of 4 tokens, where the weight has three digits
-        entry.reserve(self.limiter, model, body, dialect)
+        entry.reserve(self.limiter, model, body, protocol)
         return entry
 
     def refused(self, weight: int = 0, model: str = "chat") -> GatewayError:
@@ -87,9 +87,9 @@ class LimiterTestBench:
             self.ask(weight, model)
         return caught.value
 
-    def end(self, entry: LimitedRequest, usage: Usage | None = None, **told: Any) -> None:
+    def end(self, entry: LimitedRequest, usage: Usage | None = None, **fields: Any) -> None:
         entry.usage = usage
-        for name, value in told.items():
+        for name, value in fields.items():
             setattr(entry, name, value)
         entry.settle()
 
@@ -127,12 +127,12 @@ def test_request_tokens_are_estimated_from_its_body(
 
 def test_each_limit_has_its_own_error_message() -> None:
     world = LimiterTestBench()
-    kept = [world.ask(), world.ask()]
+    admitted = [world.ask(), world.ask()]
     error = world.refused()
     assert (error.message, error.retry_after) == ("at most 2 requests at a time are allowed", 1.0)
     assert isinstance(error, RateLimitExceeded)
     assert error.scope == "concurrency"
-    world.end(kept.pop(), outcome="worker_error")
+    world.end(admitted.pop(), outcome="worker_error")
     error = world.refused(999)
     assert error.message == (
         "at most 1000 tokens in 60 s are allowed, and this request may take 1000"
@@ -224,7 +224,7 @@ def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("told", "used"),
+    ("usage", "used"),
     [
         ({"usage": Usage(30, 20)}, 50),
         ({"usage": Usage(30, 20), "outcome": "truncated", "tokens": 25}, 55),
@@ -236,11 +236,11 @@ def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPat
         ({"outcome": "gateway_error"}, 0),
     ],
 )
-def test_unused_tokens_are_refunded(told: dict[str, Any], used: int) -> None:
+def test_unused_tokens_are_refunded(usage: dict[str, Any], used: int) -> None:
     world = LimiterTestBench()
     entry = world.ask(100)
     assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 896, "budget": 4896}
-    world.end(entry, **told)
+    world.end(entry, **usage)
     left = {"concurrency": 2, "requests": 2, "tokens": 1000 - used, "budget": 5000 - used}
     assert world.left() == left
 
@@ -311,8 +311,8 @@ def test_counters_of_removed_limits_are_dropped() -> None:
 
 def test_rate_limit_headers_show_the_tightest_limit() -> None:
     world = LimiterTestBench(RateLimitConfig((3, 60), (1000, 60)), other=RateLimitConfig((2, 1)))
-    told = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
-    assert told == {
+    headers = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
+    assert headers == {
         "x-ratelimit-limit-requests": "2",
         "x-ratelimit-remaining-requests": "1",
         "x-ratelimit-reset-requests": "500ms",

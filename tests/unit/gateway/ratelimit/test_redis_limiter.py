@@ -36,23 +36,25 @@ class FakeLeaseStore:
         self.now = now
         self.spent: dict[str, tuple[float, float]] = {}
         self.held: dict[str, dict[str, tuple[int, float]]] = {}
-        self.wishes: list[LeaseRequest] = []
+        self.requests: list[LeaseRequest] = []
         self.broken = False
 
-    def lend(self, borrower: str, wish: LeaseRequest) -> LeaseGrant:
-        now, limit, name = self.now(), wish.limit, wish.name
+    def lend(self, borrower: str, request: LeaseRequest) -> LeaseGrant:
+        now, limit, name = self.now(), request.limit, request.name
         held = self.held.setdefault(name, {})
         others = sum(n for who, (n, till) in held.items() if who != borrower and till > now)
         if limit.kind == "slots":
-            granted = min(wish.requested, max(wish.retained, limit.amount - others))
+            granted = min(request.requested, max(request.retained, limit.amount - others))
             held[borrower] = granted, now + LASTS
             return LeaseGrant(granted, LASTS)
         spent, at = self.spent.get(name, (0.0, now))
         back = (now - at) * limit.amount / limit.period if limit.kind == "rate" else 0.0
-        spent = max(0.0, max(0.0, spent - back) + wish.used)
+        spent = max(0.0, max(0.0, spent - back) + request.used)
         self.spent[name] = spent, now
-        granted = max(0, int(min(wish.requested, limit.amount - spent - others - wish.retained)))
-        held[borrower] = wish.retained + granted, now + LASTS
+        granted = max(
+            0, int(min(request.requested, limit.amount - spent - others - request.retained))
+        )
+        held[borrower] = request.retained + granted, now + LASTS
         return LeaseGrant(granted, LASTS, 3600.0 if limit.kind == "day" else 0.0)
 
 
@@ -78,11 +80,11 @@ class FakeProcess:
             self, lambda: self.limiter.leased_counters, self.bell, bank.now, lambda: 0.5
         )
 
-    async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
+    async def request_leases(self, requests: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
         if self.bank.broken:
             raise LeaseStoreUnavailable
-        self.bank.wishes += wishes
-        return [self.bank.lend(self.name, wish) for wish in wishes]
+        self.bank.requests += requests
+        return [self.bank.lend(self.name, request) for request in requests]
 
     def tick(self, *, last: bool = False) -> None:
         asyncio.run(self.leasing.renew_leases(last=last))
@@ -143,7 +145,7 @@ def test_limiter_without_a_lease_admits_an_initial_amount_and_requests_one() -> 
     world = RedisLimiterTestBench("local", "local")
     one = world.processes[0]
     one.tick()
-    assert not world.bank.wishes
+    assert not world.bank.requests
     for _ in range(2):
         one.ask(30)
     assert one.bell.is_set()
@@ -156,7 +158,7 @@ def test_limiter_without_a_lease_admits_an_initial_amount_and_requests_one() -> 
     one.ask(4)
     one.end(4)
     one.tick()
-    assert {wish.name: wish.used for wish in world.bank.wishes} == {
+    assert {request.name: request.used for request in world.bank.requests} == {
         "web/concurrency/": 0,
         "web/requests/": 3,
         "web/tokens/": 64,
@@ -170,11 +172,11 @@ def test_idle_lease_is_released() -> None:
     for _ in range(int(4 * LEASE_IDLE_TIMEOUT)):
         world.now += 0.5
         one.tick()
-    assert world.bank.wishes[-1].retained > 0
-    count = len(world.bank.wishes)
+    assert world.bank.requests[-1].retained > 0
+    count = len(world.bank.requests)
     world.now += LEASE_IDLE_TIMEOUT
     one.tick()
-    assert len(world.bank.wishes) == count
+    assert len(world.bank.requests) == count
     assert one.left() == {"concurrency": 0, "requests": 0, "tokens": 0, "budget": 0}
     one.ask()
 
@@ -461,12 +463,12 @@ async def test_leases_are_renewed_periodically_and_returned_at_close() -> None:
     one.leasing.start()
     one.ask(7)
     async with asyncio.timeout(5):
-        while not world.bank.wishes:  # noqa: ASYNC110 - what is waited for has no event
+        while not world.bank.requests:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
         one.bell.clear()
-        first = len(world.bank.wishes)
+        first = len(world.bank.requests)
         world.now += LASTS
-        while len(world.bank.wishes) == first:  # noqa: ASYNC110 - as above
+        while len(world.bank.requests) == first:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     one.end(5)
     await one.leasing.aclose()
@@ -483,18 +485,18 @@ def test_leases_of_jwt_principals_are_requested_by_their_current_limiter() -> No
     )
     LimitedRequest(key="jwt:a").reserve(one.limiter, "chat", b"", target=CHAT)
     one.tick()
-    assert {wish.name.partition("/")[0] for wish in world.bank.wishes} == {"jwt:a"}
+    assert {request.name.partition("/")[0] for request in world.bank.requests} == {"jwt:a"}
     world.now += LASTS
     one.limiter = former
-    world.bank.wishes.clear()
+    world.bank.requests.clear()
     one.tick()
-    assert not world.bank.wishes
+    assert not world.bank.requests
 
 
 async def test_unstarted_lease_renewer_requests_no_lease() -> None:
     world = RedisLimiterTestBench("local")
     await world.processes[0].leasing.aclose()
-    assert not world.bank.wishes
+    assert not world.bank.requests
 
 
 def test_request_with_many_choices_enlarges_lease() -> None:

@@ -57,21 +57,21 @@ def test_only_errors_not_caused_by_the_client_lead_to_fallback(
     assert is_fallback_error(error) is leads_on
 
 
-def describe_history(trail: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
-    return trail.list_failures(at), trail.get_first_target(at)
+def describe_history(history: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
+    return history.list_failures(at), history.get_first_target(at)
 
 
 def test_fallback_history_lists_failed_targets_in_order() -> None:
-    trail = FallbackHistory(make_route("a"), BUSY)
-    trail.record_skipped(make_route("b"), describe_missing("tools", "images"))
+    history = FallbackHistory(make_route("a"), BUSY)
+    history.record_skipped(make_route("b"), describe_missing("tools", "images"))
 
-    assert describe_history(trail, make_route("c")) == (
+    assert describe_history(history, make_route("c")) == (
         ("a@1 Overloaded", "b@1 lacks tools, images"),
         "a@1",
     )
-    assert trail.record_failure(make_route("c"), DOWN)
-    assert (trail.route.target_name, trail.error) == ("c@1", DOWN)
-    assert describe_history(trail, trail.route) == (
+    assert history.record_failure(make_route("c"), DOWN)
+    assert (history.route.target_name, history.error) == ("c@1", DOWN)
+    assert describe_history(history, history.route) == (
         ("a@1 Overloaded", "b@1 lacks tools, images"),
         "a@1",
     )
@@ -80,10 +80,10 @@ def test_fallback_history_lists_failed_targets_in_order() -> None:
 
 @pytest.mark.parametrize("error", [UnsupportedFeature("no"), InvalidParameter("no", param="n")])
 def test_unsupported_request_error_of_a_fallback_keeps_the_first_error(error: GatewayError) -> None:
-    trail = FallbackHistory(make_route("a"), BUSY)
+    history = FallbackHistory(make_route("a"), BUSY)
 
-    assert trail.record_failure(make_route("b"), error)
-    assert (trail.route.target_name, trail.error) == ("a@1", BUSY)
+    assert history.record_failure(make_route("b"), error)
+    assert (history.route.target_name, history.error) == ("a@1", BUSY)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_final_errors_stop_the_fallback(error: GatewayError) -> None:
 def test_fallback_after_context_too_long_needs_a_larger_declared_context(
     context: int | None, limit: int | None, other: int | None, *, fits: bool
 ) -> None:
-    trail = FallbackHistory(make_route("a", context), ContextTooLong("long", limit=limit))
-    assert trail.fits_context(make_route("b", other)) is fits
+    history = FallbackHistory(make_route("a", context), ContextTooLong("long", limit=limit))
+    assert history.fits_context(make_route("b", other)) is fits
     assert FallbackHistory(make_route("a", context), BUSY).fits_context(make_route("b", other))
 
 
@@ -119,19 +119,19 @@ def test_fallback_after_context_too_long_needs_a_larger_declared_context(
 def test_context_too_long_at_a_fallback_excludes_smaller_contexts(
     context: int | None, limit: int | None, *, fits: bool
 ) -> None:
-    trail = FallbackHistory(make_route("a"), BUSY)
-    assert trail.record_failure(make_route("b", context), ContextTooLong("long", limit=limit))
+    history = FallbackHistory(make_route("a"), BUSY)
+    assert history.record_failure(make_route("b", context), ContextTooLong("long", limit=limit))
 
-    assert trail.error is BUSY
-    assert trail.fits_context(make_route("c", 5)) is fits
-    assert trail.fits_context(make_route("c")) is False
+    assert history.error is BUSY
+    assert history.fits_context(make_route("c", 5)) is fits
+    assert history.fits_context(make_route("c")) is False
 
 
 def test_context_too_long_without_a_limit_allows_declared_contexts_only() -> None:
-    trail = FallbackHistory(make_route("a"), BUSY)
-    assert trail.record_failure(make_route("b"), ContextTooLong("long"))
-    assert trail.fits_context(make_route("c", 1))
-    assert not trail.fits_context(make_route("c"))
+    history = FallbackHistory(make_route("a"), BUSY)
+    assert history.record_failure(make_route("b"), ContextTooLong("long"))
+    assert history.fits_context(make_route("c", 1))
+    assert not history.fits_context(make_route("c"))
 
 
 def test_skipped_targets_are_counted_by_missing_capability() -> None:

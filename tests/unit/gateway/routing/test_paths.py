@@ -57,7 +57,7 @@ PATHS = PathRouter([make_mount(ONE), make_mount(TWO), make_mount(TWO, "/other")]
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "dialect", "params"),
+    ("method", "path", "protocol", "params"),
     [
         ("POST", "/v1/chat", "one", {}),
         ("POST", "/v1/chat/", "one", {}),
@@ -73,12 +73,12 @@ PATHS = PathRouter([make_mount(ONE), make_mount(TWO), make_mount(TWO, "/other")]
     ],
 )
 def test_path_matches_its_endpoint(
-    method: str, path: str, dialect: str, params: dict[str, str]
+    method: str, path: str, protocol: str, params: dict[str, str]
 ) -> None:
-    found = PATHS.find_endpoint(method, path)
+    endpoint = PATHS.find_endpoint(method, path)
 
-    assert found.mount.adapter.name == dialect
-    assert found.params == params
+    assert endpoint.mount.adapter.name == protocol
+    assert endpoint.params == params
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_wrong_method_error_lists_the_allowed_methods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "dialect"),
+    ("path", "protocol"),
     [("/v1/nope", "one"), ("/v1/deep/x", "two"), ("/v2/x", "two"), ("/nope", "one")],
 )
-def test_unknown_path_belongs_to_the_longest_prefix(path: str, dialect: str) -> None:
-    assert PATHS.find_owner(path).adapter.name == dialect
+def test_unknown_path_belongs_to_the_longest_prefix(path: str, protocol: str) -> None:
+    assert PATHS.find_owner(path).adapter.name == protocol
 
 
 def test_root_of_a_prefix_has_a_slash_or_none() -> None:

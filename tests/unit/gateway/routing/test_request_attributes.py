@@ -30,9 +30,9 @@ BODY = (
     ],
 )
 def test_only_top_level_scalars_are_read_from_the_body(name: str, value: Any) -> None:
-    found = RequestAttributes(body=BODY).read_field(name)
+    read = RequestAttributes(body=BODY).read_field(name)
 
-    assert (found, type(found)) == (value, type(value))
+    assert (read, type(read)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_body_is_parsed_lazily_and_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sources", "found"),
+    ("sources", "expected"),
     [
         (["header:x-a", "body:user"], ("header:x-a", "1")),
         (["header:x-b", "body:user"], ("body:user", "u")),
@@ -81,9 +81,9 @@ def test_body_is_parsed_lazily_and_once() -> None:
     ],
 )
 def test_first_non_empty_source_identifies_the_client(
-    sources: Sequence[str], found: tuple[str, str]
+    sources: Sequence[str], expected: tuple[str, str]
 ) -> None:
     headers = {"x-a": "1", "x-empty": ""}
     traits = RequestAttributes(headers=headers, body=BODY, key="k", address="::1")
 
-    assert traits.find_first_source(sources) == found
+    assert traits.find_first_source(sources) == expected

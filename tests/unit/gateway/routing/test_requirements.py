@@ -114,12 +114,12 @@ def test_only_token_id_prompts_exceed_the_context(
 def iterate_upstream_adapters() -> Iterator[Any]:
     for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
-            dialect = build_adapter(name, profile, {})
-            if hasattr(dialect, "encode_request"):
-                yield pytest.param(dialect, id=f"{name}-{profile}")
+            adapter = build_adapter(name, profile, {})
+            if hasattr(adapter, "encode_request"):
+                yield pytest.param(adapter, id=f"{name}-{profile}")
 
 
-every_worker_dialect = pytest.mark.parametrize("dialect", list(iterate_upstream_adapters()))
+every_upstream_adapter = pytest.mark.parametrize("adapter", list(iterate_upstream_adapters()))
 MARK = "needle"
 NEEDED: dict[str, GenerationRequest] = {
     "tools": replace(TALK, tools=(Tool(MARK),)),
@@ -146,29 +146,29 @@ CALLED = replace(
 )
 
 
-def find_missing(dialect: Any, request: GenerationRequest) -> tuple[str, ...]:
+def find_missing(adapter: Any, request: GenerationRequest) -> tuple[str, ...]:
     return find_missing_requirements(
         request,
-        plan_emulation(request, dialect.unsupported_parameters(request, {})).unsupported_parameters,
+        plan_emulation(request, adapter.unsupported_parameters(request, {})).unsupported_parameters,
         None,
     )
 
 
-@every_worker_dialect
+@every_upstream_adapter
 @pytest.mark.parametrize("ability", NEEDED)
-def test_capability_is_sent_to_the_worker_or_reported_missing(dialect: Any, ability: str) -> None:
+def test_capability_is_sent_to_the_worker_or_reported_missing(adapter: Any, ability: str) -> None:
     request = NEEDED[ability]
     try:
-        body = dialect.encode_request(request).body
+        body = adapter.encode_request(request).body
     except UnsupportedFeature:
         return
-    said = b"logprobs" if ability == "logprobs" else MARK.encode()
-    assert (said in body) or (ability in find_missing(dialect, request))
-    assert find_missing(dialect, TALK) == ()
+    marker = b"logprobs" if ability == "logprobs" else MARK.encode()
+    assert (marker in body) or (ability in find_missing(adapter, request))
+    assert find_missing(adapter, TALK) == ()
 
 
-@every_worker_dialect
-def test_tool_calls_are_sent_to_the_worker_or_reported_missing(dialect: Any) -> None:
-    assert MARK.encode() in dialect.encode_request(CALLED).body or "tools" in find_missing(
-        dialect, CALLED
+@every_upstream_adapter
+def test_tool_calls_are_sent_to_the_worker_or_reported_missing(adapter: Any) -> None:
+    assert MARK.encode() in adapter.encode_request(CALLED).body or "tools" in find_missing(
+        adapter, CALLED
     )

@@ -198,14 +198,14 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "others", "found"), NAMES)
+@pytest.mark.parametrize(("name", "others", "expected"), NAMES)
 def test_other_names_are_tried_exactly_and_then_without_case(
-    name: str, others: tuple[str, ...], found: str
+    name: str, others: tuple[str, ...], expected: str
 ) -> None:
     alpha = make_model("Alpha", {"1": 1}, aliases=("short",))
     router = make_router(alpha, make_model("beta", {"1": 1}), make_model("BETA", {"1": 1}))
 
-    assert router.find_name(RoutingInfo(name, other_names=others)) == found
+    assert router.find_name(RoutingInfo(name, other_names=others)) == expected
 
 
 def test_request_without_a_name_is_for_the_only_model() -> None:

@@ -88,8 +88,8 @@ def test_unnamed_split_assigns_by_the_model_name_for_every_alias() -> None:
 
     for who in people:
         for name in ("chat", "talk"):
-            found = make_router(one).route(name, None, make_attributes(key=who)).target.version
-            assert found == split.assign_version(who).version
+            version = make_router(one).route(name, None, make_attributes(key=who)).target.version
+            assert version == split.assign_version(who).version
 
 
 def test_pinned_version_overrides_rules_and_split() -> None:
@@ -120,13 +120,13 @@ def test_request_attributes_are_not_read_if_the_model_name_decides() -> None:
 def test_rule_selects_a_version() -> None:
     table = make_router(SALTED, rules=(make_rule("testers", "chat", version="1", **BETA),))
 
-    found = table.route(
+    route = table.route(
         "chat", None, make_attributes(headers={"x-cohort": "beta", "x-user-id": "user-4"})
     )
     other = table.route("chat", None, make_attributes(headers={"x-user-id": "user-4"}))
 
-    assert found.reason == RouteReason("testers")
-    assert (found.target_name, found.requested_model) == ("chat@1", "chat")
+    assert route.reason == RouteReason("testers")
+    assert (route.target_name, route.requested_model) == ("chat@1", "chat")
     assert describe_route(other) == ("chat@2", "", "header:x-user-id")
 
 
@@ -259,8 +259,8 @@ def test_shadow_share_is_drawn_at_random() -> None:
     for draw, copied in ((0.0, "chat@2"), (0.2499, "chat@2"), (0.25, None), (0.9, None)):
         table = make_router(one, draw=draw)
         route = Route(one, one.targets["1"])
-        found = table.route_shadow(route, shadow, _fail_if_called)
-        assert (found and found.target_name) == copied
+        shadow_route = table.route_shadow(route, shadow, _fail_if_called)
+        assert (shadow_route and shadow_route.target_name) == copied
     assert make_router(one).route_shadow(Route(one, one.targets["1"], pinned=True), shadow) is None
     assert make_router(one).route_shadow(Route(one, one.targets["2"]), shadow) is None
 
@@ -270,10 +270,10 @@ def test_shadow_to_another_model_ignores_its_rules() -> None:
     salted = replace(SALTED, info=replace(SALTED.info, aliases=("talk",)))
     table = make_router(OTHER, salted, rules=(make_rule("all", version="1"),))
 
-    found = table.route_shadow(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
+    shadow_route = table.route_shadow(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
 
-    assert found is not None
-    assert describe_route(found) == ("chat@2", "", "header:x-user-id")
+    assert shadow_route is not None
+    assert describe_route(shadow_route) == ("chat@2", "", "header:x-user-id")
     plain = make_router(OTHER, CHAT, draw=0.5)
     there = ShadowRule("other", ShadowConfig(to="chat", share=1.0))
     drawn = plain.route_shadow(Route(OTHER, OTHER.targets["1"]), there, _fail_if_called)

@@ -80,10 +80,10 @@ def test_first_matching_rule_is_selected() -> None:
         make_rule("c"),
     ]
 
-    found = find_matching_rule(rules, TRAITS, (), _fail_if_called)
+    matching_rule = find_matching_rule(rules, TRAITS, (), _fail_if_called)
 
-    assert found is not None
-    assert found.rule.name == "b"
+    assert matching_rule is not None
+    assert matching_rule.rule.name == "b"
     assert find_matching_rule([], TRAITS, (), _fail_if_called) is None
 
 

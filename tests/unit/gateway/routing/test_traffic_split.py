@@ -23,11 +23,11 @@ def test_documented_version_assignments_match_the_code() -> None:
 
     assert len(rows) == 8
     for who, *numbers, one, two, three in rows:
-        assert [str(compute_bucket(NAME, arm, who)) for arm in "12"] == numbers
+        assert [str(compute_bucket(NAME, version, who)) for version in "12"] == numbers
         held = [TrafficSplit(weights, NAME).assign_version(who) for weights in WEIGHTS]
-        assert [arm.version for arm in held] == [one, two, three]
-        assert [arm.bucket for arm in held] == [
-            compute_bucket(NAME, arm.version, who) for arm in held
+        assert [version.version for version in held] == [one, two, three]
+        assert [version.bucket for version in held] == [
+            compute_bucket(NAME, version.version, who) for version in held
         ]
 
 
@@ -35,13 +35,14 @@ def test_documented_program_assigns_the_same_versions() -> None:
     [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     scope: dict[str, object] = {}
     exec(program, scope)  # noqa: S102 - the document's own
-    found = scope["assign_version"]
-    assert callable(found)
+    assign_version = scope["assign_version"]
+    assert callable(assign_version)
 
     for who in (f"user-{n}" for n in range(500)):
         for weights in [*WEIGHTS, {"1": 0, "2": 5}]:
             assert (
-                found(NAME, weights, who) == TrafficSplit(weights, NAME).assign_version(who).version
+                assign_version(NAME, weights, who)
+                == TrafficSplit(weights, NAME).assign_version(who).version
             )
 
 
@@ -51,9 +52,11 @@ def test_documented_rule_shares_match_the_code() -> None:
 
     assert len(rows) == 4
     for who, number, taken in rows:
-        found = find_matching_rule([share], RequestAttributes(key=who), ("key",), lambda: 0.99)
+        matching_rule = find_matching_rule(
+            [share], RequestAttributes(key=who), ("key",), lambda: 0.99
+        )
         n = int(number)
-        assert found == (
+        assert matching_rule == (
             RuleMatch(share, "key", n, bucket_to_fraction(n)) if taken == "yes" else None
         )
 

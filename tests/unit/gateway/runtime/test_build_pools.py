@@ -33,7 +33,7 @@ def test_settings_of_a_worker_file_are_defaults_of_its_workers(tmp_path: Path) -
     ]
     assert isinstance(pool, PoolSettings)
     sources = {source.file: source for source in pool.workers}
-    found = {
+    workers = {
         name: [
             (w.url, w.weight, w.max_concurrency, w.credentials)
             for w in pool.make_listed_workers(sources[str(file)], parse_worker_list(LISTED))
@@ -41,7 +41,7 @@ def test_settings_of_a_worker_file_are_defaults_of_its_workers(tmp_path: Path) -
         for name, file in files.items()
     }
     theirs, own = make_bearer_credentials("theirs"), make_bearer_credentials("own")
-    assert found == {
+    assert workers == {
         "one": [("http://a:1", 3, 7, theirs), ("http://b:1", 2, 9, own)],
         "two": [("http://a:1", 1, 5, None), ("http://b:1", 2, 9, own)],
     }

@@ -20,16 +20,18 @@ def socket_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        yield made
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
 
 
 def start_handover(socket_path: Path, *listeners: socket.socket) -> SocketHandover:
     """One that has these, the first at ``HERE`` and the others at ``THERE``."""
     descriptors = [one.fileno() for one in listeners]
-    made = SocketHandover(str(socket_path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]})
-    made.listen()
-    return made
+    handover = SocketHandover(
+        str(socket_path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]}
+    )
+    handover.listen()
+    return handover
 
 
 async def test_successor_inherits_sockets_and_unused_ones_are_closed(
@@ -37,14 +39,14 @@ async def test_successor_inherits_sockets_and_unused_ones_are_closed(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         old = start_handover(socket_path, listener, other)
-        given = asyncio.create_task(old.wait_for_successor())
+        handed_over = asyncio.create_task(old.wait_for_successor())
         with await asyncio.to_thread(InheritedSockets, str(socket_path)) as heir:
             [mine] = heir.take_sockets(HERE)
             assert heir.take_sockets(HERE) == heir.take_sockets(("127.0.0.1:1", 0)) == ()
             assert mine.getsockname() == listener.getsockname()
             [left] = heir._sockets[THERE]
             heir.confirm_serving()
-            await given
+            await handed_over
         assert left.fileno() == -1
         mine.close()
         old.close()
@@ -55,14 +57,14 @@ async def test_successor_that_exits_before_serving_is_ignored(
     socket_path: Path, listener: socket.socket
 ) -> None:
     old = start_handover(socket_path, listener)
-    given = asyncio.create_task(old.wait_for_successor())
+    handed_over = asyncio.create_task(old.wait_for_successor())
     for _ in range(2):
         with await asyncio.to_thread(InheritedSockets, str(socket_path)):
             pass
     with await asyncio.to_thread(InheritedSockets, str(socket_path)) as heir:
-        assert not given.done()
+        assert not handed_over.done()
         heir.confirm_serving()
-        await given
+        await handed_over
     old.close()
 
 
@@ -92,22 +94,22 @@ def test_nothing_is_inherited_if_no_gateway_is_running(socket_path: Path, *, lef
 
 def start_fake_gateway(socket_path: Path, *pieces: bytes) -> Thread:
     """A gateway that gives this to the next one who asks, a socket with the first, and leaves."""
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(socket_path))
-    listening.listen()
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(socket_path))
+    server.listen()
 
     def answer() -> None:
-        with listening:
-            line, _ = listening.accept()
+        with server:
+            line, _ = server.accept()
             with line:
                 for n, piece in enumerate(pieces):
-                    socket.send_fds(line, [piece], [] if n else [listening.fileno()])
+                    socket.send_fds(line, [piece], [] if n else [server.fileno()])
                 line.shutdown(socket.SHUT_WR)
                 line.recv(1)
 
-    made = Thread(target=answer)
-    made.start()
-    return made
+    thread = Thread(target=answer)
+    thread.start()
+    return thread
 
 
 def test_fragmented_handover_message_is_reassembled(socket_path: Path) -> None:

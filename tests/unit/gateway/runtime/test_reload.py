@@ -26,21 +26,21 @@ class ReloaderTestBench:
     def __init__(self, *files: bytes | Exception) -> None:
         self._files = iter(files)
         self.taken: list[str] = []
-        self.told: list[ReloadResult] = []
+        self.results: list[ReloadResult] = []
         self.may = asyncio.Event()
         self.may.set()
         self.reads = 0
         self.began = asyncio.Event()
         self.reloader = Reloader(
-            ConfigSource(load_config_bytes(GOOD), self._read), self._take, self.told.append
+            ConfigSource(load_config_bytes(GOOD), self._read), self._take, self.results.append
         )
 
     def _read(self) -> LoadedConfig:
         self.reads += 1
-        found = next(self._files)
-        if isinstance(found, Exception):
-            raise found
-        return load_config_bytes(found)
+        content = next(self._files)
+        if isinstance(content, Exception):
+            raise content
+        return load_config_bytes(content)
 
     async def _take(self, one: LoadedConfig) -> None:
         self.began.set()
@@ -50,19 +50,19 @@ class ReloaderTestBench:
 
 async def test_loaded_configuration_is_applied_and_reported() -> None:
     bench = ReloaderTestBench(OTHER)
-    told = await bench.reloader.reload()
-    assert told.is_ok
-    assert bench.taken == [told.hash] == [load_config_bytes(OTHER).hash]
-    assert bench.told == [told]
+    result = await bench.reloader.reload()
+    assert result.is_ok
+    assert bench.taken == [result.hash] == [load_config_bytes(OTHER).hash]
+    assert bench.results == [result]
 
 
 async def test_invalid_file_is_reported_with_position_and_not_applied(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = ReloaderTestBench(BAD, OTHER)
-    told = await bench.reloader.reload()
-    assert (told.is_ok, told.hash, bench.taken) == (False, load_config_bytes(GOOD).hash, [])
-    [complaint] = told.issues
+    result = await bench.reloader.reload()
+    assert (result.is_ok, result.hash, bench.taken) == (False, load_config_bytes(GOOD).hash, [])
+    [complaint] = result.issues
     assert (complaint.line, complaint.column) == (2, 23)
     assert "g.yaml:2:23: there is no backend 'b'" in caplog.text
     assert (await bench.reloader.reload()).is_ok
@@ -72,8 +72,8 @@ async def test_unexpected_error_is_reported_and_nothing_is_applied(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = ReloaderTestBench(RuntimeError("a bug"), OTHER)
-    told = await bench.reloader.reload()
-    assert [one.message for one in told.issues] == ["the gateway failed; its log has the cause"]
+    result = await bench.reloader.reload()
+    assert [one.message for one in result.issues] == ["the gateway failed; its log has the cause"]
     assert "a bug" in caplog.text
     assert (await bench.reloader.reload()).is_ok
 
@@ -96,9 +96,9 @@ async def test_concurrent_reload_requests_share_one_further_reload() -> None:
 async def test_cancelled_caller_does_not_cancel_the_reload() -> None:
     bench = ReloaderTestBench(OTHER, GOOD)
     bench.may.clear()
-    asked = asyncio.get_running_loop().create_task(bench.reloader.reload())
+    task = asyncio.get_running_loop().create_task(bench.reloader.reload())
     await bench.began.wait()
-    asked.cancel()
+    task.cancel()
     bench.may.set()
     assert (await bench.reloader.reload()).is_ok
     assert bench.taken[:1] == [load_config_bytes(OTHER).hash]
@@ -107,12 +107,12 @@ async def test_cancelled_caller_does_not_cancel_the_reload() -> None:
 async def test_close_cancels_the_running_reload() -> None:
     bench = ReloaderTestBench(OTHER)
     bench.may.clear()
-    asked = asyncio.get_running_loop().create_task(bench.reloader.reload())
+    task = asyncio.get_running_loop().create_task(bench.reloader.reload())
     await bench.began.wait()
     await bench.reloader.aclose()
     with pytest.raises(asyncio.CancelledError):
-        await asked
-    assert bench.told == []
+        await task
+    assert bench.results == []
 
 
 async def test_files_of_an_invalid_configuration_are_watched() -> None:

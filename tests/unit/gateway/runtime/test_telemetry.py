@@ -38,8 +38,8 @@ class FakeHttpRequest:
 
 @pytest.fixture
 def collector() -> Any:
-    with Collector() as made:
-        yield made
+    with Collector() as new_collector:
+        yield new_collector
 
 
 def test_no_exporters_are_created_without_configuration() -> None:
@@ -54,13 +54,13 @@ def test_traces_are_exported_as_configured(
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
     seen: list[RequestRecord] = []
-    said = load_observability_config(
+    config = load_observability_config(
         traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}}
     )
     before = replace(
         build_services(), observe_request=seen.append, dropped_counts={"log_lines": int}
     )
-    outside, sending = set_up_exporters(said, before, {})
+    outside, sending = set_up_exporters(config, before, {})
     assert [type(one) for one in sending] == [TraceExporter]
     assert [*outside.dropped_counts] == ["log_lines", "traces"]
     assert outside.tracer is not None
@@ -76,12 +76,12 @@ def test_traces_are_exported_as_configured(
 
 
 def test_metrics_are_exported_as_configured(collector: Collector) -> None:
-    said = load_observability_config(
+    config = load_observability_config(
         metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}}
     )
     before = replace(build_services(), observe_request=ignore_record)
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
-    outside, sending = set_up_exporters(said, before, environment)
+    outside, sending = set_up_exporters(config, before, environment)
     assert [type(one) for one in sending] == [MetricExporter]
     assert outside.tracer is None
     outside.observe_request(replace(RECORD, operation="embedding"))

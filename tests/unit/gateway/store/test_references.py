@@ -154,9 +154,9 @@ async def test_response_that_was_replaced_by_a_larger_one_is_not_used() -> None:
     locate = store.locate_responses
 
     async def locate_before(owner: str, names: Sequence[str]) -> Mapping[str, StoredLocation]:
-        found = await locate(owner, names)
+        results = await locate(owner, names)
         store.sizes["r1"] = 500
-        return found
+        return results
 
     store.locate_responses = locate_before  # type: ignore[method-assign]
 
@@ -170,9 +170,9 @@ async def test_few_requests_load_at_the_same_time() -> None:
     async def load_one(n: int) -> Any:
         return await loader.load_response("owner", f"r{n}", Account())
 
-    found = await asyncio.gather(*(load_one(n) for n in range(20)))
+    results = await asyncio.gather(*(load_one(n) for n in range(20)))
 
-    assert [one.id for one in found] == [f"r{n}" for n in range(20)]
+    assert [one.id for one in results] == [f"r{n}" for n in range(20)]
     assert store.most_loading == 2
 
 

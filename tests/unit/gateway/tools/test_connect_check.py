@@ -45,8 +45,8 @@ def test_installed_versions_are_printed_after_the_static_check(file: Path) -> No
     assert result.exit_code == 0
     first, *rest = result.stdout.splitlines()
     assert first == f"{file}: good: 1 listener, 1 backend, 1 model, 0 keys"
-    said = dict(line[9:].split(": ", 1) for line in rest)
-    assert {"interlingua", "python", "aiohttp", "httptools", "msgspec", "httpx"} <= said.keys()
+    versions = dict(line[9:].split(": ", 1) for line in rest)
+    assert {"interlingua", "python", "aiohttp", "httptools", "msgspec", "httpx"} <= versions.keys()
 
 
 def test_folder_of_recordings_is_reported_if_it_cannot_be_written(
@@ -78,8 +78,8 @@ def test_json_output_contains_the_findings(file: Path) -> None:
     assert result.exit_code == 0
     report = msgspec.json.decode(result.stdout)
     assert (report["file"], report["issues"]) == (str(file), [])
-    said = {one["subject"]: one["message"] for one in report["findings"]}
-    assert said["listener 127.0.0.1:0"] == "the address is free"
+    messages = {one["subject"]: one["message"] for one in report["findings"]}
+    assert messages["listener 127.0.0.1:0"] == "the address is free"
 
 
 def test_low_open_file_limit_is_a_warning() -> None:
@@ -103,12 +103,12 @@ def test_outdated_and_missing_packages_are_warnings() -> None:
             raise metadata.PackageNotFoundError(name)
         return "3.13.9" if name == "aiohttp" else "9.0.0rc1"
 
-    said = {one.subject: one for one in check_versions(version)}
-    assert said["aiohttp"] == Finding(
+    messages = {one.subject: one for one in check_versions(version)}
+    assert messages["aiohttp"] == Finding(
         "warning", "aiohttp", "3.13.9 is older than 3.14", "pip install 'aiohttp>=3.14'"
     )
-    assert said["uvloop"].state == "warning"
-    assert said["httpx"].state == "ok"
+    assert messages["uvloop"].state == "warning"
+    assert messages["httpx"].state == "ok"
 
 
 @pytest.mark.parametrize(

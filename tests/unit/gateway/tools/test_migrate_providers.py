@@ -71,22 +71,22 @@ def migrate_entry(model: str, **params: str) -> Migration:
 def test_azure_and_anthropic_are_written_with_their_protocol_and_header_of_the_key(
     model: str, params: dict[str, str], backend: dict[str, str], worker: dict[str, str]
 ) -> None:
-    found = migrate_entry(model, **params)
-    assert found.text is not None
-    section = msgspec.yaml.decode(found.text)["backends"]["m"]
+    migration = migrate_entry(model, **params)
+    assert migration.text is not None
+    section = msgspec.yaml.decode(migration.text)["backends"]["m"]
     auth = {"header": {"name": worker["header"], "value": worker["key"]}}
     assert section == {**backend, "workers": [{"url": worker["url"], "auth": auth}]}
-    assert msgspec.yaml.decode(found.text)["models"]["m"]["model"] == model.partition("/")[2]
+    assert msgspec.yaml.decode(migration.text)["models"]["m"]["model"] == model.partition("/")[2]
 
 
 @pytest.mark.usefixtures("azure")
 def test_version_of_azures_api_is_reported() -> None:
-    found = migrate_entry("azure/gpt-4o", api_version="2024-10-21")
-    assert [note.path for note in found.notes] == ["model_list[0].litellm_params.api_version"]
+    migration = migrate_entry("azure/gpt-4o", api_version="2024-10-21")
+    assert [note.path for note in migration.notes] == ["model_list[0].litellm_params.api_version"]
 
 
 def test_provider_without_its_protocol_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "PROTOCOLS", {"openai": PROTOCOLS["openai"]})
-    found = migrate_entry("triton/llama", api_base="http://t/v2/models/m/generate")
-    assert found.text is None
-    assert "provider 'triton' is not supported" in found.notes[0].why
+    migration = migrate_entry("triton/llama", api_base="http://t/v2/models/m/generate")
+    assert migration.text is None
+    assert "provider 'triton' is not supported" in migration.notes[0].why

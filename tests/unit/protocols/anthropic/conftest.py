@@ -31,11 +31,11 @@ def make() -> MakeCall:
         query: str = "",
         **headers: str,
     ) -> ClientRequest:
-        found = PathRouter([AdapterMount(Anthropic())]).find_endpoint(method, path)
+        match = PathRouter([AdapterMount(Anthropic())]).find_endpoint(method, path)
         body = changed or {} if not isinstance(changed, bytes) or not changed else changed
         raw = body if isinstance(body, bytes) else msgspec.json.encode({**MESSAGE, **body})
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        return ClientRequest(found.endpoint, found.params, sent, query, raw, path, "7f")
+        return ClientRequest(match.endpoint, match.params, sent, query, raw, path, "7f")
 
     return call
 

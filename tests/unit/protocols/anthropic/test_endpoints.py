@@ -133,8 +133,8 @@ def test_token_count_needs_no_max_tokens(make: MakeCall, about: ResponseContext)
     assert [message.role for message in request.messages] == ["system", "user"]
     assert [tool.name for tool in request.tools] == ["f"]
     encoder = Anthropic().create_encoder(call, request, about)
-    counted = aggregate([TokenList((5, 6, 7)), StreamEnd()])
-    assert encoder.encode_unary(counted).body == b'{"input_tokens":3}'
+    token_count = aggregate([TokenList((5, 6, 7)), StreamEnd()])
+    assert encoder.encode_unary(token_count).body == b'{"input_tokens":3}'
     assert encoder.headers() == (("request-id", "req_7f"),)
     assert encoder.encode_events([StreamEnd()]) == b""
     assert b"api_error" in encoder.encode_error_event(WorkerFailed("x"))

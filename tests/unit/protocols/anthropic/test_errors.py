@@ -118,16 +118,16 @@ def test_error_of_a_worker_of_the_same_protocol_is_passed_on() -> None:
     ],
 )
 def test_error_headers(error: GatewayError, headers: dict[str, str]) -> None:
-    found = dict(Anthropic().encode_error(error, None).headers)
+    sent_headers = dict(Anthropic().encode_error(error, None).headers)
 
-    assert found == {"Content-Type": "application/json", **headers}
+    assert sent_headers == {"Content-Type": "application/json", **headers}
 
 
 def test_error_names_the_request(make: MakeCall) -> None:
-    known, unknown = WorkerFailed("x"), WorkerFailed("x")
+    with_id, unknown = WorkerFailed("x"), WorkerFailed("x")
     unknown.request_id = "req_8"
 
-    for error, call, shown in ((known, make(), "req_7f"), (unknown, None, "req_8")):
+    for error, call, shown in ((with_id, make(), "req_7f"), (unknown, None, "req_8")):
         reply = Anthropic().encode_error(error, call)
         assert dict(reply.headers)["request-id"] == shown
         assert msgspec.json.decode(reply.body)["request_id"] == shown
@@ -184,13 +184,13 @@ def test_worker_status_decides(status: int, message: str, kind: type[GatewayErro
 
 
 def test_worker_says_that_the_prompt_is_too_long() -> None:
-    told = "prompt is too long: 20 tokens > 10 maximum"
+    message = "prompt is too long: 20 tokens > 10 maximum"
 
-    error = Anthropic().read_error(400, {}, msgspec.json.encode({"error": {"message": told}}))
+    error = Anthropic().read_error(400, {}, msgspec.json.encode({"error": {"message": message}}))
 
     assert isinstance(error, ContextTooLong)
     assert (error.tokens, error.limit) == (20, 10)
-    assert encode(error)[2] == told
+    assert encode(error)[2] == message
 
 
 def test_worker_says_that_the_completion_is_too_long() -> None:

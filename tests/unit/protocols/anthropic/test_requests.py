@@ -41,8 +41,8 @@ def assistant(*blocks: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def text(said: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **fields}
+def text(content: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": content, **fields}
 
 
 def result(content: Any, **fields: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_top_k_zero_is_no_limit(make: MakeCall) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"model": None}, "model: Field required"),
         ({"max_tokens": None}, "max_tokens: Field required"),
@@ -145,18 +145,18 @@ def test_top_k_zero_is_no_limit(make: MakeCall) -> None:
         ({"output_format": {"type": "x"}}, "output_format.type: Input should be 'json_schema'"),
     ],
 )
-def test_invalid_field_is_named(make: MakeCall, changed: dict[str, Any], told: str) -> None:
-    check_error(make, changed, told)
+def test_invalid_field_is_named(make: MakeCall, changed: dict[str, Any], message: str) -> None:
+    check_error(make, changed, message)
 
 
-def check_error(make: MakeCall, changed: dict[str, Any], told: str) -> None:
+def check_error(make: MakeCall, changed: dict[str, Any], message: str) -> None:
     call = make(changed)
 
     with pytest.raises(ClientError) as caught:
         decode(call)
 
     body = msgspec.json.decode(Anthropic().encode_error(caught.value, call).body)
-    assert body["error"]["message"].startswith(told), body
+    assert body["error"]["message"].startswith(message), body
 
 
 @pytest.mark.parametrize("version", ["latest", "2023-06", "2023-6-011", "20x3-06-01"])
@@ -282,7 +282,7 @@ def test_parts_of_a_user(make: MakeCall) -> None:
         "source": {"type": "base64", "media_type": "image/png", "data": "i"},
     }
     nested = {"type": "content", "content": [text("A"), picture]}
-    found = {"type": "search_result", "title": "T", "source": "S", "content": [text("x")]}
+    search_result = {"type": "search_result", "title": "T", "source": "S", "content": [text("x")]}
 
     [message] = decode(
         make(
@@ -292,7 +292,7 @@ def test_parts_of_a_user(make: MakeCall) -> None:
                         text(""),
                         text("t"),
                         picture,
-                        found,
+                        search_result,
                         {"type": "document", "source": pdf, "title": "a.pdf"},
                         {"type": "document", "source": nested, "context": "C"},
                         {"type": "document", "source": {"type": "content", "content": "D"}},
@@ -324,7 +324,7 @@ def document_of(**source: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"messages": [user({"type": "image"})]}, "messages.0.content.0.source: Field required"),
         ({"messages": [user({"type": "document"})]}, "messages.0.content.0.source: Field required"),
@@ -372,8 +372,8 @@ def document_of(**source: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_invalid_block_is_named(make: MakeCall, changed: dict[str, Any], told: str) -> None:
-    check_error(make, changed, told)
+def test_invalid_block_is_named(make: MakeCall, changed: dict[str, Any], message: str) -> None:
+    check_error(make, changed, message)
 
 
 def test_parts_of_a_result(make: MakeCall) -> None:
@@ -399,11 +399,11 @@ def test_failed_result_without_text_is_marked(make: MakeCall) -> None:
     assert request.messages[-1].parts == (TextPart("Error: "), ImagePart("https://x"))
 
 
-@pytest.mark.parametrize("told", ["ERROR: no", "<tool_use_error>no"])
-def test_failed_result_that_says_so_is_not_marked(make: MakeCall, told: str) -> None:
-    request = decode(make({"messages": [HI, USE, user(result(told, is_error=True))]}))
+@pytest.mark.parametrize("message", ["ERROR: no", "<tool_use_error>no"])
+def test_failed_result_that_says_so_is_not_marked(make: MakeCall, message: str) -> None:
+    request = decode(make({"messages": [HI, USE, user(result(message, is_error=True))]}))
 
-    assert request.messages[-1].text == told
+    assert request.messages[-1].text == message
 
 
 def test_message_without_content_is_an_empty_text(make: MakeCall) -> None:
@@ -443,8 +443,8 @@ def test_parts_of_an_assistant(make: MakeCall) -> None:
 
 
 def test_reasoning_before_the_last_question_is_left_out(make: MakeCall) -> None:
-    thought = {"type": "thinking", "thinking": "T"}
-    turn = assistant(thought, text("x"))
+    thinking = {"type": "thinking", "thinking": "T"}
+    turn = assistant(thinking, text("x"))
 
     request = decode(make({"messages": [HI, turn, HI, turn]}))
 
@@ -493,10 +493,10 @@ def test_tools_are_read(make: MakeCall) -> None:
     schema = {"$schema": "x", "properties": {"a": None}}
     tool = {"name": "f", "description": "D", "strict": True, "input_schema": schema, "type": None}
 
-    [found] = decode(make({"tools": [tool]})).tools
+    [function] = decode(make({"tools": [tool]})).tools
 
-    assert (found.name, found.description, found.strict) == ("f", "D", True)
-    assert found.parameters == Raw(b'{"type":"object","properties":{"a":null}}')
+    assert (function.name, function.description, function.strict) == ("f", "D", True)
+    assert function.parameters == Raw(b'{"type":"object","properties":{"a":null}}')
 
 
 def test_server_tool_is_rejected_or_dropped(make: MakeCall) -> None:
@@ -568,7 +568,7 @@ def test_output_config_and_its_older_form(make: MakeCall) -> None:
 
 def test_system_messages_between_others_are_folded_if_configured(make: MakeCall) -> None:
     head = {"role": "system", "content": "B"}
-    told = "<system-reminder>\nB\n</system-reminder>"
+    reminder = "<system-reminder>\nB\n</system-reminder>"
     picture = {"type": "image", "source": {"type": "url", "url": "https://x"}}
 
     def fold(*messages: Any) -> list[tuple[str, str]]:
@@ -577,12 +577,12 @@ def test_system_messages_between_others_are_folded_if_configured(make: MakeCall)
         return [(message.role, message.text) for message in request.messages[1:]]
 
     spoken = {"role": "assistant", "content": "so"}
-    assert fold(HI, head) == [("user", f"hi{told}")]
+    assert fold(HI, head) == [("user", f"hi{reminder}")]
     assert fold(HI, spoken, head, HI) == [
         ("user", "hi"),
         ("assistant", "so"),
-        ("user", f"{told}hi"),
+        ("user", f"{reminder}hi"),
     ]
-    assert fold(HI, spoken, head)[-1] == ("user", told)
-    assert fold(HI, USE, head, user(result("r")))[-1] == ("tool", f"r\n{told}")
-    assert fold(HI, USE, head, user(result([picture])))[-1] == ("tool", told)
+    assert fold(HI, spoken, head)[-1] == ("user", reminder)
+    assert fold(HI, USE, head, user(result("r")))[-1] == ("tool", f"r\n{reminder}")
+    assert fold(HI, USE, head, user(result([picture])))[-1] == ("tool", reminder)

@@ -317,8 +317,10 @@ def test_thinking_is_sent_as_asked_for(
     deltas = [
         word for word in describe(stream(create(make, about, changed), *events)) if "_delta" in word
     ]
-    told = [f"thinking_delta {block['thinking']}" for block in content if block["thinking"]]
-    assert deltas == [*told, *("signature_delta gw1.7f" for _ in content)]
+    thinking_deltas = [
+        f"thinking_delta {block['thinking']}" for block in content if block["thinking"]
+    ]
+    assert deltas == [*thinking_deltas, *("signature_delta gw1.7f" for _ in content)]
 
 
 @pytest.mark.parametrize(
@@ -376,9 +378,9 @@ def test_response_without_a_choice(make: MakeCall, about: ResponseContext) -> No
     assert unary(create(make, about), *END)["content"] == []
 
 
-def finish(make: MakeCall, about: ResponseContext, said: ToolCall, reason: Any) -> Any:
-    start = ToolCallStart(0, 0, said.id, said.name, said.kind)
-    events = (start, ToolCallDelta(0, 0, said.arguments), ChoiceEnd(reason), *END)
+def finish(make: MakeCall, about: ResponseContext, call: ToolCall, reason: Any) -> Any:
+    start = ToolCallStart(0, 0, call.id, call.name, call.kind)
+    events = (start, ToolCallDelta(0, 0, call.arguments), ChoiceEnd(reason), *END)
     return unary(create(make, about), *events)
 
 

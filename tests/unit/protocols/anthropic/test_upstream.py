@@ -44,8 +44,8 @@ def encode(request: GenerationRequest) -> dict[str, Any]:
 
 
 def find_losses(request: Any, **names: str) -> list[tuple[str, str]]:
-    found = Anthropic().unsupported_parameters(request, names)
-    return [(one.path or one.field, one.reason) for one in found]
+    unsupported = Anthropic().unsupported_parameters(request, names)
+    return [(one.path or one.field, one.reason) for one in unsupported]
 
 
 def test_smallest_request() -> None:

@@ -19,8 +19,8 @@ def build_chunk(
     return (heading or HEADING) | {"choices": [choice]}
 
 
-def format_event(told: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(told) + b"\n\n"
+def format_event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def format_text_event(text: str) -> bytes:
@@ -29,13 +29,13 @@ def format_text_event(text: str) -> bytes:
 
 def run_steps(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[Any]) -> Any:
     """All that comes of these, to the error that ends it."""
-    found: list[Any] = []
+    events: list[Any] = []
     try:
-        found.extend(step(part) for part in parts)
-        found.append(close())
+        events.extend(step(part) for part in parts)
+        events.append(close())
     except GatewayError as error:
-        return found, type(error), error.message
-    return found
+        return events, type(error), error.message
+    return events
 
 
 def flatten(batches: Any) -> Any:

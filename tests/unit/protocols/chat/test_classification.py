@@ -134,9 +134,9 @@ def test_request_reaches_sglang_below_v1_without_what_it_does_not_know() -> None
 
 
 def test_workers_without_the_api_do_not_take_the_request() -> None:
-    takes = {name for name in OpenAI.profiles if "classify" in OpenAI(name).request_kinds}
+    profiles = {name for name in OpenAI.profiles if "classify" in OpenAI(name).request_kinds}
 
-    assert takes == {"vllm", "sglang", "interlingua"}
+    assert profiles == {"vllm", "sglang", "interlingua"}
 
 
 def decode_worker(body: Any, request: ClassifyRequest = REQUEST) -> list[Event]:

@@ -65,7 +65,7 @@ HELLO = make_sse(
     make_chunk(content="lo"),
     make_chunk("stop"),
 )
-SAID: list[Event] = [TextDelta("Hel"), TextDelta("lo"), ChoiceEnd("eos"), StreamEnd()]
+HELLO_EVENTS: list[Event] = [TextDelta("Hel"), TextDelta("lo"), ChoiceEnd("eos"), StreamEnd()]
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
@@ -100,7 +100,7 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     ],
 )
 def test_sse_framing_variants_decode_to_the_same_events(name: str, wire: str) -> None:
-    assert decode(wire) == SAID, name
+    assert decode(wire) == HELLO_EVENTS, name
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_sse_framing_variants_decode_to_the_same_events(name: str, wire: str) ->
     ],
 )
 def test_usage_in_any_chunk_is_emitted_once(wire: str) -> None:
-    assert decode(wire) == [*SAID[:3], Usage(2, 3), StreamEnd()]
+    assert decode(wire) == [*HELLO_EVENTS[:3], Usage(2, 3), StreamEnd()]
 
 
 def test_unary_completion_tokens_are_divided_among_choices_by_length() -> None:
-    said = ["abcdef", [{"type": "text", "text": "x"}], "abc"]
+    contents = ["abcdef", [{"type": "text", "text": "x"}], "abc"]
     choices = [
         {"index": i, "message": {"content": one}, "finish_reason": "stop"}
-        for i, one in enumerate(said)
+        for i, one in enumerate(contents)
     ]
     usage = {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
     wire = json.dumps(
@@ -171,7 +171,7 @@ def test_stream_without_done_needs_the_end_of_every_choice() -> None:
     two = GenerationRequest(model="m", kind="chat", n=2)
     with pytest.raises(StreamBroken):
         decode(HELLO, two)
-    assert decode(HELLO + DONE, two) == SAID
+    assert decode(HELLO + DONE, two) == HELLO_EVENTS
     both = decode(HELLO + make_sse(make_chunk("length", index=1)), two)
     assert both[-2:] == [ChoiceEnd("length", 1), StreamEnd()]
 
@@ -255,7 +255,7 @@ def test_unary_choice_without_finish_reason_ends_with_unknown() -> None:
 def test_byte_order_mark_is_skipped_in_any_packet_size(size: int) -> None:
     body = json.dumps({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]})
     assert decode("\ufeff \n" + body, size=size) == [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
-    assert decode("\ufeff" + HELLO, size=size) == SAID
+    assert decode("\ufeff" + HELLO, size=size) == HELLO_EVENTS
     with pytest.raises(StreamBroken):
         decode("\ufeff"[: size - 1], size=size)
 

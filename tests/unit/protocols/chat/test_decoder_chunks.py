@@ -33,7 +33,7 @@ DONE = b"data: [DONE]\n\n"
 class FullParseDecoder(GenerationDecoder):
     """Looks at all of each chunk."""
 
-    def _read_texts(self, *told: Any) -> bool:
+    def _read_texts(self, *chunk: Any) -> bool:
         return False
 
 
@@ -146,10 +146,10 @@ def test_text_events_in_one_read_are_passed_through_together() -> None:
         [*map(format_text_event, ["b", "\n", "", '"'])],
     )
     passage.feed([format_text_event("a") + format_text_event("a")])
-    found = passage.feed(pieces)
+    passed = passage.feed(pieces)
 
     data = b"".join(pieces).replace(b"worker's", b"public")
-    assert found == (data, [TextDelta("b"), TextDelta("\n"), TextDelta('"')])
+    assert passed == (data, [TextDelta("b"), TextDelta("\n"), TextDelta('"')])
 
 
 def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
@@ -178,12 +178,12 @@ def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
 )
 def test_irregular_packets_between_text_events_are_decoded(middle: bytes) -> None:
     pieces = [format_text_event("b"), middle, format_text_event("c")]
-    found = []
+    events = []
     for read in (pieces, [b"".join(pieces)]):
         passage = create_passthrough_reader(GenerationDecoder(STREAMED))
-        found.append(run_steps(passage.feed, passage.close, [[format_text_event("a")], read]))
+        events.append(run_steps(passage.feed, passage.close, [[format_text_event("a")], read]))
 
-    assert found[0] == found[1]
+    assert events[0] == events[1]
 
 
 # --- one decoder ----------------------------------------------------------------------------------
@@ -248,20 +248,20 @@ def test_each_pair_of_chunks_decodes_as_with_full_parsing(usage: Any, n: int | N
 def test_text_chunk_fast_path_starts_after_the_first_chunk() -> None:
     decoder, choice = GenerationDecoder(STREAMED), build_chunk({"content": "a"})["choices"][0]
     decoder.feed(format_text_event("a"))
-    known: list[Event] = []
+    earlier: list[Event] = []
     for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
         payload = msgspec.json.encode(HEADING | {"choices": [choice | more]})
-        assert bool(decoder._read_texts([payload], known)) is seen
+        assert bool(decoder._read_texts([payload], earlier)) is seen
 
-    assert known == [TextDelta("a"), TextDelta("a")]
+    assert earlier == [TextDelta("a"), TextDelta("a")]
 
 
-@pytest.mark.parametrize(("text", "heard"), [("", []), ("x", [TextDelta("x")])])
-def test_text_chunk_split_over_two_packets_is_decoded(text: str, heard: list[Event]) -> None:
+@pytest.mark.parametrize(("text", "events"), [("", []), ("x", [TextDelta("x")])])
+def test_text_chunk_split_over_two_packets_is_decoded(text: str, events: list[Event]) -> None:
     decoder, data = GenerationDecoder(STREAMED), format_text_event(text)
     decoder.feed(format_text_event("a") + format_text_event("b"))
 
-    assert [*decoder.feed(data[:50]), *decoder.feed(data[50:])] == heard
+    assert [*decoder.feed(data[:50]), *decoder.feed(data[50:])] == events
 
 
 @pytest.mark.parametrize("blank", [b"data: \n\n", b"data:  \n\n"])

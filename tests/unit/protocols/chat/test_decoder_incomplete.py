@@ -41,7 +41,7 @@ def build_response(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("usage", "counted"),
+    ("usage", "expected"),
     [
         ({"prompt_tokens": 2, "completion_tokens": 1}, [Usage(2, 1)]),
         ({"prompt_tokens": 2}, []),
@@ -61,10 +61,10 @@ def build_response(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_incomplete_usage_is_ignored(usage: dict[str, Any], counted: list[Event]) -> None:
+def test_incomplete_usage_is_ignored(usage: dict[str, Any], expected: list[Event]) -> None:
     events = decode_unary_response({**build_response(message={"content": ""}), "usage": usage})
 
-    assert events == [ChoiceEnd("eos"), *counted, StreamEnd()]
+    assert events == [ChoiceEnd("eos"), *expected, StreamEnd()]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_logprobs_columns_of_different_length_raise_worker_failed(logprobs: dict
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "expected"),
     [
         ({"type": "text", "text": "a"}, [TextDelta("a")]),
         ({"type": "output_text", "text": "a"}, [TextDelta("a")]),
@@ -121,9 +121,9 @@ def test_logprobs_columns_of_different_length_raise_worker_failed(logprobs: dict
         ({}, []),
     ],
 )
-def test_content_parts_are_decoded(part: dict[str, Any], said: list[Event]) -> None:
+def test_content_parts_are_decoded(part: dict[str, Any], expected: list[Event]) -> None:
     assert decode_unary_response(build_response(message={"content": [part]})) == [
-        *said,
+        *expected,
         ChoiceEnd("eos"),
         StreamEnd(),
     ]
@@ -183,8 +183,8 @@ def test_stream_length_is_unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = OpenAI().create_decoder(CHAT)
     chunk = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 
-    said = [event for _ in range(9) for event in reader.feed(chunk)]
+    events = [event for _ in range(9) for event in reader.feed(chunk)]
 
-    assert said == [TextDelta("a")] * 9
+    assert events == [TextDelta("a")] * 9
     with pytest.raises(StreamBroken):
         reader.close()

@@ -9,7 +9,7 @@ from protocols.core.interfaces import HttpResponse
 from protocols.openai.endpoints import OpenAI
 from protocols.params import Param
 
-DIALECT = OpenAI()
+ADAPTER = OpenAI()
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 TABLE: list[tuple[errors.GatewayError, int, str, str | None, str | None]] = [
@@ -81,14 +81,14 @@ TABLE: list[tuple[errors.GatewayError, int, str, str | None, str | None]] = [
 def test_error_status_type_code_and_param(
     error: errors.GatewayError, status: int, kind: str, code: str | None, param: str | None
 ) -> None:
-    reply = DIALECT.encode_error(error, None)
-    found = json.loads(reply.body)
+    reply = ADAPTER.encode_error(error, None)
+    body = json.loads(reply.body)
     assert reply.status == status
-    assert list(found) == ["error"]
-    assert list(found["error"]) == ["message", "type", "param", "code"]
-    assert found["error"]["message"]
-    assert (found["error"]["type"], found["error"]["code"]) == (kind, code)
-    assert found["error"]["param"] == param
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert body["error"]["message"]
+    assert (body["error"]["type"], body["error"]["code"]) == (kind, code)
+    assert body["error"]["param"] == param
 
 
 ROW = Param(wire="a", field="a", type="ints", min_items=1)
@@ -101,7 +101,7 @@ TEXTS: list[tuple[errors.GatewayError, str]] = [
 
 @pytest.mark.parametrize(("error", "text"), TEXTS)
 def test_error_message_texts(error: errors.GatewayError, text: str) -> None:
-    assert json.loads(DIALECT.encode_error(error, None).body)["error"]["message"] == text
+    assert json.loads(ADAPTER.encode_error(error, None).body)["error"]["message"] == text
 
 
 def get_header(reply: HttpResponse, name: str) -> str | None:
@@ -124,6 +124,6 @@ def get_header(reply: HttpResponse, name: str) -> str | None:
     ],
 )
 def test_error_headers(error: errors.GatewayError, name: str, text: str | None) -> None:
-    reply = DIALECT.encode_error(error, None)
+    reply = ADAPTER.encode_error(error, None)
     assert get_header(reply, name) == text
     assert get_header(reply, "Content-Type") == "application/json"

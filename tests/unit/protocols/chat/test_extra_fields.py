@@ -133,10 +133,10 @@ def test_legacy_functions_keep_their_keys() -> None:
 
 def test_a_reasoning_part_without_summary_keeps_its_keys() -> None:
     part = {"type": "reasoning", "summary": [], "x": 1}
-    (kept,) = read_part(part, "messages[0].content[0]", ("reasoning",))
+    (read_back,) = read_part(part, "messages[0].content[0]", ("reasoning",))
 
-    assert kept.extra is not None
-    assert kept.extra.values == {("x",): 1}
+    assert read_back.extra is not None
+    assert read_back.extra.values == {("x",): 1}
 
 
 def test_requests_without_messages_have_no_such_keys() -> None:

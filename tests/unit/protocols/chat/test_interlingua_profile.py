@@ -33,7 +33,7 @@ from protocols.core.request import (
 from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 WORKER = OpenAI("interlingua")
 
 SAMPLING: dict[str, Any] = {
@@ -79,16 +79,16 @@ OTHERWISE = {
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(**fields: Any) -> GenerationRequest:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "templating": PromptOptions(mode="raw"),
         "stopping": StopConditions(max_tokens=1),
     }
     return GenerationRequest(
-        **{"model": "m", "kind": "completion", "prompts": ("a b",), **given, **fields}
+        **{"model": "m", "kind": "completion", "prompts": ("a b",), **values, **fields}
     )
 
 
@@ -111,8 +111,8 @@ def round_trip(make_call: MakeCall) -> Callable[[Request], Any]:
 def test_sampling_parameter_round_trips(
     round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
-    asked = SamplingParams(**{name: SAMPLING[name]})
-    assert round_trip(kind(sampling=asked)).sampling == asked
+    sampling = SamplingParams(**{name: SAMPLING[name]})
+    assert round_trip(kind(sampling=sampling)).sampling == sampling
 
 
 @pytest.mark.parametrize("kind", [make_chat, make_completion])
@@ -120,13 +120,13 @@ def test_sampling_parameter_round_trips(
 def test_stopping_parameter_round_trips(
     round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
-    asked = StopConditions(**{"max_tokens": 1, name: STOPPING[name]})
-    assert round_trip(kind(stopping=asked)).stopping == asked
+    stopping = StopConditions(**{"max_tokens": 1, name: STOPPING[name]})
+    assert round_trip(kind(stopping=stopping)).stopping == stopping
 
 
 def test_tables_cover_every_sampling_and_stopping_field() -> None:
-    for struct, said in ((SamplingParams, SAMPLING), (StopConditions, STOPPING)):
-        assert set(struct.__struct_fields__) - set(OTHERWISE) == set(said)
+    for struct, table in ((SamplingParams, SAMPLING), (StopConditions, STOPPING)):
+        assert set(struct.__struct_fields__) - set(OTHERWISE) == set(table)
 
 
 @pytest.mark.parametrize("kind", [make_chat, make_completion])
@@ -141,8 +141,8 @@ def test_other_parameter_round_trips(
 def test_add_special_tokens_round_trips(
     round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], mode: Any
 ) -> None:
-    asked = PromptOptions(mode=mode, add_special_tokens=False)
-    assert round_trip(kind(templating=asked)).templating == asked
+    prompting = PromptOptions(mode=mode, add_special_tokens=False)
+    assert round_trip(kind(templating=prompting)).templating == prompting
 
 
 def test_greedy_and_truncate_are_encoded_as_equivalent_parameters(
@@ -168,9 +168,9 @@ def test_beam_width_is_decoded_from_either_field_name(
     make_call: MakeCall, fields: dict[str, Any], width: int | None
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    told = WORKER.decode_request(make_call("chat", body))
-    assert isinstance(told, GenerationRequest)
-    assert told.sampling.beam_width == width
+    decoded = WORKER.decode_request(make_call("chat", body))
+    assert isinstance(decoded, GenerationRequest)
+    assert decoded.sampling.beam_width == width
 
 
 @pytest.mark.parametrize("kind", [make_chat, make_completion])
@@ -194,8 +194,12 @@ def test_output_format_round_trips(
 
 def test_tools_round_trip(round_trip: Callable[[Request], Any]) -> None:
     tools = (Tool("f", parameters=Raw(b'{"type":"object"}')), Tool("g"))
-    told = round_trip(make_chat(tools=tools, tool_choice=NamedTool("g"), parallel_tools=False))
-    assert (told.tools, told.tool_choice, told.parallel_tools) == (tools, NamedTool("g"), False)
+    decoded = round_trip(make_chat(tools=tools, tool_choice=NamedTool("g"), parallel_tools=False))
+    assert (decoded.tools, decoded.tool_choice, decoded.parallel_tools) == (
+        tools,
+        NamedTool("g"),
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,9 +215,9 @@ def test_tools_round_trip(round_trip: Callable[[Request], Any]) -> None:
 def test_embedding_parameter_round_trips(
     round_trip: Callable[[Request], Any], field: dict[str, Any]
 ) -> None:
-    told = round_trip(EmbeddingRequest(model="m", inputs=("a",), **field))
+    decoded = round_trip(EmbeddingRequest(model="m", inputs=("a",), **field))
     for name, value in field.items():
-        assert getattr(told, name) == value
+        assert getattr(decoded, name) == value
 
 
 def test_priority_and_template_need_the_powers_option(make_call: MakeCall) -> None:
@@ -223,21 +227,22 @@ def test_priority_and_template_need_the_powers_option(make_call: MakeCall) -> No
     }  # fmt: skip
     open_ = OpenAI("interlingua", powers=True)
     assert open_.unsupported_parameters(request, {}) == ()
-    told = open_.decode_request(make_call("chat", open_.encode_request(request).body))
-    assert isinstance(told, GenerationRequest)
-    assert (told.priority, told.templating.template) == (3, "T")
+    decoded = open_.decode_request(make_call("chat", open_.encode_request(request).body))
+    assert isinstance(decoded, GenerationRequest)
+    assert (decoded.priority, decoded.templating.template) == (3, "T")
 
 
 def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
     parts = (TextPart("hi"), ImagePart("https://x/y.png"), AudioPart("AA=="), ReasoningPart("so"))
-    asked = make_chat(
-        messages=(*SAID, Message("user", parts)),
+    request = make_chat(
+        messages=(*MESSAGES, Message("user", parts)),
         stopping=StopConditions(spaces_between_special_tokens=True),
     )
-    told = {
-        (loss.field, loss.reason, loss.detail) for loss in WORKER.unsupported_parameters(asked, {})
+    reported = {
+        (loss.field, loss.reason, loss.detail)
+        for loss in WORKER.unsupported_parameters(request, {})
     }
-    assert told == {
+    assert reported == {
         ("messages", "dropped", "images, audio"),
         ("messages[1].reasoning_content", "dropped", "earlier reasoning"),
         ("spaces_between_special_tokens", "dropped", ""),

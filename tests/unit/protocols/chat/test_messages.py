@@ -93,10 +93,12 @@ def test_message_rules_are_configurable() -> None:
         requires_tool_results=False,
         accepts_argument_objects=True,
     )
-    said = read_json_messages(CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules)
-    assert said[0].tool_calls == (ToolCall("a", "f", '{"x":1}'),)
-    said = read_json_messages(CALL % ("custom", "custom", "input", '"go"'), rules=rules)
-    assert said[0].tool_calls == (ToolCall("a", "f", "go", "custom"),)
+    messages = read_json_messages(
+        CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules
+    )
+    assert messages[0].tool_calls == (ToolCall("a", "f", '{"x":1}'),)
+    messages = read_json_messages(CALL % ("custom", "custom", "input", '"go"'), rules=rules)
+    assert messages[0].tool_calls == (ToolCall("a", "f", "go", "custom"),)
     with pytest.raises(InvalidParameter):
         read_json_messages('{"role":"system","content":"x"}', rules=rules)
 
@@ -161,6 +163,6 @@ def test_images_of_tool_results_follow_in_a_users_message() -> None:
         assert follower.role == "user"
         assert isinstance(follower.content, list)
         labels = [part["text"] for part in follower.content if part["type"] == "text"]
-        told = ["[image 1 of call a]", "[image 2 of call a]", "[file 1 of call b]"]
-        assert labels == [*told, "z"] if after == (user,) else labels == told
+        notes = ["[image 1 of call a]", "[image 2 of call a]", "[file 1 of call b]"]
+        assert labels == [*notes, "z"] if after == (user,) else labels == notes
         assert [one.role for one in rest] == (["assistant"] if after == (assistant,) else [])

@@ -14,7 +14,7 @@ from protocols.core.request import AnyRequest
 from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
-DIALECT = OpenAI()
+ADAPTER = OpenAI()
 MESSAGES = [{"role": "user", "content": "say hi"}]
 C: dict[str, Any] = {"model": "mock", "messages": MESSAGES}
 P = {"model": "mock", "prompt": "a b"}
@@ -33,17 +33,17 @@ ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
 def decode_error(
-    call: ClientRequest, dialect: OpenAI = DIALECT
+    call: ClientRequest, adapter: OpenAI = ADAPTER
 ) -> tuple[int, str | None, str | None]:
     """Status, code and param with which a call is refused."""
 
     def read() -> AnyRequest:
-        dialect.read_routing_info(call)
-        return dialect.decode_request(call)
+        adapter.read_routing_info(call)
+        return adapter.decode_request(call)
 
     with pytest.raises(ClientError) as caught:
         read()
-    reply = dialect.encode_error(caught.value, call)
+    reply = adapter.encode_error(caught.value, call)
     error = json.loads(reply.body)["error"]
     assert list(error) == ["message", "type", "param", "code"]
     assert error["type"] == "invalid_request_error"
@@ -250,7 +250,7 @@ def test_missing_required_field_is_rejected(make_call: MakeCall, field: str) -> 
 def test_unknown_field_is_rejected_only_if_configured(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": 1})
     assert decode_error(call, OpenAI(unknown="reject")) == (400, "unknown_parameter", "foo")
-    assert DIALECT.decode_request(call).extra.keys() == {"foo"}
+    assert ADAPTER.decode_request(call).extra.keys() == {"foo"}
 
 
 JSON = st.recursive(
@@ -264,15 +264,15 @@ NAMES = sorted(
     | {"stop", "n", "seed", "stream", "stream_options", "metadata", "structured_outputs"}
     | {"logprobs", "top_logprobs", "modalities", "chat_template_kwargs", "encoding_format"}
 )
-ROWS = {e.operation: e for e in DIALECT.endpoints}
+ROWS = {e.operation: e for e in ADAPTER.endpoints}
 
 
 def get_response_status(call: ClientRequest) -> int:
     try:
-        DIALECT.read_routing_info(call)
-        DIALECT.decode_request(call)
+        ADAPTER.read_routing_info(call)
+        ADAPTER.decode_request(call)
     except GatewayError as error:
-        return DIALECT.encode_error(error, call).status
+        return ADAPTER.encode_error(error, call).status
     return 200
 
 

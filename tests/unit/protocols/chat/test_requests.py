@@ -33,7 +33,7 @@ from protocols.core.request import (
 from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
-DIALECT = OpenAI()
+ADAPTER = OpenAI()
 MESSAGES = [{"role": "user", "content": "say hi"}]
 C: dict[str, Any] = {"model": "mock", "messages": MESSAGES}
 P = {"model": "mock", "prompt": "a b"}
@@ -49,7 +49,7 @@ ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
 def decode_request(make_call: MakeCall, variant: str, **fields: Any) -> AnyRequest:
-    return DIALECT.decode_request(make_call(variant, {**BODIES[variant], **fields}))
+    return ADAPTER.decode_request(make_call(variant, {**BODIES[variant], **fields}))
 
 
 def decode_chat(make_call: MakeCall, **fields: Any) -> GenerationRequest:
@@ -97,10 +97,10 @@ def test_minimal_chat_request_is_decoded(make_call: MakeCall) -> None:
 
 
 def test_text_modality_is_accepted_and_not_forwarded(make_call: MakeCall) -> None:
-    asked = decode_chat(make_call, modalities=["text"])
+    request = decode_chat(make_call, modalities=["text"])
 
     assert replace(
-        asked, provided_fields=asked.provided_fields - {"modalities"}, extra={}
+        request, provided_fields=request.provided_fields - {"modalities"}, extra={}
     ) == decode_chat(make_call)
 
 
@@ -203,7 +203,7 @@ def test_json_schema_keeps_its_raw_bytes(make_call: MakeCall) -> None:
         b'{"model":"m","messages":[{"role":"user","content":"x"}],"response_format":{"type":'
         b'"json_schema","json_schema":{"name":"n","strict":true,"schema":{ "b":1, "a":2 }}}}'
     )
-    request = DIALECT.decode_request(make_call("chat", body))
+    request = ADAPTER.decode_request(make_call("chat", body))
     assert isinstance(request, GenerationRequest)
     assert isinstance(request.output, JsonSchemaFormat)
     assert bytes(request.output.schema) == b'{ "b":1, "a":2 }'
@@ -309,7 +309,7 @@ def test_stream_options_are_decoded(make_call: MakeCall) -> None:
 
 def test_unknown_fields_are_kept_ignored_or_rejected(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": {"a": 1}, "verbosity": "low"})
-    request = DIALECT.decode_request(call)
+    request = ADAPTER.decode_request(call)
     assert {k: bytes(v) for k, v in request.extra.items()} == {
         "foo": b'{"a": 1}',
         "verbosity": b'"low"',
@@ -359,19 +359,19 @@ def test_embedding_request_is_decoded(make_call: MakeCall) -> None:
 
 def test_routing_info_has_model_stream_and_client_id(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "stream": True}, {"x-client-request-id": "mine"})
-    envelope = DIALECT.read_routing_info(call)
+    envelope = ADAPTER.read_routing_info(call)
     assert (envelope.model, envelope.stream, envelope.client_id) == ("mock", True, "mine")
-    assert DIALECT.decode_request(call).client_id == "mine"
+    assert ADAPTER.decode_request(call).client_id == "mine"
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("600", 600.0), ("0", None), ("x", None), ("inf", None), ("nan", None)]
+    ("header", "seconds"), [("600", 600.0), ("0", None), ("x", None), ("inf", None), ("nan", None)]
 )
 def test_stainless_read_timeout_header_sets_the_timeout(
-    make_call: MakeCall, said: str, seconds: float | None
+    make_call: MakeCall, header: str, seconds: float | None
 ) -> None:
-    call = make_call("chat", C, {"x-stainless-read-timeout": said})
-    assert DIALECT.decode_request(call).timeout == seconds
+    call = make_call("chat", C, {"x-stainless-read-timeout": header})
+    assert ADAPTER.decode_request(call).timeout == seconds
 
 
 def test_legacy_function_call_needs_no_function_result(make_call: MakeCall) -> None:

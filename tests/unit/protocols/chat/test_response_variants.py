@@ -146,9 +146,9 @@ def test_elapsed_header_reports_milliseconds(
     style = ResponseStyle(headers=(("x-a", "b"),), elapsed_header="x-ms", version_header=None)
     moved = msgspec.structs.replace(about, clock=clock)
 
-    made = encoder(style, request_, moved, headers=(("x-c", "d"),))
+    measured_encoder = encoder(style, request_, moved, headers=(("x-c", "d"),))
 
-    assert made.headers() == (("x-a", "b"), ("x-c", "d"), ("x-ms", "42"))
+    assert measured_encoder.headers() == (("x-a", "b"), ("x-c", "d"), ("x-ms", "42"))
 
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
@@ -193,14 +193,14 @@ def test_completion_stream_with_token_ids(about: ResponseContext) -> None:
         StreamEnd(),
     ]
 
-    asked = encode_stream_choices(
+    chunks = encode_stream_choices(
         CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT, IDS), about), events
     )
     unasked = encode_stream_choices(
         CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about), events
     )
 
-    assert [(one["text"], one.get("token_ids")) for one in asked] == [
+    assert [(one["text"], one.get("token_ids")) for one in chunks] == [
         ("a", [7]),
         ("", [8]),
         ("", None),

@@ -137,7 +137,7 @@ def test_continuous_usage_is_in_every_chunk(about: ResponseContext) -> None:
         StreamEnd(),
     ]
     chunks = [json.loads(line) for line in encode_stream_lines(encoder, events)[:-1]]
-    counts = [found["usage"]["completion_tokens"] for found in chunks]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == [1, 1, 2, 2, 2]
     assert chunks[-1]["choices"] == []
 
@@ -313,8 +313,8 @@ def test_logprobs_of_a_non_utf8_token_keep_its_bytes(about: ResponseContext) -> 
     token = TokenLogprob("\ufffd", float("-inf"), data=b"\xe4")
     events: list[Event] = [TextDelta("", logprobs=(token,)), ChoiceEnd("eos"), StreamEnd()]
     answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
-    found = answer["choices"][0]["logprobs"]["content"][0]
-    assert (found["bytes"], found["logprob"]) == ([0xE4], -9999.0)
+    entry = answer["choices"][0]["logprobs"]["content"][0]
+    assert (entry["bytes"], entry["logprob"]) == ([0xE4], -9999.0)
     columns = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][
         0
     ]["logprobs"]

@@ -122,15 +122,15 @@ def test_invalid_detokenize_request_names_the_field(
 def test_tokenize_response_has_the_texts_only_if_requested(
     make_call: MakeCall, about: ResponseContext
 ) -> None:
-    found = TokenList((104, 105), ("h", "i"), 4096)
+    tokens = TokenList((104, 105), ("h", "i"), 4096)
 
-    assert answer(make_call, about, found, "tokenize", prompt="hi") == {
+    assert answer(make_call, about, tokens, "tokenize", prompt="hi") == {
         "count": 2,
         "max_model_len": 4096,
         "tokens": [104, 105],
         "token_strs": None,
     }
-    texts = answer(make_call, about, found, "tokenize", prompt="hi", return_token_strs=True)
+    texts = answer(make_call, about, tokens, "tokenize", prompt="hi", return_token_strs=True)
     assert texts["token_strs"] == ["h", "i"]
 
 

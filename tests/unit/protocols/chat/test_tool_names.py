@@ -79,12 +79,12 @@ def test_open_workers_get_the_names_as_they_are(profile: str) -> None:
     assert body["tools"][0]["function"]["name"] == LONG
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_names_are_restored_in_the_response(known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_names_are_restored_in_the_response(is_known: bool) -> None:
     adapter, request = OpenAI(), make_request()
     short = encode(adapter, request)["tools"][0]["function"]["name"]
     call = {"id": "c", "type": "function", "function": {"name": short, "arguments": "{}"}}
-    if not known:
+    if not is_known:
         call["function"] = {"name": "unknown", "arguments": "{}"}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
@@ -92,4 +92,4 @@ def test_names_are_restored_in_the_response(known: bool) -> None:
     events = [*decoder.feed(json.dumps({"choices": [choice]}).encode()), *decoder.close()]
 
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
-    assert names == [LONG if known else "unknown"]
+    assert names == [LONG if is_known else "unknown"]

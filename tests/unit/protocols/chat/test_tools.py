@@ -63,10 +63,10 @@ ALLOWED = {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}
     ],
 )
 def test_tool_choice_round_trips(wire: Any, choice: ToolChoice) -> None:
-    found = read_tool_choice(build_fields(tool_choice=wire), TOOLS)
-    assert found == choice
-    assert found is not None
-    assert write_tool_choice(found, TOOLS) == wire
+    tool_choice = read_tool_choice(build_fields(tool_choice=wire), TOOLS)
+    assert tool_choice == choice
+    assert tool_choice is not None
+    assert write_tool_choice(tool_choice, TOOLS) == wire
 
 
 def test_tool_choice_none_is_accepted_without_tools() -> None:

@@ -36,13 +36,13 @@ from protocols.core.request import (
 from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = (Tool("f", parameters=Raw(b'{"type": "object"}')), Tool("g"))
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(**fields: Any) -> GenerationRequest:
@@ -66,8 +66,8 @@ def encode_path_and_body(
 def list_unsupported_parameters(
     request: Request, profile: str = "openai", **options: Any
 ) -> set[tuple[str, str]]:
-    found = OpenAI(profile, **options).unsupported_parameters(request, {})
-    return {(loss.field, loss.reason) for loss in found}
+    unsupported = OpenAI(profile, **options).unsupported_parameters(request, {})
+    return {(loss.field, loss.reason) for loss in unsupported}
 
 
 @pytest.mark.parametrize(
@@ -385,14 +385,14 @@ def test_unknown_profile_is_rejected() -> None:
 
 
 def test_prefix_option_changes_every_path() -> None:
-    dialect = OpenAI(prefix="/x/v3")
-    assert dialect.path_prefixes == ("/x/v3",)
-    assert dialect.health_request.path == "/x/v3/models"
-    assert dialect.encode_request(make_chat()).path == "/x/v3/chat/completions"
-    assert all(e.path.startswith("/x/v3/") for e in dialect.endpoints)
+    adapter = OpenAI(prefix="/x/v3")
+    assert adapter.path_prefixes == ("/x/v3",)
+    assert adapter.health_request.path == "/x/v3/models"
+    assert adapter.encode_request(make_chat()).path == "/x/v3/chat/completions"
+    assert all(e.path.startswith("/x/v3/") for e in adapter.endpoints)
     refused = ("files", "batches", "response compaction")
     assert {
-        e.path for e in dialect.endpoints if e.task != "proxy" and e.operation not in refused
+        e.path for e in adapter.endpoints if e.task != "proxy" and e.operation not in refused
     } == {
         "/x/v3/chat/completions",
         "/x/v3/completions",
@@ -439,10 +439,10 @@ def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> Non
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    dialect = OpenAI()
-    request = dialect.decode_request(make_call("chat", body))
-    assert json.loads(dialect.encode_request(request).body) == body
-    assert dialect.unsupported_parameters(request, {}) == ()
+    adapter = OpenAI()
+    request = adapter.decode_request(make_call("chat", body))
+    assert json.loads(adapter.encode_request(request).body) == body
+    assert adapter.unsupported_parameters(request, {}) == ()
 
 
 def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() -> None:

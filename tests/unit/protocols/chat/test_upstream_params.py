@@ -27,14 +27,14 @@ from protocols.core.request import (
 from protocols.openai.endpoints import OpenAI
 from protocols.params import ParsedParams
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 TOOLS = (Tool("f"),)
 CUSTOM = (Tool("g", kind="custom"),)
 ALL = LogprobsOptions(top=-1)
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(model="m", kind="chat", messages=SAID, **fields)
+    return GenerationRequest(model="m", kind="chat", messages=MESSAGES, **fields)
 
 
 TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
@@ -102,10 +102,10 @@ TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]]
 def test_parameter_is_encoded_or_reported_per_profile(
     profile: str, request_: GenerationRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
-    told = OpenAI(profile)
+    adapter = OpenAI(profile)
 
-    sent = json.loads(told.encode_request(request_).body)
-    lost = {(loss.field, loss.reason) for loss in told.unsupported_parameters(request_, {})}
+    sent = json.loads(adapter.encode_request(request_).body)
+    lost = {(loss.field, loss.reason) for loss in adapter.unsupported_parameters(request_, {})}
 
     assert {name: got for name, got in sent.items() if name not in ("model", "messages")} == body
     assert lost == losses
@@ -124,7 +124,7 @@ def test_extra_fields_of_another_protocol_are_dropped() -> None:
     assert vllm.unsupported_parameters(own, {}) == ()
 
 
-WISHES: dict[str, st.SearchStrategy[Any]] = {
+PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "sampling.temperature": st.sampled_from([0.0, 0.5, 5.0]),
     "sampling.top_k": st.integers(1, 3),
     "sampling.do_sample": st.just(False),
@@ -152,33 +152,33 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def build_request(wishes: dict[str, Any]) -> GenerationRequest:
+def build_request(fields: dict[str, Any]) -> GenerationRequest:
     values = ParsedParams()
     values.provided_fields = {"max_completion_tokens"}
-    values |= {"prompts": ("a b",), "templating.mode": "raw", **wishes}
+    values |= {"prompts": ("a b",), "templating.mode": "raw", **fields}
     return GenerationRequest(model="m", kind="completion", **values.build_request_arguments())
 
 
-ASKED = (
-    st.lists(st.sampled_from([*WISHES]), max_size=3, unique=True)
-    .flatmap(lambda paths: st.fixed_dictionaries({path: WISHES[path] for path in paths}))
+REQUESTS = (
+    st.lists(st.sampled_from([*PARAMETERS]), max_size=3, unique=True)
+    .flatmap(lambda paths: st.fixed_dictionaries({path: PARAMETERS[path] for path in paths}))
     .map(build_request)
 )
 
 
 def encode_or_return_error(request: GenerationRequest, profile: str) -> Any:
     """What a worker is told, and what it is not."""
-    told = OpenAI(profile)
+    adapter = OpenAI(profile)
     try:
-        return told.encode_request(request).body, told.unsupported_parameters(request, {})
+        return adapter.encode_request(request).body, adapter.unsupported_parameters(request, {})
     except UnsupportedFeature as error:
         return error.message
 
 
 @pytest.mark.parametrize("profile", OpenAI.profiles)
-@forall(request_=ASKED)
+@forall(request_=REQUESTS)
 def test_table_fast_path_equals_full_encoding(profile: str, request_: GenerationRequest) -> None:
-    found = encode_or_return_error(request_, profile)
+    encoded = encode_or_return_error(request_, profile)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upstream, "_SPECIAL_PATHS", frozenset({"model"}))
-        assert encode_or_return_error(request_, profile) == found
+        assert encode_or_return_error(request_, profile) == encoded

@@ -69,30 +69,30 @@ TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
 def test_worker_status_and_body_map_to_error_type(
     status: int, body: bytes, kind: type[GatewayError], text: str
 ) -> None:
-    found = WORKER.read_error(status, {}, body)
-    assert type(found) is kind
-    assert re.search(text, found.message)
-    assert isinstance(found, ClientError | Overloaded | WorkerError)
+    error = WORKER.read_error(status, {}, body)
+    assert type(error) is kind
+    assert re.search(text, error.message)
+    assert isinstance(error, ClientError | Overloaded | WorkerError)
 
 
 def test_context_too_long_reports_the_limit() -> None:
-    found = WORKER.read_error(400, {}, encode_error_body(message=LONG))
-    assert isinstance(found, ContextTooLong)
-    assert found.limit == 8
+    error = WORKER.read_error(400, {}, encode_error_body(message=LONG))
+    assert isinstance(error, ContextTooLong)
+    assert error.limit == 8
 
 
 def test_worker_error_text_is_truncated_and_sanitized() -> None:
-    found = WORKER.read_error(
+    error = WORKER.read_error(
         400, {}, encode_error_body(message="a\x00\n\x1b[31m\u2028b" + "x" * 9999)
     )
-    assert found.message.startswith("a [31m b")
-    assert len(found.message) == 300
+    assert error.message.startswith("a [31m b")
+    assert len(error.message) == 300
 
 
 def test_worker_failure_text_is_for_operators_only() -> None:
-    found = WORKER.read_error(500, {}, encode_error_body(message="CUDA out of memory at /srv/x.py"))
-    assert "CUDA" not in found.message
-    assert found.worker_text == "CUDA out of memory at /srv/x.py"
+    error = WORKER.read_error(500, {}, encode_error_body(message="CUDA out of memory at /srv/x.py"))
+    assert "CUDA" not in error.message
+    assert error.worker_text == "CUDA out of memory at /srv/x.py"
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_worker_failure_text_is_for_operators_only() -> None:
 def test_status_404_of_a_worker_tells_an_unknown_model_from_an_unknown_path(
     body: bytes, unknown: str
 ) -> None:
-    found = WORKER.read_error(404, {}, body)
-    assert type(found) is WorkerFailed
-    assert found.status == 404
-    assert unknown in found.message
+    error = WORKER.read_error(404, {}, body)
+    assert type(error) is WorkerFailed
+    assert error.status == 404
+    assert unknown in error.message
 
 
 @pytest.mark.parametrize(
@@ -164,19 +164,19 @@ def test_retry_after_headers_of_worker_are_read(
     ],
 )
 def test_the_token_counts_of_a_context_error_are_read(text: str) -> None:
-    found = WORKER.read_error(400, {}, encode_error_body(message=text))
+    error = WORKER.read_error(400, {}, encode_error_body(message=text))
 
-    assert isinstance(found, ContextTooLong)
-    assert (found.tokens, found.limit) == (20, 8)
+    assert isinstance(error, ContextTooLong)
+    assert (error.tokens, error.limit) == (20, 8)
 
 
 @pytest.mark.parametrize("count", ["9" * 18, "9" * 200])
 def test_long_token_counts_of_a_context_error_are_cut(count: str) -> None:
     text = f"maximum context length is {count} tokens, you requested {count} tokens"
-    found = WORKER.read_error(400, {}, encode_error_body(message=text[:290]))
+    error = WORKER.read_error(400, {}, encode_error_body(message=text[:290]))
 
-    assert isinstance(found, ContextTooLong)
-    assert found.limit == int("9" * 18)
+    assert isinstance(error, ContextTooLong)
+    assert error.limit == int("9" * 18)
 
 
 @pytest.mark.parametrize("protocol", ["openai", "databricks", "ovms", "mindie"])
@@ -200,12 +200,12 @@ def test_a_context_error_has_its_token_counts_in_every_protocol(
     }[worker]
     status = 422 if worker == "tgi" else 400
     adapter: Any = build_adapter(worker, None, {})
-    found = adapter.read_error(status, {}, json.dumps(body).encode())
-    assert isinstance(found, ContextTooLong), found
-    assert (found.tokens, found.limit) == (20, 8)
+    error = adapter.read_error(status, {}, json.dumps(body).encode())
+    assert isinstance(error, ContextTooLong), error
+    assert (error.tokens, error.limit) == (20, 8)
 
     client: Any = build_adapter(protocol, None, {})
-    written = client.encode_error(found, None).body
+    written = client.encode_error(error, None).body
 
     assert b"20" in written
     assert b"8" in written

@@ -36,11 +36,11 @@ def test_unsupported_parameters_are_dropped_with_the_client_field_name() -> None
         echo=False,
     )
 
-    found = find_unsupported_parameters(
+    unsupported = find_unsupported_parameters(
         request, {"sampling.temperature": ParameterSupport("temperature")}, NAMES
     )
 
-    assert found == (
+    assert unsupported == (
         UnsupportedParameter("top_k", "dropped", path="sampling.top_k"),
         UnsupportedParameter("max_new_tokens", "dropped", path="stopping.max_tokens"),
         UnsupportedParameter("stop", "dropped", path="stopping.stop"),
@@ -70,11 +70,11 @@ def test_value_outside_the_supported_range_is_clamped_and_reported() -> None:
 def test_partially_supported_parameter_has_its_reason() -> None:
     request = GenerationRequest(model="m", kind="chat", stopping=StopConditions(stop=("x",)))
 
-    found = find_unsupported_parameters(
+    unsupported = find_unsupported_parameters(
         request, {"stopping.stop": ParameterSupport("stop", reason="emulated")}, {}
     )
 
-    assert found == (UnsupportedParameter("stop", "emulated", path="stopping.stop"),)
+    assert unsupported == (UnsupportedParameter("stop", "emulated", path="stopping.stop"),)
 
 
 def test_extra_fields_are_lost_unless_the_target_accepts_them() -> None:
@@ -103,9 +103,9 @@ def test_template_text_is_reported_as_lost_and_its_mode_is_not() -> None:
 
 
 def test_loss_header_is_sanitized() -> None:
-    found = (
+    losses = (
         UnsupportedParameter("a\r\nb: ü", "dropped"),
         UnsupportedParameter("messages[0].name", "approximated"),
     )
 
-    assert format_loss_header(found) == "a__b___=dropped,messages[0].name=approximated"
+    assert format_loss_header(losses) == "a__b___=dropped,messages[0].name=approximated"

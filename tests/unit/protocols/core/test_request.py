@@ -36,8 +36,8 @@ def create_value_strategy(field: FieldInfo) -> st.SearchStrategy[Any]:
     if field.name not in SECTIONS:
         anything = st.sampled_from(ANYTHING if silent in (None, ()) else ANYTHING[1:])
         return anything if field.required else quiet | anything
-    told = st.builds(SECTIONS[field.name], **create_field_strategies(SECTIONS[field.name]))
-    return told if silent is not None else quiet | told
+    strategy = st.builds(SECTIONS[field.name], **create_field_strategies(SECTIONS[field.name]))
+    return strategy if silent is not None else quiet | strategy
 
 
 def create_field_strategies(kind: type[Struct]) -> Mapping[str, st.SearchStrategy[Any]]:
@@ -54,16 +54,16 @@ def list_set_fields(request: Request) -> list[tuple[str, Any]]:
 
     A client that asks for logprobs says how many, even if they are none.
     """
-    found = []
+    paths = []
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in SECTIONS:
-            found.append((field.name, value, get_default_value(field)))
+            paths.append((field.name, value, get_default_value(field)))
         elif value is not None:
             for own in fields(value):
                 silent = () if field.name == "logprobs" else get_default_value(own)
-                found.append((f"{field.name}.{own.name}", getattr(value, own.name), silent))
-    return [(path, one) for path, one, silent in found if one not in (None, (), silent)]
+                paths.append((f"{field.name}.{own.name}", getattr(value, own.name), silent))
+    return [(path, one) for path, one, silent in paths if one not in (None, (), silent)]
 
 
 @given(requests)
@@ -92,9 +92,9 @@ decoded = st.builds(
 
 
 @given(decoded, st.booleans())
-def test_bind_target_changes_only_model_and_source(request: Request, asked: bool) -> None:
+def test_bind_target_changes_only_model_and_source(request: Request, has_task: bool) -> None:
     before = list_set_fields(request)
-    if asked:
+    if has_task:
         assert [*request.set_fields.items()] == before
 
     got = request.bind_target("its", "openai")

@@ -26,16 +26,16 @@ from protocols.core.request import (
 )
 from protocols.core.restricted import PARAMETERS, RestrictedAdapter, remove_parameters
 
-Asked = dict[str, Any]
+JsonObject = dict[str, Any]
 
 REGISTRY = ProtocolRegistry(PROTOCOLS)
 WORKER_PROTOCOLS = [name for name in PROTOCOLS if REGISTRY.serves_workers(name)]
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 EVERYTHING = GenerationRequest(
     model="m",
     kind="chat",
-    messages=SAID,
+    messages=MESSAGES,
     n=2,
     sampling=SamplingParams(temperature=0.5, top_k=5),
     stopping=StopConditions(max_tokens=3, stop=("x",)),
@@ -53,7 +53,7 @@ def restrict_adapter(*parameters: str, profile: str | None = "vllm") -> Restrict
     return RestrictedAdapter(create_adapter("openai", profile), parameters)
 
 
-NOT_SENT: list[tuple[str, Asked, str]] = [
+NOT_SENT: list[tuple[str, JsonObject, str]] = [
     ("sampling.top_k", {}, "top_k"),
     ("stopping.stop", {}, "stop"),
     ("n", {}, "n"),
@@ -65,7 +65,7 @@ NOT_SENT: list[tuple[str, Asked, str]] = [
 
 @pytest.mark.parametrize(("path", "stays", "goes"), NOT_SENT)
 def test_restricted_parameter_is_not_sent_and_reported_as_lost(
-    path: str, stays: Asked, goes: str
+    path: str, stays: JsonObject, goes: str
 ) -> None:
     plain = restrict_adapter()
     limited = restrict_adapter(path)
@@ -77,15 +77,15 @@ def test_restricted_parameter_is_not_sent_and_reported_as_lost(
     assert after.items() >= stays.items()
     lost = [
         one
-        for one in limited.unsupported_parameters(EVERYTHING, {path: "told"})
+        for one in limited.unsupported_parameters(EVERYTHING, {path: "field"})
         if one.path == path
     ]
-    assert [(one.field, one.reason) for one in lost] == [("told", "dropped")]
+    assert [(one.field, one.reason) for one in lost] == [("field", "dropped")]
     assert path not in {one.path for one in plain.unsupported_parameters(EVERYTHING, {})}
 
 
 def test_absent_restricted_parameters_are_not_reported() -> None:
-    plain = GenerationRequest(model="m", kind="chat", messages=SAID, n=1)
+    plain = GenerationRequest(model="m", kind="chat", messages=MESSAGES, n=1)
     limited = restrict_adapter(*PARAMETERS)
 
     assert limited.unsupported_parameters(plain, {}) == ()
@@ -93,8 +93,8 @@ def test_absent_restricted_parameters_are_not_reported() -> None:
 
 
 def test_all_parameters_can_be_restricted_at_once() -> None:
-    told = msgspec.json.decode(restrict_adapter(*PARAMETERS).encode_request(EVERYTHING).body)
-    assert told == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    body = msgspec.json.decode(restrict_adapter(*PARAMETERS).encode_request(EVERYTHING).body)
+    assert body == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_restricted_prompts_and_inputs_keep_only_the_first() -> None:
@@ -164,7 +164,7 @@ class ClientStub:
 @pytest.mark.parametrize(
     ("decoded", "passed_on"),
     [
-        (GenerationRequest(model="m", kind="chat", messages=SAID), True),
+        (GenerationRequest(model="m", kind="chat", messages=MESSAGES), True),
         (EVERYTHING, False),
         (None, False),
     ],

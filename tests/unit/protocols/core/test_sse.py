@@ -11,11 +11,11 @@ from protocols.core.errors import StreamBroken, WorkerFailed
 def parse_events(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
     """The data of the events in ``data``, fed in pieces of ``size``."""
     splitter = sse.SseParser(limit=limit)
-    found: list[bytes] = []
+    events: list[bytes] = []
     for i in range(0, len(data), size):
-        found += splitter.feed(data[i : i + size])
+        events += splitter.feed(data[i : i + size])
     splitter.close()
-    return found
+    return events
 
 
 @pytest.mark.parametrize(

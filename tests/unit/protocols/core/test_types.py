@@ -46,10 +46,10 @@ def test_set_fields_are_keyed_by_path() -> None:
         response_options=ResponseOptions("each"),
     )
 
-    said = {path: value for path, value in request.set_fields.items() if value}
+    set_fields = {path: value for path, value in request.set_fields.items() if value}
     unsaid = {path for path, value in request.set_fields.items() if value is False}
 
-    assert said == {
+    assert set_fields == {
         "model": "m",
         "kind": "chat",
         "templating.mode": "raw",
@@ -61,11 +61,11 @@ def test_set_fields_are_keyed_by_path() -> None:
 
 
 def test_unset_fields_have_no_path() -> None:
-    said = EmbeddingRequest(model="m", inputs=("a",), dimensions=3).set_fields
+    set_fields = EmbeddingRequest(model="m", inputs=("a",), dimensions=3).set_fields
 
-    assert said["inputs"] == ("a",)
-    assert said["dimensions"] == 3
-    assert "normalize" not in said
+    assert set_fields["inputs"] == ("a",)
+    assert set_fields["dimensions"] == 3
+    assert "normalize" not in set_fields
     assert not [
         path for path in GenerationRequest(model="m", kind="chat").set_fields if "." in path
     ]

@@ -71,11 +71,11 @@ from protocols.core.units import SCALAR_TYPES, RateValue, Secret, has_dot_segmen
     ],
 )
 def test_unit_is_parsed_and_formatted(unit: str, text: str, value: object, written: object) -> None:
-    found = SCALAR_TYPES[unit].parse(text)
-    assert found == value
-    assert type(found) is type(value)
+    parsed = SCALAR_TYPES[unit].parse(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
     if written is not None:
-        assert SCALAR_TYPES[unit].format_value(found) == written
+        assert SCALAR_TYPES[unit].format_value(parsed) == written
         assert SCALAR_TYPES[unit].parse(str(written)) == value
 
 

@@ -63,8 +63,15 @@ def make_response(*choices: dict[str, Any], **more: Any) -> str:
 
 BEGUN = make_chunk({"role": "assistant", "content": "Hé"})
 STREAM = BEGUN + make_chunk({"content": "llo"}) + make_chunk({}, "stop", usage=USAGE) + DONE
-SAID: list[Event] = [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), USED, StreamEnd()]
-THOUGHT = [
+HELLO_EVENTS: list[Event] = [
+    SERVED,
+    TextDelta("Hé"),
+    TextDelta("llo"),
+    ChoiceEnd("eos"),
+    USED,
+    StreamEnd(),
+]
+REASONING_CONTENT = [
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a", "signature": "s"}]},
     {"type": "text", "text": "b"},
 ]
@@ -76,13 +83,13 @@ VECTORS = json.dumps(
     }
 )  # fmt: skip
 ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
-    ("usage in the last choice", STREAM, CHAT, SAID),
-    ("no [DONE]", STREAM.removesuffix(DONE), CHAT, SAID),
+    ("usage in the last choice", STREAM, CHAT, HELLO_EVENTS),
+    ("no [DONE]", STREAM.removesuffix(DONE), CHAT, HELLO_EVENTS),
     (
         "usage in every chunk",
         STREAM.replace('"choices"', f'"usage": {json.dumps(USAGE)}, "choices"'),
         CHAT,
-        SAID,
+        HELLO_EVENTS,
     ),
     (
         "usage in a chunk of its own",
@@ -92,17 +99,19 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
         + make_chunk(None, usage=USAGE)
         + DONE,
         CHAT,
-        SAID,
+        HELLO_EVENTS,
     ),
     (
         "no usage",
         BEGUN + make_chunk({"content": "llo"}, "length") + DONE,
         CHAT,
-        [*SAID[:3], ChoiceEnd("length"), StreamEnd()],
+        [*HELLO_EVENTS[:3], ChoiceEnd("length"), StreamEnd()],
     ),
     (
         "thoughts in a list",
-        make_chunk({"role": "assistant", "content": THOUGHT}) + make_chunk({}, "stop") + DONE,
+        make_chunk({"role": "assistant", "content": REASONING_CONTENT})
+        + make_chunk({}, "stop")
+        + DONE,
         CHAT,
         [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()],
     ),
@@ -179,7 +188,7 @@ def test_response_is_decoded_in_any_framing_and_packet_size(
 
 
 def test_stream_without_last_newline_is_complete() -> None:
-    assert decode_response(STREAM.rstrip("\n")) == SAID
+    assert decode_response(STREAM.rstrip("\n")) == HELLO_EVENTS
 
 
 def test_stream_without_finish_reason_raises_stream_broken() -> None:
@@ -252,25 +261,25 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
 def test_worker_status_and_error_code_map_to_error_type(
     status: int, body: bytes, kind: type[GatewayError], text: str
 ) -> None:
-    found = Databricks().read_error(status, {}, body)
-    assert type(found) is kind
-    assert re.search(text, found.message)
-    assert "secret" not in found.message
+    error = Databricks().read_error(status, {}, body)
+    assert type(error) is kind
+    assert re.search(text, error.message)
+    assert "secret" not in error.message
 
 
 def test_context_too_long_reports_tokens_and_limit() -> None:
     body = make_error(
         "BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"
     )
-    found = Databricks().read_error(400, {}, body)
-    assert isinstance(found, ContextTooLong)
-    assert (found.tokens, found.limit) == (20, 8)
+    error = Databricks().read_error(400, {}, body)
+    assert isinstance(error, ContextTooLong)
+    assert (error.tokens, error.limit) == (20, 8)
 
 
 def test_retry_after_of_worker_is_kept() -> None:
     for status, code in ((429, "REQUEST_LIMIT_EXCEEDED"), (503, "TEMPORARILY_UNAVAILABLE")):
-        found = Databricks().read_error(status, {"retry-after": "7"}, make_error(code))
-        assert found.retry_after == 7.0
+        error = Databricks().read_error(status, {"retry-after": "7"}, make_error(code))
+        assert error.retry_after == 7.0
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])

@@ -64,9 +64,9 @@ class ModelCatalogStub:
 
 
 def test_adapter_name_path_prefixes_and_options() -> None:
-    dialect = AdapterMount(Databricks()).adapter
-    assert dialect.name == "databricks"
-    assert dialect.path_prefixes == (
+    adapter = AdapterMount(Databricks()).adapter
+    assert adapter.name == "databricks"
+    assert adapter.path_prefixes == (
         "/serving-endpoints",
         "/api/2.0",
         "/ai-gateway",
@@ -78,7 +78,7 @@ def test_adapter_name_path_prefixes_and_options() -> None:
         Databricks(role_rules="loose")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="prompt or flat"):
         Databricks(completion_index="both")  # type: ignore[arg-type]
-    assert dialect.model_options == {"pay_per_token": bool}  # type: ignore[attr-defined]
+    assert adapter.model_options == {"pay_per_token": bool}  # type: ignore[attr-defined]
 
 
 NO_ENDPOINT = (
@@ -180,25 +180,25 @@ def test_serving_endpoint_list(make: Any, path: str) -> None:
 
 
 def test_serving_endpoint_details(make: Any) -> None:
-    found = fetch_info(make, "/api/2.0/serving-endpoints/ep-ab")
-    assert found["config"]["traffic_config"] == {
+    details = fetch_info(make, "/api/2.0/serving-endpoints/ep-ab")
+    assert details["config"]["traffic_config"] == {
         "routes": [
             {"served_model_name": "m-a", "served_entity_name": "m-a", "traffic_percentage": 80},
             {"served_model_name": "m-b", "served_entity_name": "m-b", "traffic_percentage": 20},
         ]
     }
-    states = [e["state"]["deployment"] for e in found["config"]["served_entities"]]
+    states = [e["state"]["deployment"] for e in details["config"]["served_entities"]]
     assert states == ["DEPLOYMENT_READY", "DEPLOYMENT_RECOVERING"]
-    assert found["permission_level"] == "CAN_QUERY"
+    assert details["permission_level"] == "CAN_QUERY"
     call = make("/api/2.0/serving-endpoints/nope", method="GET")
     with pytest.raises(ModelNotFound):
         Databricks().handle_info_request(call, ModelCatalogStub())
 
 
 def test_endpoint_without_versions_has_no_routes() -> None:
-    found = listing.build_endpoint_details(ModelInfo("empty", ()))
-    assert msgspec.to_builtins(found.config)["traffic_config"] == {"routes": []}
-    assert found.state.ready == "NOT_READY"
+    details = listing.build_endpoint_details(ModelInfo("empty", ()))
+    assert msgspec.to_builtins(details.config)["traffic_config"] == {"routes": []}
+    assert details.state.ready == "NOT_READY"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=15).filter(any))

@@ -225,11 +225,11 @@ def test_truncated_stream_raises_stream_broken(passthrough_client: PassthroughCl
 
 
 def test_error_body_with_status_200_raises_its_error(passthrough_client: PassthroughClient) -> None:
-    said = (
+    error_body = (
         b'{"error_code":"BAD_REQUEST","message":"the prompt has 9 tokens, the model\'s limit is 8"}'
     )
     for body in (CHAT, EMBED):
         passage = passthrough_client.taken(ENDPOINT, body).create_reader()
-        passage.feed([said])
+        passage.feed([error_body])
         with pytest.raises(ContextTooLong):
             passage.close()

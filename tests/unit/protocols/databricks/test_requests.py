@@ -31,31 +31,31 @@ EMBED = "/serving-endpoints/embeddings"
 HI = [{"role": "user", "content": "say hi"}]
 
 
-def decode_generation(call: ClientRequest, dialect: Databricks | None = None) -> GenerationRequest:
-    request = (dialect or Databricks()).decode_request(call)
+def decode_generation(call: ClientRequest, adapter: Databricks | None = None) -> GenerationRequest:
+    request = (adapter or Databricks()).decode_request(call)
     assert isinstance(request, GenerationRequest)
     return request
 
 
-def decode_or_encode_error(dialect: Databricks, call: ClientRequest) -> Request | HttpResponse:
+def decode_or_encode_error(adapter: Databricks, call: ClientRequest) -> Request | HttpResponse:
     """As the server: first ``peek`` and then ``decode``."""
     try:
-        dialect.read_routing_info(call)
-        return dialect.decode_request(call)
+        adapter.read_routing_info(call)
+        return adapter.decode_request(call)
     except GatewayError as error:
-        return dialect.encode_error(error, call)
+        return adapter.encode_error(error, call)
 
 
-def decode_error(call: ClientRequest, dialect: Databricks | None = None) -> tuple[int, str, str]:
-    reply = decode_or_encode_error(dialect or Databricks(), call)
+def decode_error(call: ClientRequest, adapter: Databricks | None = None) -> tuple[int, str, str]:
+    reply = decode_or_encode_error(adapter or Databricks(), call)
     assert isinstance(reply, HttpResponse)
     body = msgspec.json.decode(reply.body)
     assert list(body) == ["error_code", "message"]
     return reply.status, body["error_code"], body["message"]
 
 
-def decode_invalid_parameter(call: ClientRequest, dialect: Databricks | None = None) -> str:
-    status, code, message = decode_error(call, dialect)
+def decode_invalid_parameter(call: ClientRequest, adapter: Databricks | None = None) -> str:
+    status, code, message = decode_error(call, adapter)
     assert (status, code) == (400, "INVALID_PARAMETER_VALUE")
     return message
 
@@ -130,26 +130,26 @@ def test_null_means_that_the_parameter_is_absent(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "default", "stream"),
+    ("stream_field", "default", "stream"),
     [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
 )
 def test_stream_default_option_applies_without_a_stream_field(
-    make: Any, said: bool | None, default: bool, stream: bool
+    make: Any, stream_field: bool | None, default: bool, stream: bool
 ) -> None:
     """The reference prints true; the service's own SDK reads one JSON object. A switch decides."""
-    dialect = Databricks(stream_default=default)
-    call = make(PATH, build_chat_body(stream=said))
-    assert dialect.read_routing_info(call).stream is stream
-    assert decode_generation(call, dialect).stream is stream
+    adapter = Databricks(stream_default=default)
+    call = make(PATH, build_chat_body(stream=stream_field))
+    assert adapter.read_routing_info(call).stream is stream
+    assert decode_generation(call, adapter).stream is stream
 
 
 def test_embeddings_ignore_stream(make: Any) -> None:
-    dialect = Databricks(stream_default=True)
+    adapter = Databricks(stream_default=True)
     call = make(PATH, {"input": "a"})
-    assert dialect.read_routing_info(call) == RoutingInfo("mock")
-    assert isinstance(dialect.decode_request(call), EmbeddingRequest)
+    assert adapter.read_routing_info(call) == RoutingInfo("mock")
+    assert isinstance(adapter.decode_request(call), EmbeddingRequest)
     body = {"model": "gte", "input": "a", "stream": True}
-    assert dialect.read_routing_info(make(EMBED, body)) == RoutingInfo("gte")
+    assert adapter.read_routing_info(make(EMBED, body)) == RoutingInfo("gte")
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,8 @@ T = {"role": "tool", "content": "3", "tool_call_id": "c1"}
 )
 def test_role_order_accepted_by_strict_and_lenient_rules(make: Any, messages: list[Any]) -> None:
     for order in ("strict", "lenient"):
-        dialect = Databricks(role_rules=order)
-        request = decode_generation(make(PATH, {"messages": messages}), dialect)
+        adapter = Databricks(role_rules=order)
+        request = decode_generation(make(PATH, {"messages": messages}), adapter)
         assert [m.role for m in request.messages] == [m["role"] for m in messages]
 
 
@@ -450,7 +450,7 @@ def test_all_documented_completion_fields_are_decoded(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said", "mode"),
+    ("path", "use_raw_prompt", "mode"),
     [
         (PATH, None, "server"),
         (PATH, False, "server"),
@@ -460,9 +460,11 @@ def test_all_documented_completion_fields_are_decoded(make: Any) -> None:
     ],
 )
 def test_use_raw_prompt_selects_the_template_mode(
-    make: Any, path: str, said: bool | None, mode: str
+    make: Any, path: str, use_raw_prompt: bool | None, mode: str
 ) -> None:
-    body = {"prompt": "a", "use_raw_prompt": said} | ({"model": "m"} if path == TEXT else {})
+    body = {"prompt": "a", "use_raw_prompt": use_raw_prompt} | (
+        {"model": "m"} if path == TEXT else {}
+    )
     assert decode_generation(make(path, body)).templating.mode == mode
 
 
@@ -529,9 +531,9 @@ def test_openai_embedding_request_is_decoded(make: Any) -> None:
     assert (request.model, request.encoding) == ("gte", "base64")
 
 
-@pytest.mark.parametrize("given", [[1, 2], [[1]], [], "", None, 5])
-def test_invalid_embedding_input_is_rejected(make: Any, given: Any) -> None:
-    assert "input" in decode_invalid_parameter(make(PATH, {"input": given}))
+@pytest.mark.parametrize("value", [[1, 2], [[1]], [], "", None, 5])
+def test_invalid_embedding_input_is_rejected(make: Any, value: Any) -> None:
+    assert "input" in decode_invalid_parameter(make(PATH, {"input": value}))
 
 
 # --- who is asked ---------------------------------------------------------------------------------
@@ -573,7 +575,7 @@ ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "said"),
+    ("model", "body", "message"),
     [
         (PAID, build_chat_body(n=2), ONE),
         (PAID, {"prompt": "a", "n": 2}, ONE),
@@ -591,13 +593,13 @@ ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
     ],
 )
 def test_pay_per_token_models_limit_n_and_error_behavior(
-    make: Any, model: ModelInfo, body: Any, said: str
+    make: Any, model: ModelInfo, body: Any, message: str
 ) -> None:
     call = make(PATH, body)
-    if not said:
+    if not message:
         Databricks().decode_request(call, model)
         return
     with pytest.raises(InvalidParameter) as caught:
         Databricks().decode_request(call, model)
-    assert caught.value.message == said
+    assert caught.value.message == message
     assert Databricks().encode_error(caught.value, call).status == 400

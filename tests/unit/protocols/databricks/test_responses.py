@@ -27,7 +27,7 @@ from protocols.databricks.endpoints import Databricks
 
 PATH = "/serving-endpoints/ep-ab/invocations"
 HI = [{"role": "user", "content": "say hi"}]
-DIALECT = Databricks()
+ADAPTER = Databricks()
 HELLO: list[Event] = [
     StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd("eos"),
     Usage(2, 3), StreamEnd()
@@ -35,10 +35,10 @@ HELLO: list[Event] = [
 
 
 def create_encoder(
-    make: Any, about: ResponseContext, *, dialect: Databricks = DIALECT, **body: Any
+    make: Any, about: ResponseContext, *, adapter: Databricks = ADAPTER, **body: Any
 ) -> ResponseEncoder:
     call = make(PATH, body)
-    return dialect.create_encoder(call, dialect.decode_request(call), about)
+    return adapter.create_encoder(call, adapter.decode_request(call), about)
 
 
 def encode_unary_body(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
@@ -176,17 +176,19 @@ TWICE: list[Event] = [
 def test_completion_index_option_numbers_choices_or_prompts(
     make: Any, about: ResponseContext, by: Any, indexes: list[int]
 ) -> None:
-    dialect = Databricks(completion_index=by)
-    asked: dict[str, Any] = {"prompt": ["a", "b"], "n": 2}
+    adapter = Databricks(completion_index=by)
+    fields: dict[str, Any] = {"prompt": ["a", "b"], "n": 2}
 
     body = msgspec.json.decode(
-        encode_unary_body(create_encoder(make, about, dialect=dialect, **asked), TWICE)
+        encode_unary_body(create_encoder(make, about, adapter=adapter, **fields), TWICE)
     )
     assert [(one["index"], one["text"]) for one in body["choices"]] == list(
         zip(indexes, "wxyz", strict=True)
     )
 
-    stream = create_encoder(make, about, dialect=dialect, **asked, stream=True).encode_events(TWICE)
+    stream = create_encoder(make, about, adapter=adapter, **fields, stream=True).encode_events(
+        TWICE
+    )
     chunks = [msgspec.json.decode(one[6:]) for one in stream.split(b"\n\n")[:-2]]
     choices = [one["choices"][0] for one in chunks]
     assert [one["index"] for one in choices if one["text"]] == indexes
@@ -195,7 +197,7 @@ def test_completion_index_option_numbers_choices_or_prompts(
 
 
 def test_chat_index_numbers_the_choices(make: Any, about: ResponseContext) -> None:
-    dialect = Databricks(completion_index="prompt")
+    adapter = Databricks(completion_index="prompt")
     events: list[Event] = [
         TextDelta("a", 0),
         ChoiceEnd("eos", 0),
@@ -204,7 +206,7 @@ def test_chat_index_numbers_the_choices(make: Any, about: ResponseContext) -> No
         StreamEnd(),
     ]
     body = msgspec.json.decode(
-        encode_unary_body(create_encoder(make, about, dialect=dialect, messages=HI, n=2), events)
+        encode_unary_body(create_encoder(make, about, adapter=adapter, messages=HI, n=2), events)
     )
     assert [one["index"] for one in body["choices"]] == [0, 1]
 
@@ -215,9 +217,9 @@ def test_echo_precedes_and_suffix_follows_the_text(make: Any, about: ResponseCon
         PromptEcho(0, "a"), TextDelta("Hi"), TextDelta("<e>", tokens=0), ChoiceEnd("eos"),
         Usage(1, 1), StreamEnd()
     ]  # fmt: skip
-    said: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
-    assert b'"text":"aHi<e>"' in encode_unary_body(create_encoder(make, about, **said), events)
-    chunks = create_encoder(make, about, **said, stream=True).encode_events(events).split(b"\n\n")
+    body: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
+    assert b'"text":"aHi<e>"' in encode_unary_body(create_encoder(make, about, **body), events)
+    chunks = create_encoder(make, about, **body, stream=True).encode_events(events).split(b"\n\n")
     texts = [msgspec.json.decode(c[6:])["choices"][0]["text"] for c in chunks[:-2]]
     assert texts == ["a", "Hi", "<e>", ""]
 

@@ -33,13 +33,13 @@ from protocols.core.request import (
 )
 from protocols.databricks.endpoints import Databricks
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "ep", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "ep", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(**fields: Any) -> GenerationRequest:
@@ -61,8 +61,8 @@ def encode_body(request: Request, **options: Any) -> Any:
 
 def list_unsupported_parameters(request: Request, **options: Any) -> set[tuple[str, str]]:
     """Where and how."""
-    found = Databricks(**options).unsupported_parameters(request, {})
-    return {(loss.path or loss.field, loss.reason) for loss in found}
+    unsupported = Databricks(**options).unsupported_parameters(request, {})
+    return {(loss.path or loss.field, loss.reason) for loss in unsupported}
 
 
 def test_stream_field_is_always_sent() -> None:
@@ -252,7 +252,7 @@ def test_pay_per_token_drops_n_and_supports_truncation() -> None:
     }
 
 
-BESIDE = make_chat(
+CHAT_WITH_MEDIA = make_chat(
     sampling=SamplingParams(seed=-1, presence_penalty=1.0, bad_words=("x", "y")),
     stopping=StopConditions(ignore_eos=True),
     tools=(Tool("f"),),
@@ -268,8 +268,11 @@ EXTRA = {
 
 
 def test_undocumented_parameters_are_sent_in_extra_params() -> None:
-    assert encode_body(BESIDE, extra_params=True) == {"tools": [TOOL], "extra_params": EXTRA}
-    assert list_unsupported_parameters(BESIDE, extra_params=True) == set()
+    assert encode_body(CHAT_WITH_MEDIA, extra_params=True) == {
+        "tools": [TOOL],
+        "extra_params": EXTRA,
+    }
+    assert list_unsupported_parameters(CHAT_WITH_MEDIA, extra_params=True) == set()
 
 
 def test_extra_fields_of_databricks_clients_are_forwarded() -> None:
@@ -302,13 +305,13 @@ def test_decoded_request_is_encoded_to_the_same_body(make: Any) -> None:
         "usage_context": {"team": "a"},
         "client_request_id": "c",
     }
-    dialect = Databricks()
-    read = dialect.decode_request(make("/serving-endpoints/ep/invocations", body))
+    adapter = Databricks()
+    read = adapter.decode_request(make("/serving-endpoints/ep/invocations", body))
     request = GenerationRequest(
         **{name: getattr(read, name) for name in read.__struct_fields__} | {"source": "databricks"}
     )
-    assert json.loads(dialect.encode_request(request).body) == body
-    assert dialect.unsupported_parameters(request, {}) == ()
+    assert json.loads(adapter.encode_request(request).body) == body
+    assert adapter.unsupported_parameters(request, {}) == ()
 
 
 def test_chat_messages_are_encoded() -> None:
@@ -337,8 +340,8 @@ def test_chat_messages_are_encoded() -> None:
         "names",
         "earlier reasoning",
     ]
-    said = make_chat(messages=(Message("assistant", (TextPart("so"),), tool_calls=(call,)),))
-    assert encode_body(said)["messages"][0]["content"] == "so"
+    chat = make_chat(messages=(Message("assistant", (TextPart("so"),), tool_calls=(call,)),))
+    assert encode_body(chat)["messages"][0]["content"] == "so"
 
 
 def test_tools_are_limited_to_32_and_include_the_chosen_one() -> None:

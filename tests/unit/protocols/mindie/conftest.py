@@ -16,17 +16,17 @@ from protocols.core.request import GenerationRequest
 from protocols.mindie.endpoints import MindIE
 
 
-class Desk:
+class MindIETestBench:
     """One dialect, a clock that stands still until it is moved, and fixed ids and times."""
 
     def __init__(
         self, profile: str | None = None, *, keep_alive: bool = False, **options: Any
     ) -> None:
-        self.dialect = MindIE(profile, **options)
+        self.adapter = MindIE(profile, **options)
         if keep_alive:
-            self.dialect.keep_connections()
+            self.adapter.keep_connections()
         self.now = 100.0
-        self._paths = PathRouter([AdapterMount(self.dialect)])
+        self._paths = PathRouter([AdapterMount(self.adapter)])
 
     def call(
         self,
@@ -37,34 +37,34 @@ class Desk:
         headers: Mapping[str, str] | None = None,
     ) -> ClientRequest:
         """``body`` is JSON's meaning, or bytes. Raises PathNotFound or MethodNotAllowed."""
-        found = self._paths.find_endpoint(method, path)
+        match = self._paths.find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return ClientRequest(
-            found.endpoint, found.params, headers or {}, "", raw, path, "r1", 1707275960.0
+            match.endpoint, match.params, headers or {}, "", raw, path, "r1", 1707275960.0
         )
 
     def decode(self, path: str, body: Any) -> GenerationRequest:
-        return cast("GenerationRequest", self.dialect.decode_request(self.call(path, body)))
+        return cast("GenerationRequest", self.adapter.decode_request(self.call(path, body)))
 
     def refused(self, path: str, body: Any) -> tuple[int, str]:
         """The status and the text of a refusal. Fails where nothing is refused."""
         call = self.call(path, body)
         with pytest.raises(GatewayError) as caught:  # noqa: PT012 - either may refuse
-            self.dialect.read_routing_info(call)
-            self.dialect.decode_request(call)
-        reply = self.dialect.encode_error(caught.value, call)
-        told = msgspec.json.decode(reply.body)
-        assert list(told) == ["error", "error_type"]
-        assert told["error_type"] == "Input Validation Error"
-        return reply.status, told["error"]
+            self.adapter.read_routing_info(call)
+            self.adapter.decode_request(call)
+        reply = self.adapter.encode_error(caught.value, call)
+        error_body = msgspec.json.decode(reply.body)
+        assert list(error_body) == ["error", "error_type"]
+        assert error_body["error_type"] == "Input Validation Error"
+        return reply.status, error_body["error"]
 
     def encoder(
         self, path: str, body: Any, *, model: str = "llama_65b", name: str | None = None
     ) -> ResponseEncoder:
         headers = {} if name is None else {"req-id": name}
         call = self.call(path, body, headers=headers)
-        return self.dialect.create_encoder(
-            call, self.dialect.decode_request(call), self.about(model)
+        return self.adapter.create_encoder(
+            call, self.adapter.decode_request(call), self.about(model)
         )
 
     def about(self, model: str, *, created: int = 1707275960) -> ResponseContext:
@@ -92,5 +92,5 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Callable[..., Desk]:
-    return Desk
+def bench() -> Callable[..., MindIETestBench]:
+    return MindIETestBench

@@ -25,8 +25,8 @@ def decode_stream_events(sent: bytes) -> list[Any]:
     return [block if block == b"[DONE]" else msgspec.json.decode(block) for block in blocks]
 
 
-def test_cancelled_generate_stream_with_details_ends_with_stop_sequence(desk: Any) -> None:
-    one = desk()
+def test_cancelled_generate_stream_with_details_ends_with_stop_sequence(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(TEXT, {"text_input": "x", "parameters": {"details": True}})
     sent = one.stream(encoder, StreamStart(1), TextDelta("a"), TextDelta("b"))
 
@@ -37,8 +37,8 @@ def test_cancelled_generate_stream_with_details_ends_with_stop_sequence(desk: An
     assert last["details"]["generated_tokens"] == 2
 
 
-def test_cancelled_generate_stream_without_details_sends_nothing_more(desk: Any) -> None:
-    one = desk()
+def test_cancelled_generate_stream_without_details_sends_nothing_more(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(TEXT, {"text_input": "x"})
     one.stream(encoder, TextDelta("a"))
 
@@ -46,8 +46,8 @@ def test_cancelled_generate_stream_without_details_sends_nothing_more(desk: Any)
 
 
 @pytest.mark.parametrize("path", ["/infer", "/generate_stream", "/"])
-def test_cancelled_tgi_style_stream_ends_with_stop_sequence(desk: Any, path: str) -> None:
-    one = desk(model="m")
+def test_cancelled_tgi_style_stream_ends_with_stop_sequence(bench: Any, path: str) -> None:
+    one = bench(model="m")
     body = {"inputs": "x", "stream": True, "parameters": {"details": True}}
     encoder = one.encoder(path, body)
     one.stream(encoder, TextDelta("a"), TextDelta("b"))
@@ -58,8 +58,8 @@ def test_cancelled_tgi_style_stream_ends_with_stop_sequence(desk: Any, path: str
     assert last["details"]["finish_reason"] == "stop_sequence"
 
 
-def test_cancelled_vllm_style_stream_sends_nothing_more(desk: Any) -> None:
-    one = desk(model="m")
+def test_cancelled_vllm_style_stream_sends_nothing_more(bench: Any) -> None:
+    one = bench(model="m")
     encoder = one.encoder("/generate", {"prompt": "x", "stream": True})
     one.stream(encoder, TextDelta("a"))
 
@@ -68,9 +68,9 @@ def test_cancelled_vllm_style_stream_sends_nothing_more(desk: Any) -> None:
 
 @pytest.mark.parametrize(("profile", "reason"), [("2x", "stop"), ("rc1", "stop_sequence")])
 def test_cancelled_chat_stream_ends_with_finish_reason_and_done(
-    desk: Any, profile: str, reason: str
+    bench: Any, profile: str, reason: str
 ) -> None:
-    one = desk(profile)
+    one = bench(profile)
     encoder = one.encoder(CHAT, TALK)
     one.stream(encoder, StreamStart(4), TextDelta("a"))
 
@@ -82,20 +82,20 @@ def test_cancelled_chat_stream_ends_with_finish_reason_and_done(
         assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
 
 
-def test_cancelled_chat_stream_sends_one_finish_reason_per_choice(desk: Any) -> None:
-    one = desk()
+def test_cancelled_chat_stream_sends_one_finish_reason_per_choice(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(CHAT, TALK | {"n": 2})
     one.stream(encoder, StreamStart(4), TextDelta("a"), ChoiceEnd("length"), TextDelta("b", 1))
 
     *ends, done = decode_stream_events(encoder.encode_error_event(GONE))
 
-    told = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"]) for end in ends]
-    assert told == [(0, "length"), (1, "stop")]
+    finishes = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"]) for end in ends]
+    assert finishes == [(0, "length"), (1, "stop")]
     assert done == b"[DONE]"
 
 
-def test_cancelled_incomplete_tool_call_finishes_with_stop(desk: Any) -> None:
-    one = desk()
+def test_cancelled_incomplete_tool_call_finishes_with_stop(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(CHAT, TALK)
     one.stream(encoder, ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, '{"x'))
 

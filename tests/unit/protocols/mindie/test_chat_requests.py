@@ -249,33 +249,33 @@ SCHEMAS: tuple[tuple[Any, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("fields", "said"), [*SHAPE, *PARAMETERS, *FORMS])
-def test_invalid_chat_field_returns_422(desk: Any, fields: Any, said: str) -> None:
-    assert desk().refused(CHAT, HI | fields) == (422, said)
+@pytest.mark.parametrize(("fields", "message"), [*SHAPE, *PARAMETERS, *FORMS])
+def test_invalid_chat_field_returns_422(bench: Any, fields: Any, message: str) -> None:
+    assert bench().refused(CHAT, HI | fields) == (422, message)
 
 
-@pytest.mark.parametrize(("schema", "said"), SCHEMAS)
-def test_invalid_json_schema_format_returns_422(desk: Any, schema: Any, said: str) -> None:
+@pytest.mark.parametrize(("schema", "message"), SCHEMAS)
+def test_invalid_json_schema_format_returns_422(bench: Any, schema: Any, message: str) -> None:
     form = {"response_format": {"type": "json_schema", "json_schema": schema}}
-    assert desk().refused(CHAT, HI | form) == (422, said)
+    assert bench().refused(CHAT, HI | form) == (422, message)
 
 
-def test_tool_choice_of_an_undefined_tool_returns_422(desk: Any) -> None:
+def test_tool_choice_of_an_undefined_tool_returns_422(bench: Any) -> None:
     choice = TOOL | {"function": {"name": "g"}}
-    status, said = desk().refused(CHAT, HI | {"tools": [TOOL], "tool_choice": choice})
+    status, message = bench().refused(CHAT, HI | {"tools": [TOOL], "tool_choice": choice})
     assert status == 422
-    assert "'g'" in said
+    assert "'g'" in message
 
 
 @pytest.mark.parametrize("tools", [False, True])
-def test_messages_over_the_length_limit_return_422(desk: Any, tools: bool) -> None:
+def test_messages_over_the_length_limit_return_422(bench: Any, tools: bool) -> None:
     body = (
         HI
         | build_message_body(role="user", content="x" * (4 << 20))
         | ({"tools": [TOOL]} if tools else {})
     )
     end = "]" if tools else ""
-    assert desk("1x").refused(CHAT, body) == (
+    assert bench("1x").refused(CHAT, body) == (
         422,
         f"Messages len not in (0, 4194304{end}, but the length of inputs is 4194334",
     )
@@ -285,7 +285,7 @@ def test_messages_over_the_length_limit_return_422(desk: Any, tools: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"temperature": 2.1}, "Parameter temperature must be in (0.0,2], got 2.1."),
         ({"top_k": -1}, "Parameter top_k must be in -1 || (0,2147483647], got -1"),
@@ -296,15 +296,15 @@ def test_messages_over_the_length_limit_return_422(desk: Any, tools: bool) -> No
     ],
 )
 def test_native_validator_enforces_narrower_parameter_ranges(
-    desk: Any, fields: Any, said: str
+    bench: Any, fields: Any, message: str
 ) -> None:
-    assert desk(vllm_validator=False).refused(CHAT, HI | fields) == (422, said)
-    desk().decode(CHAT, HI | fields)
+    assert bench(vllm_validator=False).refused(CHAT, HI | fields) == (422, message)
+    bench().decode(CHAT, HI | fields)
 
 
-def test_native_validator_ignores_parameters_that_vllm_checks(desk: Any) -> None:
+def test_native_validator_ignores_parameters_that_vllm_checks(bench: Any) -> None:
     body = HI | {"top_k": 0, "response_format": 5, "chat_template_kwargs": {"thinking_budget": 0}}
-    request = desk(vllm_validator=False).decode(CHAT, body)
+    request = bench(vllm_validator=False).decode(CHAT, body)
     assert request.sampling.top_k is None
     assert set(request.extra) == {"response_format"}
 
@@ -312,7 +312,7 @@ def test_native_validator_ignores_parameters_that_vllm_checks(desk: Any) -> None
 # --- what is taken --------------------------------------------------------------------------------
 
 
-def test_scalar_chat_parameters_are_decoded(desk: Any) -> None:
+def test_scalar_chat_parameters_are_decoded(bench: Any) -> None:
     body = HI | {
         "temperature": 0,
         "top_k": -1,
@@ -323,24 +323,24 @@ def test_scalar_chat_parameters_are_decoded(desk: Any) -> None:
         "foo": 1,
         "stream": True,
     }
-    request = desk().decode(CHAT, body)
+    request = bench().decode(CHAT, body)
     assert (request.sampling.temperature, request.sampling.top_k) == (0.0, None)
     assert (request.stopping.max_tokens, request.stopping.stop) == (5, ("x",))
     assert request.stopping.include_stop is False
     assert (request.n, request.stream) == (1, True)
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {"foo": b"1"}
-    assert desk().decode(CHAT, HI).stopping.max_tokens is None
-    assert desk(max_iter_times=512).decode(CHAT, HI).stopping.max_tokens == 512
+    assert bench().decode(CHAT, HI).stopping.max_tokens is None
+    assert bench(max_iter_times=512).decode(CHAT, HI).stopping.max_tokens == 512
 
 
-def test_null_means_that_the_parameter_is_absent(desk: Any) -> None:
+def test_null_means_that_the_parameter_is_absent(bench: Any) -> None:
     names = (
         *("temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "stream", "n", "best_of"),
         *("stop_token_ids", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format"),
         *("chat_template", "presence_penalty", "frequency_penalty", "use_beam_search"),
         *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
     )
-    assert desk().decode(CHAT, HI | dict.fromkeys(names)) == desk().decode(CHAT, HI)
+    assert bench().decode(CHAT, HI | dict.fromkeys(names)) == bench().decode(CHAT, HI)
 
 
 @pytest.mark.parametrize(
@@ -353,8 +353,8 @@ def test_null_means_that_the_parameter_is_absent(desk: Any) -> None:
         ({"logprobs": True, "top_logprobs": 0}, LogprobsOptions(0)),
     ],
 )
-def test_chat_logprobs_options_are_decoded(desk: Any, fields: Any, logprobs: Any) -> None:
-    assert desk().decode(CHAT, HI | fields).logprobs == logprobs
+def test_chat_logprobs_options_are_decoded(bench: Any, fields: Any, logprobs: Any) -> None:
+    assert bench().decode(CHAT, HI | fields).logprobs == logprobs
 
 
 @pytest.mark.parametrize(
@@ -370,14 +370,14 @@ def test_chat_logprobs_options_are_decoded(desk: Any, fields: Any, logprobs: Any
     ],
 )
 def test_n_and_best_of_set_choice_count_and_beam_width(
-    desk: Any, fields: Any, n: Any, beams: Any
+    bench: Any, fields: Any, n: Any, beams: Any
 ) -> None:
     """As many as candidates: the server returns them all."""
-    request = desk().decode(CHAT, HI | fields)
+    request = bench().decode(CHAT, HI | fields)
     assert (request.n, request.best_of, request.sampling.beam_width) == (n, None, beams)
 
 
-def test_chat_messages_with_tool_calls_and_images_are_decoded(desk: Any) -> None:
+def test_chat_messages_with_tool_calls_and_images_are_decoded(bench: Any) -> None:
     messages = [
         {"role": "system", "content": "be brief", "name": "s"},
         {"role": "user", "content": [{"type": "text", "text": "what"}, {"image_url": "u"}]},
@@ -387,7 +387,7 @@ def test_chat_messages_with_tool_calls_and_images_are_decoded(desk: Any) -> None
         {"role": "tool", "content": "", "tool_call_id": "c1"},
         {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
     ]
-    request = desk().decode(
+    request = bench().decode(
         CHAT, {"model": "m", "messages": messages, "tools": [TOOL], "tool_choice": TOOL}
     )
     call = (ToolCall("c1", "f", "{}"),)
@@ -405,28 +405,28 @@ def test_chat_messages_with_tool_calls_and_images_are_decoded(desk: Any) -> None
     assert request.extra == {}
 
 
-def test_empty_content_list_is_an_empty_text_part(desk: Any) -> None:
-    request = desk().decode(CHAT, HI | build_message_body(role="user", content=[]))
+def test_empty_content_list_is_an_empty_text_part(bench: Any) -> None:
+    request = bench().decode(CHAT, HI | build_message_body(role="user", content=[]))
     assert request.messages == (Message("user", (TextPart(""),)),)
 
 
-def test_chat_template_and_thinking_options_are_decoded(desk: Any) -> None:
+def test_chat_template_and_thinking_options_are_decoded(bench: Any) -> None:
     body = HI | {
         "chat_template": "{{ messages }}",
         "chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9, "x": 1},
     }
-    request = desk().decode(CHAT, body)
+    request = bench().decode(CHAT, body)
     assert request.templating.template == "{{ messages }}"
     arguments = {name: bytes(raw) for name, raw in (request.templating.arguments or {}).items()}
     assert arguments == {"enable_thinking": b"true", "thinking_budget": b"9", "x": b"1"}
     assert request.reasoning == ReasoningOptions(budget=9)
     off = HI | {"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 9}}
-    assert desk().decode(CHAT, off).reasoning is None
+    assert bench().decode(CHAT, off).reasoning is None
 
 
-def test_response_format_is_decoded(desk: Any) -> None:
+def test_response_format_is_decoded(bench: Any) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    one = desk()
+    one = bench()
     assert one.decode(CHAT, HI | {"response_format": {"type": "text"}}).output is None
     assert one.decode(CHAT, HI | {"response_format": {"type": "json_object"}}).output == (
         JsonObjectFormat()
@@ -440,7 +440,7 @@ def test_response_format_is_decoded(desk: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"temperature": 0}, "Parameter temperature must be in (0.0,2], got 0."),
         ({"temperature": 2.1}, "Parameter temperature must be in (0.0,2], got 2.1."),
@@ -451,13 +451,15 @@ def test_response_format_is_decoded(desk: Any) -> None:
         (build_message_body(role="user", content=""), "Request param content len should not be 0"),
     ],
 )
-def test_rc1_rejects_values_that_later_releases_accept(desk: Any, fields: Any, said: str) -> None:
-    assert desk("rc1").refused(CHAT, HI | fields) == (422, said)
+def test_rc1_rejects_values_that_later_releases_accept(
+    bench: Any, fields: Any, message: str
+) -> None:
+    assert bench("rc1").refused(CHAT, HI | fields) == (422, message)
 
 
-def test_rc1_ignores_tools_n_stop_and_response_format(desk: Any) -> None:
+def test_rc1_ignores_tools_n_stop_and_response_format(bench: Any) -> None:
     body = HI | {"tools": 5, "n": 3, "stop": ["x"], "response_format": 5}
-    request = desk("rc1").decode(CHAT, body)
+    request = bench("rc1").decode(CHAT, body)
     assert (request.tools, request.n, request.stopping.stop) == ((), None, ())
     assert set(request.extra) == {"tools", "n", "stop", "response_format"}
 
@@ -465,19 +467,19 @@ def test_rc1_ignores_tools_n_stop_and_response_format(desk: Any) -> None:
 # --- completions ----------------------------------------------------------------------------------
 
 
-def test_completion_request_is_decoded(desk: Any) -> None:
+def test_completion_request_is_decoded(bench: Any) -> None:
     body = PROMPT | {"logprobs": 2, "max_tokens": 7, "response_format": {"type": "json_object"}}
-    request = desk().decode(TEXT, body)
+    request = bench().decode(TEXT, body)
     assert request.prompts == ("a b",)
     assert (request.kind, request.templating.mode) == ("completion", "raw")
     assert request.logprobs == LogprobsOptions(2)
     assert request.output == JsonObjectFormat()
     assert request.stopping.max_tokens == 7
-    assert desk().decode(TEXT, PROMPT | {"prompt": [1, 2]}).prompts == ((1, 2),)
+    assert bench().decode(TEXT, PROMPT | {"prompt": [1, 2]}).prompts == ((1, 2),)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"model": None}, "Request contains not model or model null"),
         ({"prompt": None}, "Contains not prompt or prompt null"),
@@ -521,19 +523,19 @@ def test_completion_request_is_decoded(desk: Any) -> None:
         ),
     ],
 )
-def test_invalid_completion_field_returns_422(desk: Any, fields: Any, said: str) -> None:
-    assert desk().refused(TEXT, PROMPT | fields) == (422, said)
+def test_invalid_completion_field_returns_422(bench: Any, fields: Any, message: str) -> None:
+    assert bench().refused(TEXT, PROMPT | fields) == (422, message)
 
 
-def test_field_names_map_internal_paths_to_wire_names(desk: Any) -> None:
+def test_field_names_map_internal_paths_to_wire_names(bench: Any) -> None:
     """Wire names by the paths of the internal request; what stands for no field has none."""
-    one = desk()
-    chat = one.dialect.field_names(one.call(CHAT, HI))
+    one = bench()
+    chat = one.adapter.field_names(one.call(CHAT, HI))
     assert chat["stopping.max_tokens"] == "max_tokens"
     assert chat["reasoning.budget"] == "chat_template_kwargs"
     assert chat["output"] == "response_format"
-    text = one.dialect.field_names(one.call("/v2/models/m/generate", b""))
+    text = one.adapter.field_names(one.call("/v2/models/m/generate", b""))
     assert text["stopping.max_tokens"] == "max_new_tokens"
-    assert one.dialect.field_names(one.call("/v2/models/m/generate_stream", b"")) == text
-    assert one.dialect.field_names(one.call(TEXT, PROMPT))["logprobs.top"] == "logprobs"
+    assert one.adapter.field_names(one.call("/v2/models/m/generate_stream", b"")) == text
+    assert one.adapter.field_names(one.call(TEXT, PROMPT))["logprobs.top"] == "logprobs"
     assert not [path for names in (chat, text) for path in names if path.startswith("request.")]

@@ -41,10 +41,10 @@ DONE = "data: [DONE]\n\n"
 
 
 def format_last_chunk(reason: str, usage: str, index: int = 0) -> str:
-    told = f'"usage":{usage},' if usage else ""
+    usage_json = f'"usage":{usage},' if usage else ""
     delta = '{"role":"assistant","content":""}'
     return (
-        f'{CHUNK}{told}"choices":[{{"index":{index},"delta":{delta},"logprobs":null,'
+        f'{CHUNK}{usage_json}"choices":[{{"index":{index},"delta":{delta},"logprobs":null,'
         f'"finish_reason":"{reason}"}}]}}\n\n'
     )
 
@@ -57,9 +57,9 @@ def format_usage(prompt: int, completion: int) -> str:
 # --- streams --------------------------------------------------------------------------------------
 
 
-def test_chat_stream_bytes_and_headers(desk: Any) -> None:
+def test_chat_stream_bytes_and_headers(bench: Any) -> None:
     """An empty piece first, the role in each, finish reason and usage in the last."""
-    one = desk()
+    one = bench()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
     sent = one.stream(encoder, *HELLO, Timing(), ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
     assert sent.decode() == (
@@ -73,8 +73,8 @@ def test_chat_stream_bytes_and_headers(desk: Any) -> None:
     assert encoder.headers() == (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
 
 
-def test_chat_stream_sends_each_text_delta_at_once(desk: Any) -> None:
-    one = desk()
+def test_chat_stream_sends_each_text_delta_at_once(bench: Any) -> None:
+    one = bench()
     writes = one.writes(one.encoder(CHAT, HI | STREAM), *HELLO[1:], ChoiceEnd("eos"), StreamEnd())
     assert [len(w) > 0 for w in writes] == [True, True, False, True]
 
@@ -91,10 +91,10 @@ def test_chat_stream_sends_each_text_delta_at_once(desk: Any) -> None:
     ],
 )
 def test_finish_reason_names_by_profile(
-    desk: Any, reason: FinishReason, later: str, early: str
+    bench: Any, reason: FinishReason, later: str, early: str
 ) -> None:
     for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
-        one = desk(profile)
+        one = bench(profile)
         reply = one.whole(one.encoder(CHAT, HI), TextDelta("a"), ChoiceEnd(reason), StreamEnd())
         assert msgspec.json.decode(reply.body)["choices"][0]["finish_reason"] == name
         sent = one.stream(
@@ -103,17 +103,17 @@ def test_finish_reason_names_by_profile(
         assert sent.count(f'"finish_reason":"{name}"'.encode()) == 1
 
 
-def test_unknown_usage_is_omitted_from_the_last_chunk(desk: Any) -> None:
-    one = desk()
+def test_unknown_usage_is_omitted_from_the_last_chunk(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
     sent = one.stream(encoder, TextDelta("a"), ChoiceEnd("length"), StreamEnd()).decode()
     assert sent.endswith(format_last_chunk("length", "") + DONE)
     assert "usage" not in sent
 
 
-def test_stream_of_two_choices_reports_usage_per_choice(desk: Any) -> None:
+def test_stream_of_two_choices_reports_usage_per_choice(bench: Any) -> None:
     """Each tells the tokens of its own."""
-    one = desk()
+    one = bench()
     encoder = one.encoder(CHAT, HI | STREAM | {"n": 2, "temperature": 1}, model="m")
     sent = one.stream(
         encoder,
@@ -135,10 +135,10 @@ def test_stream_of_two_choices_reports_usage_per_choice(desk: Any) -> None:
     )
 
 
-def test_chat_stream_of_reasoning_and_tool_calls(desk: Any) -> None:
-    one = desk()
+def test_chat_stream_of_reasoning_and_tool_calls(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
-    said = (
+    events = (
         ReasoningDelta("hm"),
         TextDelta(""),
         *CALLED,
@@ -147,7 +147,7 @@ def test_chat_stream_of_reasoning_and_tool_calls(desk: Any) -> None:
         StreamEnd(),
     )
     first = '{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":""}}'
-    assert one.stream(encoder, *said).decode() == (
+    assert one.stream(encoder, *events).decode() == (
         PIECE % (0, '"content":""')
         + PIECE % (0, '"reasoning_content":"hm"')
         + PIECE % (0, f'"tool_calls":[{first}]')
@@ -158,8 +158,8 @@ def test_chat_stream_of_reasoning_and_tool_calls(desk: Any) -> None:
     )
 
 
-def test_eos_after_a_tool_call_has_finish_reason_tool_calls(desk: Any) -> None:
-    one = desk()
+def test_eos_after_a_tool_call_has_finish_reason_tool_calls(bench: Any) -> None:
+    one = bench()
     sent = one.stream(one.encoder(CHAT, HI | STREAM), *CALLED, ChoiceEnd("eos"), StreamEnd())
     assert b'"finish_reason":"tool_calls"' in sent
 
@@ -167,23 +167,23 @@ def test_eos_after_a_tool_call_has_finish_reason_tool_calls(desk: Any) -> None:
 LOGPROB = TokenLogprob("é", -0.5, (TopLogprob("é", -0.5), TopLogprob("?", -1.5, data=b"\xff")))
 
 
-def test_logprobs_in_streaming_and_unary_chat_responses(desk: Any) -> None:
-    one = desk()
+def test_logprobs_in_streaming_and_unary_chat_responses(bench: Any) -> None:
+    one = bench()
     body = HI | {"logprobs": True, "top_logprobs": 2}
-    told = (
+    logprobs_json = (
         '{"content":[{"token":"é","logprob":-0.5,"bytes":[195,169],"top_logprobs":['
         '{"token":"é","logprob":-0.5,"bytes":[195,169]},'
         '{"token":"?","logprob":-1.5,"bytes":[255]}]}]}'
     )
-    said = (TextDelta("é", logprobs=(LOGPROB,)), ChoiceEnd("eos"), Usage(1, 1), StreamEnd())
-    sent = one.stream(one.encoder(CHAT, body | STREAM), *said).decode()
-    assert f'"content":"é"}},"logprobs":{told},"finish_reason":null' in sent
-    reply = one.whole(one.encoder(CHAT, body), *said)
-    assert f'"logprobs":{told},"finish_reason":"stop"' in reply.body.decode()
+    events = (TextDelta("é", logprobs=(LOGPROB,)), ChoiceEnd("eos"), Usage(1, 1), StreamEnd())
+    sent = one.stream(one.encoder(CHAT, body | STREAM), *events).decode()
+    assert f'"content":"é"}},"logprobs":{logprobs_json},"finish_reason":null' in sent
+    reply = one.whole(one.encoder(CHAT, body), *events)
+    assert f'"logprobs":{logprobs_json},"finish_reason":"stop"' in reply.body.decode()
 
 
-def test_stream_error_is_plain_text(desk: Any) -> None:
-    one = desk()
+def test_stream_error_is_plain_text(bench: Any) -> None:
+    one = bench()
     for path, body in ((CHAT, HI), (TEXT, PROMPT)):
         encoder = one.encoder(path, body | STREAM)
         one.stream(encoder, TextDelta("a"))
@@ -193,8 +193,8 @@ def test_stream_error_is_plain_text(desk: Any) -> None:
 # --- whole answers --------------------------------------------------------------------------------
 
 
-def test_unary_chat_response(desk: Any) -> None:
-    one = desk()
+def test_unary_chat_response(bench: Any) -> None:
+    one = bench()
     reply = one.whole(
         one.encoder(CHAT, HI, model="m"), *HELLO, ChoiceEnd("eos"), Usage(2, 2), StreamEnd()
     )
@@ -206,52 +206,52 @@ def test_unary_chat_response(desk: Any) -> None:
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
-def test_connection_is_kept_after_unary_responses_only_if_configured(desk: Any) -> None:
+def test_connection_is_kept_after_unary_responses_only_if_configured(bench: Any) -> None:
     events = (*HELLO, ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
     close = ("Connection", "close")
     for keep_alive in (False, True):
-        one = desk(keep_alive=keep_alive)
+        one = bench(keep_alive=keep_alive)
         call = one.call(CHAT, HI)
         replies = [
             one.whole(one.encoder(CHAT, HI), *events),
-            one.dialect.encode_error(ModelNotFound("none", model="x"), call),
-            one.dialect.encode_error(ModelNotFound("none", model="x"), None),
+            one.adapter.encode_error(ModelNotFound("none", model="x"), call),
+            one.adapter.encode_error(ModelNotFound("none", model="x"), None),
         ]
         assert [close in reply.headers for reply in replies] == [not keep_alive] * 3
         assert all(("Content-Type", "application/json") in reply.headers for reply in replies)
-        assert replies[0].body == desk().whole(desk().encoder(CHAT, HI), *events).body
+        assert replies[0].body == bench().whole(bench().encoder(CHAT, HI), *events).body
 
 
-def test_unary_chat_response_with_reasoning_and_tool_calls(desk: Any) -> None:
-    one = desk()
+def test_unary_chat_response_with_reasoning_and_tool_calls(bench: Any) -> None:
+    one = bench()
     events = (ReasoningDelta("hm"), *CALLED, ChoiceEnd("eos"), Usage(2, 9, 1, 4), StreamEnd())
     reply = one.whole(one.encoder(CHAT, HI), *events)
-    told = reply.body.decode()
+    text = reply.body.decode()
     assert (
         '"message":{"role":"assistant","content":"","reasoning_content":"hm","tool_calls":['
         r'{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}}]},'
         '"logprobs":null,"finish_reason":"tool_calls"'
-    ) in told
-    assert told.endswith(
+    ) in text
+    assert text.endswith(
         '"usage":{"prompt_tokens":2,"prompt_tokens_details":{"cached_tokens":1},'
         '"completion_tokens":9,"completion_tokens_details":{"reasoning_tokens":4},'
         '"total_tokens":11}}'
     )
 
 
-def test_rc1_merges_reasoning_and_refusal_into_content(desk: Any) -> None:
-    one = desk("rc1")
-    said = (
+def test_rc1_merges_reasoning_and_refusal_into_content(bench: Any) -> None:
+    one = bench("rc1")
+    events = (
         ReasoningDelta("hm "),
         TextDelta("no"),
         RefusalDelta("!"),
         ChoiceEnd("eos"),
         StreamEnd(),
     )
-    reply = one.whole(one.encoder(CHAT, HI), *said)
+    reply = one.whole(one.encoder(CHAT, HI), *events)
     message = msgspec.json.decode(reply.body)["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "hm no!"}
-    sent = one.stream(one.encoder(CHAT, HI | STREAM), *said)
+    sent = one.stream(one.encoder(CHAT, HI | STREAM), *events)
     assert b'"delta":{"role":"assistant","content":"hm "}' in sent
     assert b"usage" not in reply.body + sent
 
@@ -259,8 +259,8 @@ def test_rc1_merges_reasoning_and_refusal_into_content(desk: Any) -> None:
 # --- completions ----------------------------------------------------------------------------------
 
 
-def test_unary_completion_response(desk: Any) -> None:
-    one = desk()
+def test_unary_completion_response(bench: Any) -> None:
+    one = bench()
     reply = one.whole(
         one.encoder(TEXT, PROMPT, model="m"), *HELLO, ChoiceEnd("length"), Usage(2, 2), StreamEnd()
     )
@@ -271,8 +271,8 @@ def test_unary_completion_response(desk: Any) -> None:
     )
 
 
-def test_completion_stream(desk: Any) -> None:
-    one = desk()
+def test_completion_stream(bench: Any) -> None:
+    one = bench()
     chunk = (
         'data: {"id":"endpoint_common_0","object":"text_completion","created":1707275960,'
         '"model":"m","choices":[{"index":0,"text":%s,"logprobs":null,"stop_reason":null,'
@@ -290,11 +290,11 @@ def test_completion_stream(desk: Any) -> None:
     )
 
 
-def test_completion_logprobs_use_columns_and_byte_offsets(desk: Any) -> None:
+def test_completion_logprobs_use_columns_and_byte_offsets(bench: Any) -> None:
     """In columns. The token that came leads its alternatives; offsets count bytes."""
-    one = desk()
+    one = bench()
     body = PROMPT | {"logprobs": 2}
-    said = (
+    events = (
         TextDelta("é", logprobs=(LOGPROB,)),
         TextDelta("é", logprobs=(LOGPROB,)),
         ChoiceEnd("eos"),
@@ -304,7 +304,7 @@ def test_completion_logprobs_use_columns_and_byte_offsets(desk: Any) -> None:
         '{"text_offset":[0],"token_logprobs":[-0.5],"tokens":["é"],'
         '"top_logprobs":[{"é":-0.5,"?":-1.5}]}'
     )
-    sent = one.stream(one.encoder(TEXT, body | STREAM), *said).decode()
+    sent = one.stream(one.encoder(TEXT, body | STREAM), *events).decode()
     assert f'"text":"é","logprobs":{first},' in sent
     assert '"text_offset":[2]' in sent
-    assert '"text_offset":[0,2]' in one.whole(one.encoder(TEXT, body), *said).body.decode()
+    assert '"text_offset":[0,2]' in one.whole(one.encoder(TEXT, body), *events).body.decode()

@@ -49,8 +49,8 @@ def make_completion(*, stream: bool = True, **fields: Any) -> GenerationRequest:
 
 
 def make_chat(*, stream: bool = True, **fields: Any) -> GenerationRequest:
-    said = (Message("user", (TextPart("x"),)),)
-    return GenerationRequest(model="m", kind="chat", messages=said, stream=stream, **fields)
+    messages = (Message("user", (TextPart("x"),)),)
+    return GenerationRequest(model="m", kind="chat", messages=messages, stream=stream, **fields)
 
 
 def decode_response(
@@ -72,9 +72,9 @@ def decode_in_chunks(request: GenerationRequest, data: bytes, profile: str = "2x
     return events
 
 
-def format_generate_event(said: str, more: str = "") -> str:
+def format_generate_event(text: str, more: str = "") -> str:
     return (
-        '{"id":"a1","model_name":"m7","model_version":null,"text_output":' + f'"{said}"{more}' + "}"
+        '{"id":"a1","model_name":"m7","model_version":null,"text_output":' + f'"{text}"{more}' + "}"
     )
 
 
@@ -102,7 +102,7 @@ STREAM = make_sse(
     ),
 )
 SERVED = ResponseMetadata("m7", id="a1")
-SAID = [
+HELLO_EVENTS = [
     SERVED,
     TextDelta("é a"),
     TextDelta(""),
@@ -113,7 +113,7 @@ SAID = [
 
 
 def test_generate_stream_is_decoded() -> None:
-    assert decode_in_chunks(make_completion(), STREAM) == SAID
+    assert decode_in_chunks(make_completion(), STREAM) == HELLO_EVENTS
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_generate_stream_is_decoded() -> None:
          "beyond", "above"],
 )  # fmt: skip
 def test_sse_framing_variants_decode_to_the_same_events(data: bytes) -> None:
-    assert decode_in_chunks(make_completion(), data) == SAID
+    assert decode_in_chunks(make_completion(), data) == HELLO_EVENTS
 
 
 def test_timing_events_are_emitted_when_requested() -> None:
@@ -174,14 +174,14 @@ def test_rc1_stream_drops_the_text_of_the_final_eos_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"), [("</s>", "length"), ("a</s>", "eos_token"), ("<b>", "eos_token")]
+    ("text", "reason"), [("</s>", "length"), ("a</s>", "eos_token"), ("<b>", "eos_token")]
 )
-def test_rc1_keeps_final_text_that_is_not_an_eos_token(said: str, reason: str) -> None:
+def test_rc1_keeps_final_text_that_is_not_an_eos_token(text: str, reason: str) -> None:
     events = decode_in_chunks(
-        make_completion(), make_sse(format_generate_event(said, format_details(1, reason))), "rc1"
+        make_completion(), make_sse(format_generate_event(text, format_details(1, reason))), "rc1"
     )
 
-    assert events[1] == TextDelta(said)
+    assert events[1] == TextDelta(text)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_unary_generate_response_is_decoded(before: str, *, stream: bool) -> Non
 
 
 def test_stream_response_to_a_unary_request_is_decoded() -> None:
-    assert decode_in_chunks(make_completion(stream=False), STREAM) == SAID
+    assert decode_in_chunks(make_completion(stream=False), STREAM) == HELLO_EVENTS
 
 
 def test_unary_response_emits_timing_of_every_decode_step() -> None:
@@ -257,7 +257,7 @@ def test_unary_response_emits_timing_of_every_decode_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("fields", "timings"),
     [
         ('"perf_stat":[["A",90.5],[7,10]]',
          [Timing(prefill=0.0905), Timing(decode=0.01)]),
@@ -268,14 +268,14 @@ def test_unary_response_emits_timing_of_every_decode_step() -> None:
     ],
 )  # fmt: skip
 def test_other_timing_fields_are_decoded_and_invalid_ones_ignored(
-    told: str, found: list[Timing]
+    fields: str, timings: list[Timing]
 ) -> None:
-    data = format_generate_event("a", ',"details":{' + told + "}").encode()
+    data = format_generate_event("a", ',"details":{' + fields + "}").encode()
     events = decode_in_chunks(
         make_completion(stream=False, response_options=ResponseOptions(timing=True)), data
     )
 
-    assert [one for one in events if isinstance(one, Timing)] == found
+    assert [one for one in events if isinstance(one, Timing)] == timings
     assert TextDelta("a") in events
 
 
@@ -435,14 +435,14 @@ def test_arbitrary_json_raises_only_gateway_errors(body: dict[str, Any]) -> None
 @pytest.mark.parametrize("profile", MindIE.profiles)
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_encoder_output_is_decoded_by_the_worker_decoder(
-    desk: Any, profile: str, *, stream: bool
+    bench: Any, profile: str, *, stream: bool
 ) -> None:
-    one = desk(profile)
+    one = bench(profile)
     path = "/v2/models/m/generate_stream" if stream else "/v2/models/m/generate"
     request = make_completion(
         stream=stream, response_options=ResponseOptions(timing=True), client_id="r"
     )
-    encoder = one.encoder(path, one.dialect.encode_request(request).body)
+    encoder = one.encoder(path, one.adapter.encode_request(request).body)
     events: list[Event] = [
         *(
             Timing(queue=0.5, prefill=2.0, batch_size=4),
@@ -459,10 +459,10 @@ def test_client_encoder_output_is_decoded_by_the_worker_decoder(
         fold.add(events)
         data = encoder.encode_unary(fold.result()).body
 
-    found = decode_in_chunks(request, data, profile)
+    decoded = decode_in_chunks(request, data, profile)
 
     fold = ResponseAccumulator()
-    fold.add(found)
+    fold.add(decoded)
     answer = fold.result()
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "length")
     assert answer.choices[0].tokens == 2
@@ -485,10 +485,10 @@ def format_delta(content: str, key: str = "content") -> str:
     return '{"role":"assistant",' + f'"{key}":"{content}"' + "}"
 
 
-def format_usage(prompt: int, made: int, more: str = "") -> str:
+def format_usage(prompt: int, completion_tokens: int, more: str = "") -> str:
     return (
-        '"usage":{' + f'"prompt_tokens":{prompt},"completion_tokens":{made},{more}'
-        f'"total_tokens":{prompt + made}' + "},"
+        '"usage":{' + f'"prompt_tokens":{prompt},"completion_tokens":{completion_tokens},{more}'
+        f'"total_tokens":{prompt + completion_tokens}' + "},"
     )
 
 
@@ -521,17 +521,19 @@ def test_chat_stream_is_decoded() -> None:
 
 def test_usage_of_all_choices_is_summed() -> None:
     cached = '"prompt_tokens_details":{"cached_tokens":4},'
-    thought = '"completion_tokens_details":{"reasoning_tokens":2},'
+    reasoning_details = '"completion_tokens_details":{"reasoning_tokens":2},'
     data = (
         format_chat_chunk(format_delta(""))
         + format_chat_chunk(format_delta(""), index=1)
         + format_chat_chunk(format_delta("a"))
         + format_chat_chunk(format_delta("b"), index=1)
         + format_chat_chunk(format_delta("c"), '"stop"', format_usage(9, 3, cached))
-        + format_chat_chunk(format_delta(""), '"stop"', format_usage(9, 5, cached + thought), 1)
+        + format_chat_chunk(
+            format_delta(""), '"stop"', format_usage(9, 5, cached + reasoning_details), 1
+        )
         + DONE
     ).encode()
-    said = [
+    chunks = [
         TALKED,
         TextDelta("a"),
         TextDelta("b", 1),
@@ -541,11 +543,11 @@ def test_usage_of_all_choices_is_summed() -> None:
     ]
     total = Usage(9, 8, 4, 2)
 
-    assert decode_in_chunks(make_chat(n=2, sampling=WARM), data) == [*said, total, StreamEnd()]
+    assert decode_in_chunks(make_chat(n=2, sampling=WARM), data) == [*chunks, total, StreamEnd()]
     running = decode_in_chunks(
         make_chat(n=2, sampling=WARM, response_options=ResponseOptions(usage="each")), data
     )
-    assert running == [*said[:5], Usage(9, 3, 4), said[5], total, StreamEnd()]
+    assert running == [*chunks[:5], Usage(9, 3, 4), chunks[5], total, StreamEnd()]
 
 
 def test_stream_with_fewer_choices_than_n_still_ends() -> None:
@@ -662,8 +664,8 @@ def test_unary_completion_is_decoded_as_in_openai() -> None:
 
     events = decode_in_chunks(make_completion(stream=False, logprobs=LogprobsOptions(1)), data)
 
-    [said] = [one for one in events if isinstance(one, TextDelta)]
-    assert (said.text, said.logprobs[0].logprob) == ("a", -0.5)
+    [delta] = [one for one in events if isinstance(one, TextDelta)]
+    assert (delta.text, delta.logprobs[0].logprob) == ("a", -0.5)
     assert events[-3:] == [ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]
 
 

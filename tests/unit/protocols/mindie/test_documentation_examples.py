@@ -69,8 +69,8 @@ data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":"<
 STREAM = "/v2/models/llama_65b/generate_stream"
 
 
-def test_documented_generate_stream_request_is_decoded(desk: Any) -> None:
-    request = desk("rc1").decode(STREAM, GENERATE)
+def test_documented_generate_stream_request_is_decoded(bench: Any) -> None:
+    request = bench("rc1").decode(STREAM, GENERATE)
     assert request == GenerationRequest(
         model="llama_65b",
         kind="completion",
@@ -100,8 +100,8 @@ def test_documented_generate_stream_request_is_decoded(desk: Any) -> None:
     )
 
 
-def test_documented_generate_stream_response(desk: Any) -> None:
-    one = desk("rc1")
+def test_documented_generate_stream_response(bench: Any) -> None:
+    one = bench("rc1")
     encoder = one.encoder(STREAM, GENERATE)
     events = [
         event
@@ -207,33 +207,33 @@ def make_chat(*messages: Message) -> GenerationRequest:
     )
 
 
-def test_documented_single_turn_chat_request_is_decoded(desk: Any) -> None:
-    assert desk("rc1").decode(CHAT, SINGLE) == make_chat(
+def test_documented_single_turn_chat_request_is_decoded(bench: Any) -> None:
+    assert bench("rc1").decode(CHAT, SINGLE) == make_chat(
         Message("user", (TextPart("You are a helpful assistant."),))
     )
 
 
-def test_documented_multi_turn_chat_request_is_decoded(desk: Any) -> None:
-    assert desk("rc1").decode(CHAT, MANY) == make_chat(
+def test_documented_multi_turn_chat_request_is_decoded(bench: Any) -> None:
+    assert bench("rc1").decode(CHAT, MANY) == make_chat(
         Message("system", (TextPart("You are a student who is good at math."),)),
         Message("user", (TextPart("what is your hobby?"),)),
     )
 
 
-def test_documented_unary_chat_response(desk: Any) -> None:
-    one = desk("rc1")
+def test_documented_unary_chat_response(bench: Any) -> None:
+    one = bench("rc1")
     call = one.call(CHAT, SINGLE, headers={"req-id": "chatcmpl-123"})
     about = one.about("gpt-3.5-turbo-0613", created=1677652288)
-    encoder = one.dialect.create_encoder(call, one.dialect.decode_request(call), about)
-    said = TextDelta("\n\nHello there, how may I assist you today?", tokens=12)
-    reply = one.whole(encoder, said, ChoiceEnd("eos"), Usage(9, 12), StreamEnd())
+    encoder = one.adapter.create_encoder(call, one.adapter.decode_request(call), about)
+    delta = TextDelta("\n\nHello there, how may I assist you today?", tokens=12)
+    reply = one.whole(encoder, delta, ChoiceEnd("eos"), Usage(9, 12), StreamEnd())
     # stock JSON keeps the order of keys, so this compares bytes but for the blanks
     assert reply.body == msgspec.json.encode(msgspec.json.decode(ANSWER))
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
-def test_documented_chat_stream(desk: Any) -> None:
-    one = desk("rc1")
+def test_documented_chat_stream(bench: Any) -> None:
+    one = bench("rc1")
     body = msgspec.json.decode(SINGLE) | {"stream": True}
     encoder = one.encoder(CHAT, body, model="baichuan", name="1")
     events = (

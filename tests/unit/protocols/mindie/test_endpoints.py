@@ -59,10 +59,10 @@ class ModelCatalogStub:
 
 
 def encode_error_response(
-    desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b""
+    bench: Any, error: GatewayError, path: str = GENERATE, body: Any = b""
 ) -> HttpResponse:
-    one = desk()
-    reply: HttpResponse = one.dialect.encode_error(error, one.call(path, body))
+    one = bench()
+    reply: HttpResponse = one.adapter.encode_error(error, one.call(path, body))
     return reply
 
 
@@ -70,8 +70,8 @@ def encode_error_response(
 
 
 def test_profiles_are_accepted_and_unknown_ones_rejected() -> None:
-    dialect: ClientAdapter = MindIE()
-    assert dialect.name == "mindie"
+    adapter: ClientAdapter = MindIE()
+    assert adapter.name == "mindie"
     assert MindIE.profiles == ("2x", "1x", "rc1")
     for profile in MindIE.profiles:
         MindIE(profile)
@@ -92,47 +92,47 @@ def test_profiles_are_accepted_and_unknown_ones_rejected() -> None:
     ],
 )
 def test_routing_info_is_read_from_path_or_body(
-    desk: Any, path: str, body: Any, model: str, stream: bool
+    bench: Any, path: str, body: Any, model: str, stream: bool
 ) -> None:
     """A path that names the model is enough: its body is not looked at."""
-    one = desk()
-    envelope = one.dialect.read_routing_info(one.call(path, body))
+    one = bench()
+    envelope = one.adapter.read_routing_info(one.call(path, body))
     assert (envelope.model, envelope.stream, envelope.version) == (model, stream, None)
 
 
 @pytest.mark.parametrize("name", ["a%2Fb", "m@1", "m%20n", "%E4%BD%A0"])
-def test_invalid_model_name_in_path_raises_path_not_found(desk: Any, name: str) -> None:
-    one = desk()
+def test_invalid_model_name_in_path_raises_path_not_found(bench: Any, name: str) -> None:
+    one = bench()
     for method, path in (
         ("POST", f"/v2/models/{name}/generate"),
         ("POST", f"/v2/models/{name}/stopInfer"),
     ):
         with pytest.raises(PathNotFound):
-            one.dialect.read_routing_info(one.call(path, {"id": "a"}, method=method))
+            one.adapter.read_routing_info(one.call(path, {"id": "a"}, method=method))
     with pytest.raises(PathNotFound):
-        one.dialect.handle_info_request(
+        one.adapter.handle_info_request(
             one.call(f"/v2/models/{name}", method="GET"), ModelCatalogStub()
         )
 
 
-def test_version_in_path_raises_path_not_found(desk: Any) -> None:
+def test_version_in_path_raises_path_not_found(bench: Any) -> None:
     with pytest.raises(PathNotFound):
-        desk().call("/v2/models/m/versions/1/generate")
+        bench().call("/v2/models/m/versions/1/generate")
 
 
-def test_stop_infer_echoes_the_body_and_unknown_id_is_404(desk: Any) -> None:
-    one = desk()
+def test_stop_infer_echoes_the_body_and_unknown_id_is_404(bench: Any) -> None:
+    one = bench()
     call = one.call("/v2/models/m/stopInfer", {"id": "a123", "x": 1})
     assert call.endpoint.task == "stop"
-    assert one.dialect.read_routing_info(call).client_id == "a123"
-    assert one.dialect.handle_info_request(call, ModelCatalogStub()).body == b'{"id":"a123","x":1}'
-    reply = one.dialect.encode_error(RequestNotFound("no such request", id="a123"), call)
+    assert one.adapter.read_routing_info(call).client_id == "a123"
+    assert one.adapter.handle_info_request(call, ModelCatalogStub()).body == b'{"id":"a123","x":1}'
+    reply = one.adapter.encode_error(RequestNotFound("no such request", id="a123"), call)
     assert reply.status == 404
     assert reply.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"{", "Failed to parse context to json body."),
         ({}, "Not found id."),
@@ -147,13 +147,13 @@ def test_stop_infer_echoes_the_body_and_unknown_id_is_404(desk: Any) -> None:
         ),
     ],
 )
-def test_invalid_stop_infer_body_returns_422(desk: Any, body: Any, said: str) -> None:
-    assert desk().refused("/v2/models/m/stopInfer", body) == (422, said)
+def test_invalid_stop_infer_body_returns_422(bench: Any, body: Any, message: str) -> None:
+    assert bench().refused("/v2/models/m/stopInfer", body) == (422, message)
 
 
-def test_request_without_id_gets_a_generated_client_id(desk: Any) -> None:
+def test_request_without_id_gets_a_generated_client_id(bench: Any) -> None:
     """The request bears the name that its answer shows."""
-    request = desk().decode(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]})
+    request = bench().decode(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]})
     assert isinstance(request, GenerationRequest)
     assert request.client_id == "endpoint_common_0"
 
@@ -162,7 +162,7 @@ def test_request_without_id_gets_a_generated_client_id(desk: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "kind", "said"),
+    ("error", "status", "kind", "message"),
     [
         (ModelNotFound("", model="nope"), 404, "NotFoundError", "Model nope not found."),
         (UnsupportedFeature("can't"), 422, "Input Validation Error", "can't"),
@@ -196,16 +196,16 @@ def test_request_without_id_gets_a_generated_client_id(desk: Any) -> None:
     ],
 )
 def test_error_status_and_error_type(
-    desk: Any, error: GatewayError, status: int, kind: str, said: str
+    bench: Any, error: GatewayError, status: int, kind: str, message: str
 ) -> None:
-    reply = encode_error_response(desk, error)
+    reply = encode_error_response(bench, error)
     assert reply.status == status
-    assert reply.body == msgspec.json.encode({"error": said, "error_type": kind})
+    assert reply.body == msgspec.json.encode({"error": message, "error_type": kind})
     assert reply.headers[:2] == (JSON, CLOSE)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"parameters": {"timeout": 3}}, "client timeout"),
         ({"parameters": {}}, "server e2eTimeout"),
@@ -213,18 +213,18 @@ def test_error_status_and_error_type(
         (b"{", "server e2eTimeout"),
     ],
 )
-def test_deadline_error_names_client_or_server_timeout(desk: Any, body: Any, said: str) -> None:
-    reply = encode_error_response(desk, DeadlineExceeded(""), body=body)
-    assert msgspec.json.decode(reply.body)["error"] == f"Engine callback timeout: {said}"
+def test_deadline_error_names_client_or_server_timeout(bench: Any, body: Any, message: str) -> None:
+    reply = encode_error_response(bench, DeadlineExceeded(""), body=body)
+    assert msgspec.json.decode(reply.body)["error"] == f"Engine callback timeout: {message}"
 
 
-def test_unknown_model_in_body_returns_422(desk: Any) -> None:
+def test_unknown_model_in_body_returns_422(bench: Any) -> None:
     for path in (CHAT, "/v1/completions"):
         for error in (
             ModelNotFound("", model="x"),
             VersionNotFound("", model="x", version="2"),
         ):
-            reply = encode_error_response(desk, error, path, {})
+            reply = encode_error_response(bench, error, path, {})
             assert reply.status == 422
             assert reply.body == (
                 b'{"error":"Got model x, but not found in server",'
@@ -241,29 +241,29 @@ def test_unknown_model_in_body_returns_422(desk: Any) -> None:
     ],
 )
 def test_unknown_path_method_or_version_returns_404_without_body(
-    desk: Any, error: GatewayError
+    bench: Any, error: GatewayError
 ) -> None:
-    assert encode_error_response(desk, error) == HttpResponse(404, b"", (CLOSE, *STAMPS))
-    assert desk().dialect.encode_error(PathNotFound("?"), None) == HttpResponse(404, b"", (CLOSE,))
+    assert encode_error_response(bench, error) == HttpResponse(404, b"", (CLOSE, *STAMPS))
+    assert bench().adapter.encode_error(PathNotFound("?"), None) == HttpResponse(404, b"", (CLOSE,))
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(8 << 20, b"8"), (1 << 19, b"0.5")])
-def test_request_too_large_returns_413_with_limit(desk: Any, limit: int, shown: bytes) -> None:
-    reply = encode_error_response(desk, RequestTooLarge("", limit=limit))
+def test_request_too_large_returns_413_with_limit(bench: Any, limit: int, shown: bytes) -> None:
+    reply = encode_error_response(bench, RequestTooLarge("", limit=limit))
     assert reply.status == 413
-    said = b"Request body too large. Maximum allowed size is " + shown + b"MB."
-    assert reply.body == b'{"message":"' + said + b'"}'
+    message = b"Request body too large. Maximum allowed size is " + shown + b"MB."
+    assert reply.body == b'{"message":"' + message + b'"}'
 
 
-def test_internal_error_is_plain_text_with_json_content_type(desk: Any) -> None:
-    reply = encode_error_response(desk, InternalError("secret"))
+def test_internal_error_is_plain_text_with_json_content_type(bench: Any) -> None:
+    reply = encode_error_response(bench, InternalError("secret"))
     assert (reply.status, reply.body) == (500, b"Server internal error")
     assert JSON in reply.headers
 
 
 @pytest.mark.parametrize("error", [RateLimitExceeded("slow"), QuotaExceeded("slow")])
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         (GENERATE, b'{"error":"slow","code":429}'),
         (CHAT, b'{"error":{"message":"slow","type":"server_error","code":429}}'),
@@ -272,21 +272,21 @@ def test_internal_error_is_plain_text_with_json_content_type(desk: Any) -> None:
     ],
 )
 def test_rate_limit_body_depends_on_the_endpoint(
-    desk: Any, error: GatewayError, path: str, said: bytes
+    bench: Any, error: GatewayError, path: str, message: bytes
 ) -> None:
-    reply = encode_error_response(desk, error, path)
-    assert (reply.status, reply.body) == (429, said)
+    reply = encode_error_response(bench, error, path)
+    assert (reply.status, reply.body) == (429, message)
 
 
-def test_retry_after_header_is_rounded_up(desk: Any) -> None:
+def test_retry_after_header_is_rounded_up(bench: Any) -> None:
     after = ("Retry-After", "2")
-    assert encode_error_response(desk, RateLimitExceeded("", retry_after=1.5)).headers == (
+    assert encode_error_response(bench, RateLimitExceeded("", retry_after=1.5)).headers == (
         JSON,
         CLOSE,
         after,
         *STAMPS,
     )
-    assert encode_error_response(desk, Overloaded("", retry_after=2.0)).headers == (
+    assert encode_error_response(bench, Overloaded("", retry_after=2.0)).headers == (
         JSON,
         CLOSE,
         after,
@@ -297,9 +297,11 @@ def test_retry_after_header_is_rounded_up(desk: Any) -> None:
 # --- what it tells of itself ----------------------------------------------------------------------
 
 
-def fetch_info(desk: Any, path: str, models: ModelCatalogStub | None = None, **options: Any) -> Any:
-    one = desk(**options)
-    reply = one.dialect.handle_info_request(
+def fetch_info(
+    bench: Any, path: str, models: ModelCatalogStub | None = None, **options: Any
+) -> Any:
+    one = bench(**options)
+    reply = one.adapter.handle_info_request(
         one.call(path, method="GET"), models or ModelCatalogStub()
     )
     assert reply.status == 200
@@ -307,8 +309,8 @@ def fetch_info(desk: Any, path: str, models: ModelCatalogStub | None = None, **o
     return msgspec.json.decode(reply.body)
 
 
-def test_server_metadata(desk: Any) -> None:
-    assert fetch_info(desk, "/v2") == {
+def test_server_metadata(bench: Any) -> None:
+    assert fetch_info(bench, "/v2") == {
         "name": "MindIE Server",
         "version": "2.0.0",
         "extensions": {
@@ -319,18 +321,18 @@ def test_server_metadata(desk: Any) -> None:
             "max_prefill_tokens": 8192,
         },
     }
-    assert fetch_info(desk, "/v2", max_iter_times=9)["extensions"]["max_iter_times"] == 9
+    assert fetch_info(bench, "/v2", max_iter_times=9)["extensions"]["max_iter_times"] == 9
 
 
-def test_model_metadata_and_config(desk: Any) -> None:
+def test_model_metadata_and_config(bench: Any) -> None:
     tensor = {"shape": [-1], "datatype": "UINT32"}
-    assert fetch_info(desk, "/v2/models/l") == {
+    assert fetch_info(bench, "/v2/models/l") == {
         "name": "l",
         "platform": "MindIE Server",
         "inputs": [{"name": "input0"} | tensor],
         "outputs": [{"name": "output0"} | tensor],
     }
-    config = fetch_info(desk, "/v2/models/llama/config")
+    config = fetch_info(bench, "/v2/models/llama/config")
     assert list(config) == [
         *("model_name", "input_datatype", "output_datatype", "max_seq_len", "npu_mem_size"),
         *("cpu_mem_size", "world_size", "model_weight_path", "model_instance_type"),
@@ -338,17 +340,17 @@ def test_model_metadata_and_config(desk: Any) -> None:
     assert (config["max_seq_len"], config["npu_mem_size"]) == (4096, -1)
 
 
-def test_slot_count_is_zero_when_not_ready(desk: Any) -> None:
+def test_slot_count_is_zero_when_not_ready(bench: Any) -> None:
     path = "/v2/models/llama/getSlotCount"
-    free = fetch_info(desk, path)
+    free = fetch_info(bench, path)
     assert list(free) == ["total_slots", "free_slots", "available_tokens_length"]
     assert free["free_slots"] > 0
     for models in (ModelCatalogStub(up=False), ModelCatalogStub(ready=False)):
-        assert fetch_info(desk, path, models)["free_slots"] == 0
+        assert fetch_info(bench, path, models)["free_slots"] == 0
 
 
-def test_info_describes_the_model(desk: Any) -> None:
-    info = fetch_info(desk, "/info")
+def test_info_describes_the_model(bench: Any) -> None:
+    info = fetch_info(bench, "/info")
     assert info["models"] == [
         {
             "model_device_type": "npu",
@@ -365,18 +367,18 @@ def test_info_describes_the_model(desk: Any) -> None:
     assert info["max_input_length"] == 4096
 
 
-def test_model_list_and_model_entry(desk: Any) -> None:
+def test_model_list_and_model_entry(bench: Any) -> None:
     entry = {"id": "llama", "object": "model", "created": 7, "owned_by": "MindIE Server"}
-    assert fetch_info(desk, "/v1/models") == {"object": "list", "data": [entry]}
-    assert fetch_info(desk, "/v1/models/llama") == entry
-    assert fetch_info(desk, "/v1/models/l")["id"] == "l"
+    assert fetch_info(bench, "/v1/models") == {"object": "list", "data": [entry]}
+    assert fetch_info(bench, "/v1/models/llama") == entry
+    assert fetch_info(bench, "/v1/models/l")["id"] == "l"
 
 
-def test_info_request_for_unknown_model_raises_model_not_found(desk: Any) -> None:
-    one = desk()
+def test_info_request_for_unknown_model_raises_model_not_found(bench: Any) -> None:
+    one = bench()
     for path in ("/v1/models/x", "/v2/models/x", "/v2/models/x/ready", "/v2/models/x/config"):
         with pytest.raises(ModelNotFound):
-            one.dialect.handle_info_request(one.call(path, method="GET"), ModelCatalogStub())
+            one.adapter.handle_info_request(one.call(path, method="GET"), ModelCatalogStub())
 
 
 STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unavailable"}'
@@ -391,18 +393,18 @@ STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unava
         ("/v2/models/llama/ready", 503),
     ],
 )
-def test_health_endpoints_report_liveness_and_readiness(desk: Any, path: str, down: int) -> None:
+def test_health_endpoints_report_liveness_and_readiness(bench: Any, path: str, down: int) -> None:
     """Alive as long as it is not told to stop; ready when a worker is."""
-    one = desk()
+    one = bench()
     call = one.call(path, method="GET")
     assert call.endpoint.public is ("/models/" not in path)
-    assert one.dialect.handle_info_request(call, ModelCatalogStub()) == HttpResponse(
+    assert one.adapter.handle_info_request(call, ModelCatalogStub()) == HttpResponse(
         200, b"", (CLOSE, *STAMPS)
     )
-    assert one.dialect.handle_info_request(call, ModelCatalogStub(up=False)) == HttpResponse(
+    assert one.adapter.handle_info_request(call, ModelCatalogStub(up=False)) == HttpResponse(
         down, b"", (CLOSE, *STAMPS)
     )
-    stopping = one.dialect.handle_info_request(call, ModelCatalogStub(ready=False))
+    stopping = one.adapter.handle_info_request(call, ModelCatalogStub(ready=False))
     assert (stopping.status, stopping.body) == (503, STOPPED)
 
 
@@ -437,14 +439,14 @@ def test_health_endpoints_report_liveness_and_readiness(desk: Any, path: str, do
     ],
 )
 def test_the_timed_health_check_answers_for_valid_wait_times(
-    desk: Any, probe: str, status: int, body: bytes
+    bench: Any, probe: str, status: int, body: bytes
 ) -> None:
-    one = desk()
+    one = bench()
     call = one.call(f"/health/{probe}", method="GET")
     assert call.endpoint.public
-    up = one.dialect.handle_info_request(call, ModelCatalogStub())
-    down = one.dialect.handle_info_request(call, ModelCatalogStub(up=False))
-    stopping = one.dialect.handle_info_request(call, ModelCatalogStub(ready=False))
+    up = one.adapter.handle_info_request(call, ModelCatalogStub())
+    down = one.adapter.handle_info_request(call, ModelCatalogStub(up=False))
+    stopping = one.adapter.handle_info_request(call, ModelCatalogStub(ready=False))
 
     assert (up.status, up.body) == (status, body)
     assert (down.status, down.body) == (503, b"")
@@ -454,9 +456,9 @@ def test_the_timed_health_check_answers_for_valid_wait_times(
 @pytest.mark.parametrize(
     "probe", ["timed-", "timed-x", "timed--1", "timed1", "info", "timed-\u0661"]
 )
-def test_other_paths_below_the_health_check_are_unknown(desk: Any, probe: str) -> None:
-    one = desk()
+def test_other_paths_below_the_health_check_are_unknown(bench: Any, probe: str) -> None:
+    one = bench()
     call = one.call(f"/health/{probe}", method="GET")
     with pytest.raises(PathNotFound) as caught:
-        one.dialect.handle_info_request(call, ModelCatalogStub())
-    assert one.dialect.encode_error(caught.value, call).status == 404
+        one.adapter.handle_info_request(call, ModelCatalogStub())
+    assert one.adapter.encode_error(caught.value, call).status == 404

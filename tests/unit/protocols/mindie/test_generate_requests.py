@@ -114,50 +114,52 @@ PARAMETERS: tuple[tuple[str, Any, str], ...] = (
 
 
 @pytest.mark.parametrize("path", [PATH, STREAM])
-@pytest.mark.parametrize(("body", "said"), FIELDS)
-def test_invalid_generate_field_returns_422(desk: Any, path: str, body: Any, said: str) -> None:
-    assert desk().refused(path, body) == (422, said)
+@pytest.mark.parametrize(("body", "message"), FIELDS)
+def test_invalid_generate_field_returns_422(bench: Any, path: str, body: Any, message: str) -> None:
+    assert bench().refused(path, body) == (422, message)
 
 
-@pytest.mark.parametrize(("name", "got", "said"), PARAMETERS)
-def test_invalid_generate_parameter_returns_422(desk: Any, name: str, got: Any, said: str) -> None:
-    assert desk().refused(PATH, build_body_with_parameters(**{name: got})) == (422, said)
+@pytest.mark.parametrize(("name", "got", "message"), PARAMETERS)
+def test_invalid_generate_parameter_returns_422(
+    bench: Any, name: str, got: Any, message: str
+) -> None:
+    assert bench().refused(PATH, build_body_with_parameters(**{name: got})) == (422, message)
 
 
-def test_first_invalid_parameter_in_server_order_is_reported(desk: Any) -> None:
+def test_first_invalid_parameter_in_server_order_is_reported(bench: Any) -> None:
     order = (
         *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty"),
         *("watermark", "priority", "max_new_tokens", "details", "batch_size", "timeout"),
     )
     for i, name in enumerate(order):
         wrong = dict.fromkeys(reversed(order[i:]), "x")
-        _, said = desk().refused(PATH, build_body_with_parameters(**wrong))
-        assert said.startswith(f"{name} must be ")
+        _, message = bench().refused(PATH, build_body_with_parameters(**wrong))
+        assert message.startswith(f"{name} must be ")
 
 
-def test_validation_order_is_id_then_text_then_parameters(desk: Any) -> None:
+def test_validation_order_is_id_then_text_then_parameters(bench: Any) -> None:
     both = {"id": "a b", "text_input": "", "parameters": []}
-    assert desk().refused(PATH, both)[1] == ID_WORDS
+    assert bench().refused(PATH, both)[1] == ID_WORDS
     del both["id"]
-    assert desk().refused(PATH, both)[1].startswith("text_input must be necessary")
+    assert bench().refused(PATH, both)[1].startswith("text_input must be necessary")
 
 
 @pytest.mark.parametrize("profile", LIMITS)
-def test_text_length_limit_counts_utf_16_units(desk: Any, profile: str) -> None:
+def test_text_length_limit_counts_utf_16_units(bench: Any, profile: str) -> None:
     """The server counts UTF-16 units: a character beyond the first plane is two."""
     limit = LIMITS[profile]
-    said = (
+    message = (
         f"text_input must be necessary and data type must be string and length in (0, {limit}], "
         f"but the length of inputs is {limit + 2}"
     )
-    one = desk(profile)
-    assert one.refused(PATH, {"text_input": "\U0001f600" * (limit // 2 + 1)}) == (422, said)
+    one = bench(profile)
+    assert one.refused(PATH, {"text_input": "\U0001f600" * (limit // 2 + 1)}) == (422, message)
     assert one.decode(PATH, {"text_input": "\u4f60" * limit}).prompts[0][0] == "\u4f60"
 
 
-def test_text_input_list_length_counts_its_serialized_json(desk: Any) -> None:
+def test_text_input_list_length_counts_its_serialized_json(bench: Any) -> None:
     body = {"text_input": [{"type": "text", "text": "x" * 4194304}]}
-    assert desk("1x").refused(PATH, body)[1].endswith("but the length of inputs is 4194331")
+    assert bench("1x").refused(PATH, body)[1].endswith("but the length of inputs is 4194331")
 
 
 # --- what is taken --------------------------------------------------------------------------------
@@ -190,66 +192,66 @@ def test_text_input_list_length_counts_its_serialized_json(desk: Any) -> None:
         ({"batch_size": 100}, "choice_count", 1),
     ],
 )
-def test_generate_parameter_is_decoded(desk: Any, parameters: Any, path: str, value: Any) -> None:
-    got: Any = desk().decode(PATH, build_text_body(parameters=parameters))
+def test_generate_parameter_is_decoded(bench: Any, parameters: Any, path: str, value: Any) -> None:
+    got: Any = bench().decode(PATH, build_text_body(parameters=parameters))
     for name in path.split("."):
         got = getattr(got, name)
     assert got == value
     assert type(got) is type(value)
 
 
-def test_null_means_that_the_parameter_is_absent(desk: Any) -> None:
-    silent = desk().decode(PATH, build_text_body())
+def test_null_means_that_the_parameter_is_absent(bench: Any) -> None:
+    silent = bench().decode(PATH, build_text_body())
     names = (
         *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty"),
         *("watermark", "priority", "max_new_tokens", "details", "timeout"),
     )
     nulls = build_text_body(id=None, parameters=dict.fromkeys(names))
-    assert desk().decode(PATH, nulls) == silent
-    assert desk().decode(PATH, build_text_body(parameters=None)) == silent
+    assert bench().decode(PATH, nulls) == silent
+    assert bench().decode(PATH, build_text_body(parameters=None)) == silent
 
 
-def test_unknown_parameters_are_kept_as_extra(desk: Any) -> None:
+def test_unknown_parameters_are_kept_as_extra(bench: Any) -> None:
     body = build_text_body(stop=["x"], parameters={"batch_size": 3, "perf_stat": "x", "foo": [1]})
-    request = desk().decode(PATH, body)
-    kept = {name: bytes(raw) for name, raw in request.extra.items()}
-    assert kept == {"batch_size": b"3", "perf_stat": b'"x"', "foo": b"[1]"}
+    request = bench().decode(PATH, body)
+    extra = {name: bytes(raw) for name, raw in request.extra.items()}
+    assert extra == {"batch_size": b"3", "perf_stat": b'"x"', "foo": b"[1]"}
     assert request.stopping.stop == ()
 
 
-def test_rc1_id_seed_and_greedy_default_rules(desk: Any) -> None:
+def test_rc1_id_seed_and_greedy_default_rules(bench: Any) -> None:
     """Any id, seeds without 0 and up to 64 bits, text only, greedy unless sampling is asked for."""
-    one = desk("rc1")
+    one = bench("rc1")
     assert one.decode(PATH, build_text_body(id="a b")).client_id == "a b"
     assert one.decode(PATH, build_body_with_parameters(seed=2**64 - 1)).sampling.seed == 2**64 - 1
-    said = "Parameter seed must be in (0, 18446744073709551615], got 0."
-    assert one.refused(PATH, build_body_with_parameters(seed=0)) == (422, said)
+    message = "Parameter seed must be in (0, 18446744073709551615], got 0."
+    assert one.refused(PATH, build_body_with_parameters(seed=0)) == (422, message)
     assert one.refused(PATH, {"text_input": ["x"]})[1].startswith("The type of text_input is abn")
     assert one.decode(PATH, build_text_body()).sampling.temperature == 0
     assert one.decode(PATH, build_body_with_parameters(temperature=0.5)).sampling.temperature == 0.5
     assert one.decode(PATH, build_body_with_parameters(do_sample=True)).sampling.temperature is None
-    assert desk().decode(PATH, build_text_body()).sampling.temperature is None
+    assert bench().decode(PATH, build_text_body()).sampling.temperature is None
 
 
-def test_request_id_precedence_is_body_then_header_then_counter(desk: Any) -> None:
+def test_request_id_precedence_is_body_then_header_then_counter(bench: Any) -> None:
     """The body's, else the header's, else the next of the server's own."""
-    one = desk()
+    one = bench()
     assert one.decode(PATH, build_text_body(id="a123")).client_id == "a123"
     assert one.decode(PATH, build_text_body()).client_id == "endpoint_common_1"
     call = one.call(PATH, build_text_body(), headers={"req-id": "from-header"})
-    assert one.dialect.decode_request(call).client_id == "from-header"
+    assert one.adapter.decode_request(call).client_id == "from-header"
     assert one.decode(PATH, build_text_body()).client_id == "endpoint_common_2"
 
 
-def test_max_iter_times_is_the_default_max_tokens(desk: Any) -> None:
-    one = desk(max_iter_times=16)
+def test_max_iter_times_is_the_default_max_tokens(bench: Any) -> None:
+    one = bench(max_iter_times=16)
     assert one.decode(PATH, build_text_body()).stopping.max_tokens == 16
     assert one.decode(PATH, build_body_with_parameters(max_new_tokens=3)).stopping.max_tokens == 3
 
 
-def test_text_input_list_is_text_or_multimodal_message(desk: Any) -> None:
+def test_text_input_list_is_text_or_multimodal_message(bench: Any) -> None:
     words = [{"type": "text", "text": "a"}, "?", {"type": "text", "text": "b"}, {}]
-    assert desk().decode(PATH, {"text_input": words}).prompts == ("ab",)
+    assert bench().decode(PATH, {"text_input": words}).prompts == ("ab",)
     media = [
         {"type": "image_url", "image_url": "i"},
         {"type": "video_url", "video_url": {"url": "v"}},
@@ -257,7 +259,7 @@ def test_text_input_list_is_text_or_multimodal_message(desk: Any) -> None:
         {"type": "text", "text": "what is this?"},
         5,
     ]
-    request = desk().decode(PATH, {"text_input": media})
+    request = bench().decode(PATH, {"text_input": media})
     parts = (ImagePart("i"), VideoPart("v"), AudioPart("a"), TextPart("what is this?"))
     assert request.messages == (Message("user", parts),)
     assert (request.kind, request.templating.mode) == ("chat", "server")
@@ -273,8 +275,8 @@ def build_tensor_body(**fields: Any) -> dict[str, Any]:
     return {"inputs": [{**TENSOR, **fields}], "outputs": [{"name": "output0"}]}
 
 
-def test_infer_tensor_is_decoded_as_token_ids(desk: Any) -> None:
-    request = desk().decode(
+def test_infer_tensor_is_decoded_as_token_ids(bench: Any) -> None:
+    request = bench().decode(
         INFER, build_tensor_body(parameters={"max_new_tokens": 5}) | {"id": "a"}
     )
     assert request.prompts == ((396, 319, 13),)
@@ -282,16 +284,16 @@ def test_infer_tensor_is_decoded_as_token_ids(desk: Any) -> None:
     assert request.response_options.token_ids
 
 
-def test_top_level_infer_parameters_are_decoded(desk: Any) -> None:
+def test_top_level_infer_parameters_are_decoded(bench: Any) -> None:
     """As every published example has them."""
     body = build_tensor_body(shape=[3]) | {"parameters": {"temperature": 0.5}}
-    request = desk().decode(INFER, body)
+    request = bench().decode(INFER, body)
     assert (request.sampling.temperature, request.stopping.max_tokens) == (0.5, 20)
     assert request.client_id == "endpoint_common_0"
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({}, "Req should contain 'inputs' and the type should be array."),
         ({"inputs": []}, "Inputs count must be 1."),
@@ -332,15 +334,15 @@ def test_top_level_infer_parameters_are_decoded(desk: Any) -> None:
         ),
     ],
 )
-def test_invalid_infer_tensor_returns_422(desk: Any, body: Any, said: str) -> None:
-    assert desk().refused(INFER, body) == (422, said)
+def test_invalid_infer_tensor_returns_422(bench: Any, body: Any, message: str) -> None:
+    assert bench().refused(INFER, body) == (422, message)
 
 
 # --- numbers and lengths --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("got", "said"),
+    ("got", "message"),
     [
         (1, "1"),
         (1.0, "1.0"),
@@ -356,8 +358,8 @@ def test_invalid_infer_tensor_returns_422(desk: Any, body: Any, said: str) -> No
         (2**64, "1.8446744073709552e+19"),
     ],
 )
-def test_numbers_are_formatted_as_the_server_formats_them(got: float, said: str) -> None:
-    assert format_json_number(got) == said
+def test_numbers_are_formatted_as_the_server_formats_them(got: float, message: str) -> None:
+    assert format_json_number(got) == message
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -27,8 +27,8 @@ HEAD = b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output
 HELLO = (TextDelta("Hello"), TextDelta(" world"), TextDelta("!"))
 
 
-def test_generate_stream_without_details_has_four_keys_and_no_finish_reason(desk: Any) -> None:
-    one = desk()
+def test_generate_stream_without_details_has_four_keys_and_no_finish_reason(bench: Any) -> None:
+    one = bench()
     sent = one.stream(
         one.encoder(STREAM, BODY),
         StreamStart(1),
@@ -44,9 +44,9 @@ def test_generate_stream_without_details_has_four_keys_and_no_finish_reason(desk
     )  # fmt: skip
 
 
-def test_generate_stream_with_details_has_token_counts_and_times(desk: Any) -> None:
+def test_generate_stream_with_details_has_token_counts_and_times(bench: Any) -> None:
     """One event a token, counting up; times by the clock; the finish reason in the last alone."""
-    one = desk()
+    one = bench()
     encoder = one.encoder(STREAM, DETAILED)
     events = (
         0.12,
@@ -70,8 +70,8 @@ def test_generate_stream_with_details_has_token_counts_and_times(desk: Any) -> N
     )  # fmt: skip
 
 
-def test_backend_timing_overrides_measured_times(desk: Any) -> None:
-    one = desk()
+def test_backend_timing_overrides_measured_times(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(STREAM, DETAILED)
     sent = one.stream(
         encoder,
@@ -85,18 +85,18 @@ def test_backend_timing_overrides_measured_times(desk: Any) -> None:
         ChoiceEnd("eos"),
         StreamEnd(),
     )
-    told = [msgspec.json.decode(event[5:]) for event in sent.split(b"\n\n")[:-1]]
-    assert [(t["prefill_time"], t["decode_time"]) for t in told] == [
+    events = [msgspec.json.decode(event[5:]) for event in sent.split(b"\n\n")[:-1]]
+    assert [(t["prefill_time"], t["decode_time"]) for t in events] == [
         (200, None),
         (None, 50),
         (None, 9000),
     ]
-    assert [t["details"]["batch_size"] for t in told] == [7, 7, 7]
-    assert [t["details"]["queue_wait_time"] for t in told] == [10, 10, 500000]
+    assert [t["details"]["batch_size"] for t in events] == [7, 7, 7]
+    assert [t["details"]["queue_wait_time"] for t in events] == [10, 10, 500000]
 
 
-def test_rc1_stream_has_no_prefill_and_decode_times(desk: Any) -> None:
-    one = desk("rc1")
+def test_rc1_stream_has_no_prefill_and_decode_times(bench: Any) -> None:
+    one = bench("rc1")
     sent = one.stream(
         one.encoder(STREAM, DETAILED), TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()
     )
@@ -104,8 +104,8 @@ def test_rc1_stream_has_no_prefill_and_decode_times(desk: Any) -> None:
     assert b"decode_time" not in sent
 
 
-def test_stream_delays_an_event_only_if_details_are_requested(desk: Any) -> None:
-    one = desk()
+def test_stream_delays_an_event_only_if_details_are_requested(bench: Any) -> None:
+    one = bench()
     assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, BODY), *HELLO, StreamEnd())] == [
         *(True, True, True, False)
     ]
@@ -114,9 +114,9 @@ def test_stream_delays_an_event_only_if_details_are_requested(desk: Any) -> None
     ]
 
 
-def test_text_delta_without_text_is_sent(desk: Any) -> None:
+def test_text_delta_without_text_is_sent(bench: Any) -> None:
     """Half a character: the token has come, its text has not."""
-    one = desk()
+    one = bench()
     sent = one.stream(
         one.encoder(STREAM, BODY), TextDelta(""), TextDelta("\u4f60"), ChoiceEnd("eos"), StreamEnd()
     )
@@ -124,8 +124,8 @@ def test_text_delta_without_text_is_sent(desk: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [BODY, DETAILED])
-def test_response_without_text_is_one_event(desk: Any, body: Any) -> None:
-    one = desk()
+def test_response_without_text_is_one_event(bench: Any, body: Any) -> None:
+    one = bench()
     sent = one.stream(
         one.encoder(STREAM, body), StreamStart(1), ChoiceEnd("eos"), Usage(1, 0), StreamEnd()
     )
@@ -134,14 +134,14 @@ def test_response_without_text_is_one_event(desk: Any, body: Any) -> None:
     assert (b'"finish_reason":"eos_token","generated_tokens":0' in sent) is (body is DETAILED)
 
 
-def test_reasoning_and_refusal_are_part_of_text_output(desk: Any) -> None:
-    one = desk()
-    said = (ReasoningDelta("hm "), TextDelta("yes"), RefusalDelta("!"))
-    sent = one.stream(one.encoder(STREAM, BODY), *said, ChoiceEnd("eos"), StreamEnd())
+def test_reasoning_and_refusal_are_part_of_text_output(bench: Any) -> None:
+    one = bench()
+    events = (ReasoningDelta("hm "), TextDelta("yes"), RefusalDelta("!"))
+    sent = one.stream(one.encoder(STREAM, BODY), *events, ChoiceEnd("eos"), StreamEnd())
     assert [msgspec.json.decode(e[5:])["text_output"] for e in sent.split(b"\n\n")[:-1]] == [
         *("hm ", "yes", "!")
     ]
-    reply = one.whole(one.encoder(PATH, BODY), *said, ChoiceEnd("eos"), StreamEnd())
+    reply = one.whole(one.encoder(PATH, BODY), *events, ChoiceEnd("eos"), StreamEnd())
     assert reply.body == HEAD + b'"hm yes!"}'
 
 
@@ -157,10 +157,10 @@ def test_reasoning_and_refusal_are_part_of_text_output(desk: Any) -> None:
     ],
 )
 def test_finish_reason_names_by_profile(
-    desk: Any, reason: FinishReason, later: str, early: str
+    bench: Any, reason: FinishReason, later: str, early: str
 ) -> None:
     for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
-        one = desk(profile)
+        one = bench(profile)
         reply = one.whole(
             one.encoder(PATH, DETAILED), TextDelta("a"), ChoiceEnd(reason), StreamEnd()
         )
@@ -170,16 +170,16 @@ def test_finish_reason_names_by_profile(
 # --- whole ----------------------------------------------------------------------------------------
 
 
-def test_unary_generate_response(desk: Any) -> None:
-    one = desk()
+def test_unary_generate_response(bench: Any) -> None:
+    one = bench()
     reply = one.whole(one.encoder(PATH, BODY), *HELLO, ChoiceEnd("eos"), Usage(1, 3), StreamEnd())
     assert (reply.status, reply.body) == (200, HEAD + b'"Hello world!"}')
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
-def test_unary_generate_response_with_details(desk: Any) -> None:
+def test_unary_generate_response_with_details(bench: Any) -> None:
     """What a stream says of each event, a whole answer says as lists."""
-    one = desk()
+    one = bench()
     encoder = one.encoder(PATH, DETAILED)
     reply = one.whole(encoder, *HELLO, ChoiceEnd("length"), Usage(1, 3), StreamEnd())
     assert reply.body == (
@@ -189,8 +189,8 @@ def test_unary_generate_response_with_details(desk: Any) -> None:
     )
 
 
-def test_unary_response_lists_backend_timing_per_token(desk: Any) -> None:
-    one = desk()
+def test_unary_response_lists_backend_timing_per_token(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(PATH, DETAILED)
     times = (Timing(queue=0.00001, batch_size=4), Timing())
     reply = one.whole(
@@ -202,11 +202,11 @@ def test_unary_response_lists_backend_timing_per_token(desk: Any) -> None:
     assert details["generated_tokens"] == 2
 
 
-def test_unary_response_with_one_timing_for_all_tokens(desk: Any) -> None:
-    one = desk()
+def test_unary_response_with_one_timing_for_all_tokens(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(PATH, DETAILED)
-    said = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2))
-    reply = one.whole(encoder, *said, Timing(queue=0.00001, batch_size=4), StreamEnd())
+    events = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2))
+    reply = one.whole(encoder, *events, Timing(queue=0.00001, batch_size=4), StreamEnd())
     details = msgspec.json.decode(reply.body)["details"]
     assert details["batch_size"] == [4, 4]
     assert details["queue_wait_time"] == [10, 0]
@@ -216,7 +216,7 @@ def test_unary_response_with_one_timing_for_all_tokens(desk: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "timeout", "said"),
+    ("error", "timeout", "message"),
     [
         (DeadlineExceeded(""), 3, "Engine callback timeout: client timeout"),
         (DeadlineExceeded(""), None, "Engine callback timeout: server e2eTimeout"),
@@ -224,15 +224,15 @@ def test_unary_response_with_one_timing_for_all_tokens(desk: Any) -> None:
         (StreamBroken("the worker at 10.0.0.1"), None, "Failed to get engine response"),
     ],
 )
-def test_stream_error_is_plain_text(desk: Any, error: Any, timeout: Any, said: str) -> None:
-    one = desk()
+def test_stream_error_is_plain_text(bench: Any, error: Any, timeout: Any, message: str) -> None:
+    one = bench()
     encoder = one.encoder(STREAM, BODY | {"parameters": {"timeout": timeout}})
     one.stream(encoder, TextDelta("a"))
-    assert encoder.encode_error_event(error) == said.encode()
+    assert encoder.encode_error_event(error) == message.encode()
 
 
-def test_delayed_event_is_sent_before_the_error(desk: Any) -> None:
-    one = desk()
+def test_delayed_event_is_sent_before_the_error(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(STREAM, DETAILED)
     assert one.stream(encoder, TextDelta("a"), ChoiceEnd("eos")) == b""
     sent = encoder.encode_error_event(StreamBroken("cut"))
@@ -247,12 +247,12 @@ TENSOR = {"name": "input0", "shape": [1, 1], "datatype": "UINT32", "data": [396]
 INFERENCE = {"id": "a123", "inputs": [TENSOR], "outputs": [{"name": ""}]}
 
 
-def test_infer_response_returns_token_ids(desk: Any) -> None:
-    one = desk()
+def test_infer_response_returns_token_ids(bench: Any) -> None:
+    one = bench()
     encoder = one.encoder(INFER, INFERENCE)
-    said = (TextDelta("a", token_ids=(1, 2), tokens=2), TextDelta("b", token_ids=(3,)))
-    assert one.stream(encoder, *said, ChoiceEnd("eos"), StreamEnd()) == b""
-    reply = one.whole(encoder, *said, ChoiceEnd("eos"), StreamEnd())
+    events = (TextDelta("a", token_ids=(1, 2), tokens=2), TextDelta("b", token_ids=(3,)))
+    assert one.stream(encoder, *events, ChoiceEnd("eos"), StreamEnd()) == b""
+    reply = one.whole(encoder, *events, ChoiceEnd("eos"), StreamEnd())
     assert reply.body == (
         b'{"id":"a123","outputs":[{"name":"output0","shape":[1,3],"datatype":"UINT32",'
         b'"data":[1,2,3]}]}'
@@ -261,8 +261,8 @@ def test_infer_response_returns_token_ids(desk: Any) -> None:
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_infer_without_token_ids_from_backend_returns_500(desk: Any) -> None:
-    one = desk()
+def test_infer_without_token_ids_from_backend_returns_500(bench: Any) -> None:
+    one = bench()
     reply = one.whole(one.encoder(INFER, INFERENCE), TextDelta("a"), ChoiceEnd("eos"), StreamEnd())
     assert reply.status == 500
     assert msgspec.json.decode(reply.body) == {

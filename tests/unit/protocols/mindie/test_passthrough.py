@@ -13,12 +13,12 @@ from protocols.core.request import GenerationRequest
 from protocols.mindie.endpoints import MindIE
 from protocols.mindie.requests import PRIORITY_STEP
 from protocols.openai.endpoints import OpenAI
-from tests.unit.protocols.mindie.conftest import Desk
+from tests.unit.protocols.mindie.conftest import MindIETestBench
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": "llama_65b", "messages": HI}
 COMPLETION: dict[str, Any] = {"model": "llama_65b", "prompt": "a b"}
-TOLD: dict[str, Any] = {"text_input": "a b", "parameters": {"details": True}}
+DETAILED_REQUEST: dict[str, Any] = {"text_input": "a b", "parameters": {"details": True}}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXTS = "/v2/models/llama_65b/generate"
 NAME = "r1-65c2f6b8-0"
@@ -34,10 +34,10 @@ def prepare_passthrough(
     headers: Mapping[str, str] | None = None,
     **client: Any,
 ) -> PassthroughRequest | None:
-    desk = Desk(profile, **client)
-    call = desk.call(path, body, headers=headers)
+    bench = MindIETestBench(profile, **client)
+    call = bench.call(path, body, headers=headers)
     return (worker or MindIE(profile)).prepare_passthrough(
-        desk.dialect, call, desk.about("llama_65b")
+        bench.adapter, call, bench.about("llama_65b")
     )
 
 
@@ -130,13 +130,13 @@ def test_pass_through_needs_same_profile_and_options(
     worker: MindIE, client: dict[str, Any]
 ) -> None:
     assert prepare_passthrough(CHATS, CHAT, worker=worker, **client) is None
-    assert prepare_passthrough(TEXTS, TOLD, worker=worker, **client) is None
+    assert prepare_passthrough(TEXTS, DETAILED_REQUEST, worker=worker, **client) is None
 
 
 def test_client_of_another_protocol_is_translated() -> None:
-    desk = Desk()
-    call = desk.call(CHATS, CHAT)
-    assert desk.dialect.prepare_passthrough(OpenAI(), call, desk.about("m")) is None
+    bench = MindIETestBench()
+    call = bench.call(CHATS, CHAT)
+    assert bench.adapter.prepare_passthrough(OpenAI(), call, bench.about("m")) is None
 
 
 def test_chat_is_translated_for_workers_with_text_chats() -> None:
@@ -147,15 +147,15 @@ def test_chat_is_translated_for_workers_with_text_chats() -> None:
 
 def test_request_with_a_client_id_is_translated() -> None:
     assert prepare_passthrough(CHATS, CHAT, headers={"req-id": "mine"}) is None
-    assert prepare_passthrough(TEXTS, TOLD, headers={"req-id": "mine"}) is None
-    assert prepare_passthrough(TEXTS, TOLD | {"id": "mine"}) is None
+    assert prepare_passthrough(TEXTS, DETAILED_REQUEST, headers={"req-id": "mine"}) is None
+    assert prepare_passthrough(TEXTS, DETAILED_REQUEST | {"id": "mine"}) is None
 
 
 def test_every_passthrough_request_has_a_unique_id() -> None:
-    desk = Desk()
-    call = desk.call(CHATS, CHAT)
-    about = desk.about("m")
-    relays = [desk.dialect.prepare_passthrough(desk.dialect, call, about) for _ in range(2)]
+    bench = MindIETestBench()
+    call = bench.call(CHATS, CHAT)
+    about = bench.about("m")
+    relays = [bench.adapter.prepare_passthrough(bench.adapter, call, about) for _ in range(2)]
     names = {relay.request.client_id for relay in relays if relay is not None}
     assert names == {"r1-65c2f6b8-0", "r1-65c2f6b8-1"}
 
@@ -218,7 +218,7 @@ def test_generate_request_outside_the_fast_path_is_translated(body: Any) -> None
 
 
 def test_generate_is_translated_if_prompts_become_messages() -> None:
-    assert prepare_passthrough(TEXTS, TOLD, prompts="chat") is None
+    assert prepare_passthrough(TEXTS, DETAILED_REQUEST, prompts="chat") is None
     assert prepare_passthrough(CHATS, CHAT, prompts="chat") is not None
 
 
@@ -258,7 +258,7 @@ def list_text_deltas(events: Sequence[Event]) -> list[tuple[str, int]]:
 
 
 def test_unary_response_shows_the_public_model_name() -> None:
-    passage = require_passthrough(TEXTS, TOLD).create_reader()
+    passage = require_passthrough(TEXTS, DETAILED_REQUEST).create_reader()
     passage.feed([WHOLE])
     data, events = passage.close()
     assert data == WHOLE.replace(b"served", b"llama_65b")
@@ -267,7 +267,7 @@ def test_unary_response_shows_the_public_model_name() -> None:
 
 
 def test_passthrough_stream_ends_with_the_finish_reason_event() -> None:
-    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     first, events = passage.feed([STREAM[:250]])
     rest, more = passage.feed([STREAM[250:]])
     assert (first or b"") + (rest or b"") == SHOWN
@@ -277,7 +277,7 @@ def test_passthrough_stream_ends_with_the_finish_reason_event() -> None:
 
 @pytest.mark.parametrize("claim", [b"-1", b"3000000000000", b'"2"', b"2.5", b"[2]", b"{}"])
 def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(claim: bytes) -> None:
-    reader = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+    reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     count = b'"generated_tokens":%b'
     data, events = reader.feed([STREAM.replace(count % b"2", count % claim)])
     assert data == SHOWN
@@ -287,7 +287,7 @@ def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(claim: byt
 
 def test_stream_without_final_newlines_is_complete() -> None:
     for lacking in (b"\n", b"\n\n"):
-        passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+        passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
         first, _ = passage.feed([STREAM.removesuffix(lacking)])
         rest, events = passage.close()
         assert (first or b"") + (rest or b"") == SHOWN
@@ -295,13 +295,13 @@ def test_stream_without_final_newlines_is_complete() -> None:
 
 
 def test_worker_model_name_and_request_id_are_replaced() -> None:
-    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     other = STREAM.replace(b"served", b"/models/x").replace(NAME.encode(), b"endpoint_common_4")
     assert passage.feed([other])[0] == SHOWN
 
 
 def test_truncated_passthrough_stream_raises_stream_broken() -> None:
-    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     assert passage.feed([PIECES[0]])[0] == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(StreamBroken):
         passage.close()
@@ -315,7 +315,7 @@ def test_truncated_passthrough_stream_raises_stream_broken() -> None:
     ],
 )
 def test_error_event_in_a_stream_is_raised_and_not_passed_through(last: bytes) -> None:
-    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     data, _ = passage.feed([PIECES[0] + last])
     assert data == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
@@ -381,13 +381,13 @@ def test_completion_is_passed_through_with_public_name_and_id() -> None:
 def test_passthrough_response_headers_equal_translated_ones() -> None:
     own = (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
     close = ("Connection", "close")
-    for path, body in ((CHATS, CHAT), (TEXTS, TOLD)):
+    for path, body in ((CHATS, CHAT), (TEXTS, DETAILED_REQUEST)):
         assert require_passthrough(path, body).build_headers() == (
             ("Content-Type", "application/json"),
             close,
             *own,
         )
-    for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", TOLD)):
+    for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", DETAILED_REQUEST)):
         assert require_passthrough(path, body).build_headers() == (
             ("Content-Type", "text/event-stream"),
             *own,
@@ -395,11 +395,11 @@ def test_passthrough_response_headers_equal_translated_ones() -> None:
 
 
 def test_passed_through_response_keeps_the_connection_only_if_configured() -> None:
-    kept = prepare_passthrough(CHATS, CHAT, keep_alive=True)
-    assert kept is not None
+    passthrough = prepare_passthrough(CHATS, CHAT, keep_alive=True)
+    assert passthrough is not None
     headers = require_passthrough(CHATS, CHAT).build_headers()
-    assert kept.build_headers() == tuple(one for one in headers if one[0] != "Connection")
-    assert len(kept.build_headers()) == len(headers) - 1
+    assert passthrough.build_headers() == tuple(one for one in headers if one[0] != "Connection")
+    assert len(passthrough.build_headers()) == len(headers) - 1
     assert prepare_passthrough(CHATS, CHAT | {"temperature": "warm"}, keep_alive=True) is None
 
 
@@ -409,22 +409,26 @@ def create_stream_encoder(relay: PassthroughRequest) -> ResponseEncoder:
 
 
 def test_cancelled_generate_stream_counts_the_tokens_passed_through() -> None:
-    relay = require_passthrough(TEXTS + "_stream", TOLD)
+    relay = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST)
     relay.create_reader().feed([STREAM])
     relay.create_reader().feed([PIECES[0]])
     end = create_stream_encoder(relay).encode_error_event(ClientDisconnected("stopped"))
-    told = json.loads(end.removeprefix(b"data:"))
-    assert (told["id"], told["model_name"], told["text_output"]) == (NAME, "llama_65b", "")
-    assert told["details"]["finish_reason"] == "stop_sequence"
-    assert told["details"]["generated_tokens"] == 1
+    last_event = json.loads(end.removeprefix(b"data:"))
+    assert (last_event["id"], last_event["model_name"], last_event["text_output"]) == (
+        NAME,
+        "llama_65b",
+        "",
+    )
+    assert last_event["details"]["finish_reason"] == "stop_sequence"
+    assert last_event["details"]["generated_tokens"] == 1
 
 
 def test_stream_error_is_plain_text() -> None:
-    for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", TOLD)):
-        told = create_stream_encoder(require_passthrough(path, body)).encode_error_event(
+    for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", DETAILED_REQUEST)):
+        last_event = create_stream_encoder(require_passthrough(path, body)).encode_error_event(
             StreamBroken("cut")
         )
-        assert told == b"Failed to get engine response"
+        assert last_event == b"Failed to get engine response"
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (COMPLETIONS, COMPLETION)])
@@ -436,7 +440,7 @@ def test_cancelled_chat_stream_ends_with_the_same_id_and_model(
     ).encode_error_event(ClientDisconnected("stopped"))
     *chunks, done = end.removesuffix(b"\n\n").split(b"\n\n")
     assert done == b"data: [DONE]"
-    told = json.loads(chunks[-1].removeprefix(b"data: "))
-    assert (told["id"], told["model"]) == (NAME, "llama_65b")
-    assert told["object"] == ("chat.completion.chunk" if path == CHATS else "text_completion")
-    assert told["choices"][0]["finish_reason"] == "stop"
+    last_event = json.loads(chunks[-1].removeprefix(b"data: "))
+    assert (last_event["id"], last_event["model"]) == (NAME, "llama_65b")
+    assert last_event["object"] == ("chat.completion.chunk" if path == CHATS else "text_completion")
+    assert last_event["choices"][0]["finish_reason"] == "stop"

@@ -25,23 +25,23 @@ AS_THEY_ARE = {
 @pytest.mark.parametrize(("path", "body"), PROMPTS.items(), ids=list(PROMPTS))
 @pytest.mark.parametrize(("prompts", "mode"), [("raw", "raw"), ("chat", "server")])
 def test_prompts_option_selects_the_template_mode(
-    desk: Any, path: str, body: Any, prompts: str, mode: str
+    bench: Any, path: str, body: Any, prompts: str, mode: str
 ) -> None:
-    request = desk(model="m", prompts=prompts).decode(path, body)
+    request = bench(model="m", prompts=prompts).decode(path, body)
     assert request.prompts == ("hi",)
     assert request.templating.mode == mode
 
 
-def test_prompts_are_raw_by_default(desk: Any) -> None:
+def test_prompts_are_raw_by_default(bench: Any) -> None:
     [(path, body), *_] = PROMPTS.items()
-    assert desk().decode(path, body).templating.mode == "raw"
+    assert bench().decode(path, body).templating.mode == "raw"
 
 
 @pytest.mark.parametrize(("path", "body"), AS_THEY_ARE.items(), ids=list(AS_THEY_ARE))
 def test_token_ids_and_completions_stay_raw_with_prompts_chat(
-    desk: Any, path: str, body: Any
+    bench: Any, path: str, body: Any
 ) -> None:
-    assert desk(model="m", prompts="chat").decode(path, body).templating.mode == "raw"
+    assert bench(model="m", prompts="chat").decode(path, body).templating.mode == "raw"
 
 
 CONFIGURATION = """
@@ -52,17 +52,17 @@ models: {{m: {{backend: e, model: m{model}}}}}
 
 
 @pytest.mark.parametrize(
-    ("listener", "model", "said"),
+    ("listener", "model", "message"),
     [
         (", prompts: both", "", "raw or chat"),
         ("", ", mindie: {pace: 5}", "pace"),
     ],
 )
 def test_invalid_option_raises_a_config_error_with_its_name(
-    listener: str, model: str, said: str
+    listener: str, model: str, message: str
 ) -> None:
     load_text(CONFIGURATION.format(listener="", model=""), "x.yaml", env={})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_text(CONFIGURATION.format(listener=listener, model=model), "x.yaml", env={})
 
 

@@ -26,8 +26,8 @@ TEMPERATURE = "Parameter temperature must be in (0.0,3.40282e+38], got 0."
 
 
 @pytest.fixture
-def llama_desk(desk: Any) -> Any:
-    return desk(model="llama")
+def llama_bench(bench: Any) -> Any:
+    return bench(model="llama")
 
 
 # --- which model, which manner --------------------------------------------------------------------
@@ -49,19 +49,19 @@ def llama_desk(desk: Any) -> Any:
     ],
 )
 def test_default_model_and_stream_flag_are_decoded(
-    llama_desk: Any, path: str, body: Any, stream: bool
+    llama_bench: Any, path: str, body: Any, stream: bool
 ) -> None:
-    call = llama_desk.call(path, body)
-    envelope = llama_desk.dialect.read_routing_info(call)
+    call = llama_bench.call(path, body)
+    envelope = llama_bench.adapter.read_routing_info(call)
     assert (envelope.model, envelope.stream) == ("llama", stream)
-    request = llama_desk.dialect.decode_request(call)
+    request = llama_bench.adapter.decode_request(call)
     assert (request.model, request.stream) == ("llama", stream)
 
 
-def test_model_in_body_overrides_the_default_model(desk: Any) -> None:
+def test_model_in_body_overrides_the_default_model(bench: Any) -> None:
     body = PROMPT | {"model": "other"}
-    assert desk(model="llama").decode("/generate", body).model == "other"
-    assert desk().refused("/generate", PROMPT) == (
+    assert bench(model="llama").decode("/generate", body).model == "other"
+    assert bench().refused("/generate", PROMPT) == (
         422,
         "Request contains not model or model null",
     )
@@ -74,7 +74,7 @@ NEITHER = (
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "message"),
     [
         ("/generate", b"{", NEITHER),
         ("/generate", {"inputs": None}, NEITHER),
@@ -186,11 +186,11 @@ NEITHER = (
         ),
     ],
 )
-def test_invalid_body_returns_422(llama_desk: Any, path: str, body: Any, said: str) -> None:
-    assert llama_desk.refused(path, body) == (422, said)
+def test_invalid_body_returns_422(llama_bench: Any, path: str, body: Any, message: str) -> None:
+    assert llama_bench.refused(path, body) == (422, message)
 
 
-def test_tgi_style_parameters_are_decoded(llama_desk: Any) -> None:
+def test_tgi_style_parameters_are_decoded(llama_bench: Any) -> None:
     parameters = {
         "stop": ["x", "y"],
         "truncate": 3,
@@ -198,7 +198,7 @@ def test_tgi_style_parameters_are_decoded(llama_desk: Any) -> None:
         "return_full_text": False,
         "decoder_input_details": True,
     }
-    request = llama_desk.decode("/generate", INPUTS | {"parameters": parameters})
+    request = llama_bench.decode("/generate", INPUTS | {"parameters": parameters})
     assert request.stopping.stop == ("x", "y")
     assert (request.stopping.truncate_prompt, request.stopping.max_tokens) == (3, 20)
     assert request.adapter == "lora/a"
@@ -206,12 +206,12 @@ def test_tgi_style_parameters_are_decoded(llama_desk: Any) -> None:
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {
         "return_full_text": b"false"
     }
-    names = llama_desk.dialect.field_names(llama_desk.call("/generate", INPUTS))
+    names = llama_bench.adapter.field_names(llama_bench.call("/generate", INPUTS))
     assert names["adapter"] == "adapter_id"
     assert names["stopping.stop"] == "stop"
 
 
-def test_vllm_style_parameters_are_decoded(llama_desk: Any) -> None:
+def test_vllm_style_parameters_are_decoded(llama_bench: Any) -> None:
     """Beside the prompt; without a maximum length, the target's default applies."""
     body = PROMPT | {
         "temperature": 0.5,
@@ -221,22 +221,22 @@ def test_vllm_style_parameters_are_decoded(llama_desk: Any) -> None:
         "stop_token_ids": [7, 5, 7, -1],
         "include_stop_str_in_output": True,
     }
-    request = llama_desk.decode("/generate", body)
+    request = llama_bench.decode("/generate", body)
     assert (request.n, request.best_of) == (3, None)
     assert request.sampling.top_k is None
     assert request.stopping.stop_token_ids == (5, 7)
     assert request.stopping.include_stop is True
     assert request.stopping.max_tokens is None
-    assert llama_desk.decode("/generate", PROMPT | {"temperature": 0}).sampling.temperature == 0
-    assert llama_desk.dialect.field_names(llama_desk.call("/generate", PROMPT))["n"] == "n"
+    assert llama_bench.decode("/generate", PROMPT | {"temperature": 0}).sampling.temperature == 0
+    assert llama_bench.adapter.field_names(llama_bench.call("/generate", PROMPT))["n"] == "n"
 
 
 # --- answers of the server's own ------------------------------------------------------------------
 
 
-def test_native_stream_with_details(llama_desk: Any) -> None:
-    encoder = llama_desk.encoder("/infer", INPUTS | DETAILS | {"stream": True})
-    sent = llama_desk.stream(encoder, HELLO[0], 0.1, HELLO[1], Timing(decode=0.02), HELLO[2], *END)
+def test_native_stream_with_details(llama_bench: Any) -> None:
+    encoder = llama_bench.encoder("/infer", INPUTS | DETAILS | {"stream": True})
+    sent = llama_bench.stream(encoder, HELLO[0], 0.1, HELLO[1], Timing(decode=0.02), HELLO[2], *END)
     assert sent == (
         b'data: {"prefill_time":100,"decode_time":null,"token":{"id":[1],"text":"Hello"}}\n\n'
         b'data: {"prefill_time":null,"decode_time":20,"token":{"id":[2],"text":"!"}}\n\n'
@@ -248,20 +248,20 @@ def test_native_stream_with_details(llama_desk: Any) -> None:
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_native_stream_without_details(llama_desk: Any) -> None:
-    encoder = llama_desk.encoder("/infer", INPUTS | {"stream": True})
-    sent = llama_desk.stream(encoder, ReasoningDelta("hm "), TextDelta("x"), *END)
+def test_native_stream_without_details(llama_bench: Any) -> None:
+    encoder = llama_bench.encoder("/infer", INPUTS | {"stream": True})
+    sent = llama_bench.stream(encoder, ReasoningDelta("hm "), TextDelta("x"), *END)
     assert sent.endswith(
         b'"generated_text":"hm x","details":null,"token":{"id":[],"text":null}}\n\n'
     )
 
 
-def test_native_unary_response(llama_desk: Any) -> None:
-    assert llama_desk.whole(llama_desk.encoder("/infer", INPUTS), *HELLO, *END).body == (
+def test_native_unary_response(llama_bench: Any) -> None:
+    assert llama_bench.whole(llama_bench.encoder("/infer", INPUTS), *HELLO, *END).body == (
         b'{"generated_text":"Hello!"}'
     )
-    reply = llama_desk.whole(
-        llama_desk.encoder("/infer_token", {"input_id": [5]} | DETAILS), *HELLO, *END
+    reply = llama_bench.whole(
+        llama_bench.encoder("/infer_token", {"input_id": [5]} | DETAILS), *HELLO, *END
     )
     assert reply.body == (
         b'{"generated_text":"Hello!","details":{"finish_reason":"eos_token","generated_tokens":2,'
@@ -272,9 +272,9 @@ def test_native_unary_response(llama_desk: Any) -> None:
 # --- answers after TGI ----------------------------------------------------------------------------
 
 
-def test_tgi_style_stream_with_details(llama_desk: Any) -> None:
-    encoder = llama_desk.encoder("/generate_stream", INPUTS | DETAILS)
-    assert llama_desk.stream(encoder, *HELLO, *END) == (
+def test_tgi_style_stream_with_details(llama_bench: Any) -> None:
+    encoder = llama_bench.encoder("/generate_stream", INPUTS | DETAILS)
+    assert llama_bench.stream(encoder, *HELLO, *END) == (
         b'data: {"token":{"id":[1],"text":"Hello","logprob":null,"special":null},'
         b'"generated_text":null,"details":null}\n\n'
         b'data: {"token":{"id":[2],"text":"!","logprob":null,"special":null},'
@@ -287,26 +287,27 @@ def test_tgi_style_stream_with_details(llama_desk: Any) -> None:
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_tgi_style_stream_without_details(llama_desk: Any) -> None:
-    encoder = llama_desk.encoder("/", INPUTS | {"stream": True})
-    sent = llama_desk.stream(encoder, TextDelta("x"), RefusalDelta("!"), *END)
+def test_tgi_style_stream_without_details(llama_bench: Any) -> None:
+    encoder = llama_bench.encoder("/", INPUTS | {"stream": True})
+    sent = llama_bench.stream(encoder, TextDelta("x"), RefusalDelta("!"), *END)
     assert sent.endswith(b'"generated_text":"x!","details":null}\n\n')
 
 
-def test_tgi_style_unary_response(llama_desk: Any) -> None:
+def test_tgi_style_unary_response(llama_bench: Any) -> None:
     plain = b'{"generated_text":"Hello!"}'
-    assert llama_desk.whole(llama_desk.encoder("/generate", INPUTS), *HELLO, *END).body == plain
+    assert llama_bench.whole(llama_bench.encoder("/generate", INPUTS), *HELLO, *END).body == plain
     assert (
-        llama_desk.whole(llama_desk.encoder("/", INPUTS), *HELLO, *END).body == b"[" + plain + b"]"
+        llama_bench.whole(llama_bench.encoder("/", INPUTS), *HELLO, *END).body
+        == b"[" + plain + b"]"
     )
-    detailed = llama_desk.encoder("/generate", INPUTS | DETAILS)
-    assert llama_desk.whole(detailed, *HELLO, *END).body == (
+    detailed = llama_bench.encoder("/generate", INPUTS | DETAILS)
+    assert llama_bench.whole(detailed, *HELLO, *END).body == (
         b'{"details":{"prompt_tokens":2,"finish_reason":"eos_token","generated_tokens":2,'
         b'"prefill":[],"seed":7,"tokens":[{"id":1,"logprob":null,"special":null,"text":null},'
         b'{"id":2,"logprob":null,"special":null,"text":null}]},"generated_text":"Hello!"}'
     )
-    uncounted = llama_desk.whole(
-        llama_desk.encoder("/generate", INPUTS | DETAILS),
+    uncounted = llama_bench.whole(
+        llama_bench.encoder("/generate", INPUTS | DETAILS),
         TextDelta("x"),
         ChoiceEnd("eos"),
         StreamEnd(),
@@ -317,18 +318,18 @@ def test_tgi_style_unary_response(llama_desk: Any) -> None:
 # --- answers after vLLM ---------------------------------------------------------------------------
 
 
-def test_vllm_style_stream_is_nul_separated_json(llama_desk: Any) -> None:
+def test_vllm_style_stream_is_nul_separated_json(llama_bench: Any) -> None:
     """Bare objects, each with a NUL byte behind it, and no end."""
-    encoder = llama_desk.encoder("/generate", PROMPT | {"stream": True})
-    assert llama_desk.stream(encoder, *HELLO, *END) == b'{"text":["Hello"]}\0{"text":["!"]}\0'
+    encoder = llama_bench.encoder("/generate", PROMPT | {"stream": True})
+    assert llama_bench.stream(encoder, *HELLO, *END) == b'{"text":["Hello"]}\0{"text":["!"]}\0'
     assert encoder.content_type == "text/event-stream"
     assert encoder.headers()[0] == ("RequestUUID", "r1")
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_vllm_style_stream_of_two_choices(llama_desk: Any) -> None:
-    encoder = llama_desk.encoder("/generate", PROMPT | {"stream": True, "n": 2, "temperature": 1})
-    sent = llama_desk.stream(
+def test_vllm_style_stream_of_two_choices(llama_bench: Any) -> None:
+    encoder = llama_bench.encoder("/generate", PROMPT | {"stream": True, "n": 2, "temperature": 1})
+    sent = llama_bench.stream(
         encoder,
         TextDelta("x", 0),
         TextDelta("y", 1),
@@ -339,12 +340,12 @@ def test_vllm_style_stream_of_two_choices(llama_desk: Any) -> None:
     assert sent == b'{"text":["x",""]}\0{"text":["","y"]}\0'
 
 
-def test_vllm_style_unary_response_includes_the_prompt(llama_desk: Any) -> None:
+def test_vllm_style_unary_response_includes_the_prompt(llama_bench: Any) -> None:
     assert (
-        llama_desk.whole(llama_desk.encoder("/generate", PROMPT), *HELLO, *END).body
+        llama_bench.whole(llama_bench.encoder("/generate", PROMPT), *HELLO, *END).body
         == b'{"text":["a bHello!"]}'
     )
     media = {"prompt": [{"text": "see "}, {"image_url": "u"}]}
-    assert llama_desk.whole(llama_desk.encoder("/generate", media), *HELLO, *END).body == (
+    assert llama_bench.whole(llama_bench.encoder("/generate", media), *HELLO, *END).body == (
         b'{"text":["see Hello!"]}'
     )

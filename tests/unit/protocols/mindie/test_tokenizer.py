@@ -13,7 +13,7 @@ INVALID = "Inputs in request body is invalid."
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"{", "Req body converts to json fail."),
         (b"[]", INVALID),
@@ -30,18 +30,18 @@ INVALID = "Inputs in request body is invalid."
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_invalid_tokenizer_inputs_return_422(desk: Any, body: Any, said: str) -> None:
+def test_invalid_tokenizer_inputs_return_422(bench: Any, body: Any, message: str) -> None:
     """What is wrong with the text is told first: there is a model where a server runs."""
-    one = desk("rc1")
-    assert one.refused(PATH, body) == (422, said)
+    one = bench("rc1")
+    assert one.refused(PATH, body) == (422, message)
 
 
-def test_tokenizer_text_is_read_from_inputs(desk: Any) -> None:
-    one = desk(model="m")
+def test_tokenizer_text_is_read_from_inputs(bench: Any) -> None:
+    one = bench(model="m")
     call = one.call(PATH, {"inputs": "hi"})
     assert call.endpoint.task == "tokenize"
-    assert one.dialect.read_routing_info(call).model == "m"
-    request = one.dialect.decode_request(call)
+    assert one.adapter.read_routing_info(call).model == "m"
+    request = one.adapter.decode_request(call)
     assert isinstance(request, TokenizeRequest)
     assert (request.model, request.prompt, request.return_texts) == ("m", "hi", True)
 
@@ -56,12 +56,12 @@ def test_tokenizer_text_is_read_from_inputs(desk: Any) -> None:
     ],
 )
 def test_tokenizer_response_lists_token_texts_and_count(
-    desk: Any, body: Any, tokens: bytes
+    bench: Any, body: Any, tokens: bytes
 ) -> None:
     """A token without a text is counted all the same."""
-    one = desk(model="m")
+    one = bench(model="m")
     call = one.call(PATH, {"inputs": "ab", **body})
-    encoder = one.dialect.create_encoder(call, one.dialect.decode_request(call), one.about("m"))
+    encoder = one.adapter.create_encoder(call, one.adapter.decode_request(call), one.about("m"))
     reply = encoder.encode_unary(aggregate([TokenList((1, 7, 8), ("", "a", "b")), StreamEnd()]))
     assert reply.body == b'{"token_number":3,"tokens":' + tokens + b"}"
     assert ("Connection", "close") in reply.headers

@@ -37,7 +37,7 @@ RAW = PromptOptions(mode="raw")
 TEXT = "/v2/models/m/generate"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 LONGEST = 2147483647
 TOOL = Tool("f", parameters=Raw(b'{"type":"object"}'))
@@ -49,7 +49,7 @@ def make_completion(**fields: Any) -> GenerationRequest:
 
 
 def make_chat(*messages: Message, **fields: Any) -> GenerationRequest:
-    fields = {"messages": messages or SAID, **fields}
+    fields = {"messages": messages or MESSAGES, **fields}
     return GenerationRequest(model="m", kind="chat", **fields)
 
 
@@ -74,8 +74,8 @@ def encode_path_and_body(request: Request, profile: str = "2x", **options: Any) 
 def list_unsupported_parameters(
     request: Request, profile: str = "2x", names: Any = None, **options: Any
 ) -> set[tuple[str, str, str]]:
-    found = MindIE(profile, **options).unsupported_parameters(request, names or {})
-    return {(loss.field, loss.reason, loss.path) for loss in found}
+    unsupported = MindIE(profile, **options).unsupported_parameters(request, names or {})
+    return {(loss.field, loss.reason, loss.path) for loss in unsupported}
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_other_generate_parameters_are_encoded(
 
 
 @pytest.mark.parametrize(
-    ("fields", "found"),
+    ("fields", "expected"),
     [
         ({"n": 1, "best_of": 1, "stopping": StopConditions(overflow="error")}, set()),
         ({"n": 2, "best_of": 2}, {("n", "dropped", "n")}),
@@ -198,9 +198,9 @@ def test_other_generate_parameters_are_encoded(
     ],
 )
 def test_generate_reports_unsupported_parameters(
-    fields: dict[str, Any], found: set[tuple[str, str, str]]
+    fields: dict[str, Any], expected: set[tuple[str, str, str]]
 ) -> None:
-    assert list_unsupported_parameters(make_completion(**fields)) == found
+    assert list_unsupported_parameters(make_completion(**fields)) == expected
 
 
 def test_loss_uses_the_client_field_name() -> None:
@@ -357,7 +357,7 @@ def test_stop_strings_are_truncated_to_the_server_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "found"),
+    ("fields", "expected"),
     [
         ({"n": 1, "best_of": 1, "sampling": SamplingParams(do_sample=True)}, set()),
         ({"n": 2}, {("n", "dropped", "n")}),
@@ -382,9 +382,9 @@ def test_stop_strings_are_truncated_to_the_server_limit() -> None:
     ],
 )  # fmt: skip
 def test_chat_reports_unsupported_parameters(
-    fields: dict[str, Any], found: set[tuple[str, str, str]]
+    fields: dict[str, Any], expected: set[tuple[str, str, str]]
 ) -> None:
-    assert list_unsupported_parameters(make_chat(**fields)) == found
+    assert list_unsupported_parameters(make_chat(**fields)) == expected
 
 
 def test_native_validator_clamps_and_drops_chat_parameters() -> None:
@@ -403,7 +403,7 @@ def test_native_validator_clamps_and_drops_chat_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "body", "found"),
+    ("fields", "body", "expected"),
     [
         ({"sampling": SamplingParams(temperature=0.0)}, {"temperature": 0.001},
          {("temperature", "clamped", "sampling.temperature")}),
@@ -420,10 +420,10 @@ def test_native_validator_clamps_and_drops_chat_parameters() -> None:
     ],
 )  # fmt: skip
 def test_rc1_chat_encodes_few_parameters_and_reports_the_rest(
-    fields: dict[str, Any], body: dict[str, Any], found: set[tuple[str, str, str]]
+    fields: dict[str, Any], body: dict[str, Any], expected: set[tuple[str, str, str]]
 ) -> None:
     assert encode_path_and_body(make_chat(**fields), "rc1") == (CHAT, body)
-    assert list_unsupported_parameters(make_chat(**fields), "rc1") == found
+    assert list_unsupported_parameters(make_chat(**fields), "rc1") == expected
 
 
 CALL = ToolCall("c", "f", "{}")
@@ -466,8 +466,8 @@ def test_chat_messages_are_encoded_by_part_type() -> None:
         {"role": "assistant", "content": "", "tool_calls": [WIRE_CALL]},
         {"role": "tool", "content": "", "tool_call_id": "c"},
     ]
-    [found] = MindIE().unsupported_parameters(make_chat(*TALK), {"messages": "turns"})
-    assert (found.field, found.reason, found.detail, found.path) == (
+    [unsupported] = MindIE().unsupported_parameters(make_chat(*TALK), {"messages": "turns"})
+    assert (unsupported.field, unsupported.reason, unsupported.detail, unsupported.path) == (
         *("turns", "dropped", "files", "messages"),
     )
 
@@ -481,8 +481,8 @@ def test_rc1_messages_keep_only_text_and_report_the_rest() -> None:
         ("user", "file"),
         ("assistant", "no"),
     ]
-    [found] = MindIE("rc1").unsupported_parameters(make_chat(*TALK), {})
-    assert found.detail == "audio, files, images, tool calls, videos"
+    [unsupported] = MindIE("rc1").unsupported_parameters(make_chat(*TALK), {})
+    assert unsupported.detail == "audio, files, images, tool calls, videos"
 
 
 def test_message_without_content_is_sent_with_empty_content() -> None:
@@ -494,7 +494,7 @@ def test_message_without_content_is_sent_with_empty_content() -> None:
 def test_reasoning_parts_in_messages_are_dropped() -> None:
     thinking = Message("assistant", (ReasoningPart("hm"), TextPart("a")))
 
-    assert list_unsupported_parameters(make_chat(*SAID, thinking)) == {
+    assert list_unsupported_parameters(make_chat(*MESSAGES, thinking)) == {
         ("messages[1].reasoning_content", "dropped", "")
     }
 
@@ -508,19 +508,19 @@ class UppercaseRenderer:
 
 
 def test_chats_text_option_renders_messages_to_a_prompt() -> None:
-    dialect = MindIE(chats="text", renderer=UppercaseRenderer())
-    wire = dialect.encode_request(make_chat(stream=True))
+    adapter = MindIE(chats="text", renderer=UppercaseRenderer())
+    wire = adapter.encode_request(make_chat(stream=True))
 
     assert wire.path == f"{TEXT}_stream"
     assert json.loads(wire.body)["text_input"] == "<HI>"
-    assert dialect.unsupported_parameters(make_chat(), {}) == ()
+    assert adapter.unsupported_parameters(make_chat(), {}) == ()
 
 
 def test_chats_text_without_template_joins_text_and_reports_losses() -> None:
-    dialect = MindIE(chats="text")
+    adapter = MindIE(chats="text")
     image = Message("user", (TextPart("hi"), ImagePart("https://x")))
 
-    assert json.loads(dialect.encode_request(make_chat(image)).body)["text_input"] == "hi"
+    assert json.loads(adapter.encode_request(make_chat(image)).body)["text_input"] == "hi"
     assert list_unsupported_parameters(make_chat(image, tools=(TOOL,)), chats="text") == {
         ("messages", "approximated", "messages"),
         ("messages", "dropped", "messages"),
@@ -531,22 +531,22 @@ def test_chats_text_without_template_joins_text_and_reports_losses() -> None:
 # --- lengths, vectors -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [None, 9])
-def test_max_iter_times_clamps_max_tokens(asked: int | None) -> None:
-    request = make_completion(stopping=StopConditions(max_tokens=asked))
+@pytest.mark.parametrize("max_tokens", [None, 9])
+def test_max_iter_times_clamps_max_tokens(max_tokens: int | None) -> None:
+    request = make_completion(stopping=StopConditions(max_tokens=max_tokens))
 
     assert encode_path_and_body(request, max_iter_times=5) == (TEXT, {"max_new_tokens": 5})
-    told = {("max_tokens", "clamped", "stopping.max_tokens")} if asked else set()
-    assert list_unsupported_parameters(request, max_iter_times=5) == told
+    losses = {("max_tokens", "clamped", "stopping.max_tokens")} if max_tokens else set()
+    assert list_unsupported_parameters(request, max_iter_times=5) == losses
 
 
 def test_embedding_request_raises_unsupported_feature() -> None:
-    dialect, request = MindIE(), EmbeddingRequest(model="m", inputs=("a",))
+    adapter, request = MindIE(), EmbeddingRequest(model="m", inputs=("a",))
 
     for ask in (
-        dialect.encode_request,
-        dialect.create_decoder,
-        lambda r: dialect.unsupported_parameters(r, {}),
+        adapter.encode_request,
+        adapter.create_decoder,
+        lambda r: adapter.unsupported_parameters(r, {}),
     ):
         with pytest.raises(UnsupportedFeature, match="embeddings"):
             ask(request)

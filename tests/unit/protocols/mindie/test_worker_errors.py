@@ -127,29 +127,29 @@ def test_context_too_long_reports_prompt_tokens_and_limit() -> None:
         make_error(FULL + "maxSeqLen 2048,the input ids length is 3000", "Generation Error"),
         make_error("text_input token length must be in (0, 2048], but got 3000", INVALID),
     ):
-        found = read_error(424, body)
-        assert isinstance(found, ContextTooLong)
-        assert (found.tokens, found.limit) == (3000, 2048)
+        error = read_error(424, body)
+        assert isinstance(error, ContextTooLong)
+        assert (error.tokens, error.limit) == (3000, 2048)
 
 
 def test_status_413_reports_the_body_size_limit() -> None:
-    found = read_error(413, '{"message":"Request body too large. Maximum allowed size is 4MB."}')
+    error = read_error(413, '{"message":"Request body too large. Maximum allowed size is 4MB."}')
 
-    assert isinstance(found, RequestTooLarge)
-    assert found.limit == 4 << 20
+    assert isinstance(error, RequestTooLarge)
+    assert error.limit == 4 << 20
 
 
 def test_retry_after_of_worker_is_kept() -> None:
-    found = read_error(429, '{"error":"Memory limit exceeded","code":429}', **{"retry-after": "7"})
+    error = read_error(429, '{"error":"Memory limit exceeded","code":429}', **{"retry-after": "7"})
 
-    assert found.retry_after == 7
+    assert error.retry_after == 7
 
 
 def test_unknown_model_error_of_worker_keeps_its_status() -> None:
-    found = read_error(422, make_error("Got model X, but not found in server", INVALID))
+    error = read_error(422, make_error("Got model X, but not found in server", INVALID))
 
-    assert isinstance(found, WorkerFailed)
-    assert (found.status, found.message) == (422, "The worker does not know the model.")
+    assert isinstance(error, WorkerFailed)
+    assert (error.status, error.message) == (422, "The worker does not know the model.")
 
 
 @given(st.integers(400, 599), st.binary(max_size=60))

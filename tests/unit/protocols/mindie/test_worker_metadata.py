@@ -26,22 +26,22 @@ def test_health_check_requests_v2_health_ready(profile: str) -> None:
 
 
 def test_cancel_request_bears_the_id_of_the_sent_request() -> None:
-    dialect = MindIE()
-    assert isinstance(dialect, SupportsCancel)
+    adapter = MindIE()
+    assert isinstance(adapter, SupportsCancel)
 
-    wire = dialect.encode_cancel(make_completion(client_id="r 1"))
+    wire = adapter.encode_cancel(make_completion(client_id="r 1"))
 
     assert (wire.method, wire.path) == ("POST", "/v2/models/a%2Fb/stopInfer")
     assert wire.headers == (("Content-Type", "application/json"),)
     assert json.loads(wire.body) == {"id": "r_1"}
-    assert json.loads(dialect.encode_request(make_completion(client_id="r 1")).body)["id"] == "r_1"
+    assert json.loads(adapter.encode_request(make_completion(client_id="r 1")).body)["id"] == "r_1"
 
 
 def test_metadata_requests_read_slot_count_and_server_info() -> None:
-    dialect = MindIE()
-    assert isinstance(dialect, ModelMetadataReader)
+    adapter = MindIE()
+    assert isinstance(adapter, ModelMetadataReader)
 
-    slots, server = dialect.metadata_requests("a/b")
+    slots, server = adapter.metadata_requests("a/b")
 
     assert (slots.method, slots.path) == ("GET", "/v2/models/a%2Fb/getSlotCount")
     assert (server.method, server.path) == ("GET", "/v2")
@@ -64,21 +64,21 @@ def test_metadata_requests_read_slot_count_and_server_info() -> None:
 def test_metadata_sets_slot_count_and_max_tokens(
     answers: list[bytes | None], slots: int | None, longest: int | None
 ) -> None:
-    dialect = MindIE()
+    adapter = MindIE()
 
-    assert dialect.load_metadata("a/b", answers) == slots
+    assert adapter.load_metadata("a/b", answers) == slots
 
-    parameters = json.loads(dialect.encode_request(make_completion()).body)["parameters"]
+    parameters = json.loads(adapter.encode_request(make_completion()).body)["parameters"]
     assert parameters["max_new_tokens"] == (longest or 2147483647)
 
 
 def test_smaller_of_configured_and_reported_max_iter_times_applies() -> None:
-    dialect = MindIE(max_iter_times=100)
-    dialect.load_metadata("a/b", [None, SERVER])
-    dialect.load_metadata("c", [None, b'{"extensions":{"max_iter_times":5}}'])
+    adapter = MindIE(max_iter_times=100)
+    adapter.load_metadata("a/b", [None, SERVER])
+    adapter.load_metadata("c", [None, b'{"extensions":{"max_iter_times":5}}'])
 
-    asked = make_completion(stopping=StopConditions(max_tokens=300))
-    assert json.loads(dialect.encode_request(asked).body)["parameters"]["max_new_tokens"] == 100
+    request = make_completion(stopping=StopConditions(max_tokens=300))
+    assert json.loads(adapter.encode_request(request).body)["parameters"]["max_new_tokens"] == 100
 
 
 @given(st.lists(st.none() | st.binary(max_size=50), max_size=3))

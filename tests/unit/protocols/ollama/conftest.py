@@ -18,9 +18,9 @@ def make() -> MakeCall:
     """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
 
     def call(path: str, body: Any = b"", *, method: str = "POST") -> ClientRequest:
-        found = PathRouter([AdapterMount(Ollama())]).find_endpoint(method, path)
+        match = PathRouter([AdapterMount(Ollama())]).find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return ClientRequest(found.endpoint, found.params, {}, "", raw, path, started_at=7.0)
+        return ClientRequest(match.endpoint, match.params, {}, "", raw, path, started_at=7.0)
 
     return call
 

@@ -39,8 +39,8 @@ def read(make: MakeCall) -> Any:
     def decode(
         fields: dict[str, Any], path: str = "/api/chat", model: ModelInfo | None = None
     ) -> Any:
-        usual = {"model": "m", "messages": [HI]} if path == "/api/chat" else {"model": "m"}
-        return Ollama().decode_request(make(path, {**usual, **fields}), model)
+        minimal = {"model": "m", "messages": [HI]} if path == "/api/chat" else {"model": "m"}
+        return Ollama().decode_request(make(path, {**minimal, **fields}), model)
 
     return decode
 

@@ -42,9 +42,9 @@ EVENTS = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2), StreamE
 def make_call(
     path: str, body: Any = b"", *, query: str = VERSION, method: str = "POST"
 ) -> ClientRequest:
-    found = PathRouter([AdapterMount(AZURE)]).find_endpoint(method, path)
+    match = PathRouter([AdapterMount(AZURE)]).find_endpoint(method, path)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return ClientRequest(found.endpoint, found.params, {}, query, data, path)
+    return ClientRequest(match.endpoint, match.params, {}, query, data, path)
 
 
 class ModelCatalogStub:

@@ -104,5 +104,5 @@ def test_embeddings_response_matches_openai_types(about: ResponseContext) -> Non
     reply = encoder.encode_unary(
         accumulate_events([Embedding(0, (0.5,)), Usage(1), StreamEnd()]).result()
     )
-    found = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
-    assert found.data[0].embedding == [0.5]
+    response = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
+    assert response.data[0].embedding == [0.5]

@@ -54,13 +54,13 @@ def parse_with_werkzeug(body: bytes, content_type: str) -> Fields:
 def parse_with_email(body: bytes, content_type: str) -> Fields:
     head = f"Content-Type: {content_type}\r\n\r\n".encode()
     message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
-    found: Fields = []
+    fields: Fields = []
     for part in message.iter_parts():
         name = part.get_param("name", header="content-disposition")
         value = part.get_payload(decode=True)
         assert isinstance(value, bytes)
-        found.append((str(name), value))
-    return found
+        fields.append((str(name), value))
+    return fields
 
 
 def parse_with_aiohttp(body: bytes, content_type: str) -> Fields:
@@ -72,11 +72,11 @@ def parse_with_aiohttp(body: bytes, content_type: str) -> Fields:
         stream = StreamReader(Transport(), 1 << 20, loop=asyncio.get_running_loop())  # type: ignore[arg-type]
         stream.feed_data(body)
         stream.feed_eof()
-        found: Fields = []
+        fields: Fields = []
         async for part in MultipartReader({"Content-Type": content_type}, stream):
             assert isinstance(part, BodyPartReader)
-            found.append((str(part.name), bytes(await part.read())))
-        return found
+            fields.append((str(part.name), bytes(await part.read())))
+        return fields
 
     return asyncio.run(parse())
 

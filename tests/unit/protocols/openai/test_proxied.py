@@ -58,12 +58,12 @@ def test_each_operation_has_its_path_of_openais_api() -> None:
 
 def test_model_of_a_json_body_is_replaced_and_the_rest_kept() -> None:
     body = b'{"input":"\\u00e9", "model": "a", "n":1.0}'
-    found = find(body, "application/json")
-    assert found.name == "a"
-    assert found.write("b") == (
+    model = find(body, "application/json")
+    assert model.name == "a"
+    assert model.write("b") == (
         "application/json", b'{"input":"\\u00e9","model":"b","n":1.0}'
     )  # fmt: skip
-    assert found.write("")[1] == b'{"input":"\\u00e9","model":"a","n":1.0}'
+    assert model.write("")[1] == b'{"input":"\\u00e9","model":"a","n":1.0}'
     assert find(b"{}", None).name == ""
     assert find(b'{"model":null}', None).name == ""
 
@@ -80,9 +80,9 @@ def test_invalid_json_body_is_refused(body: bytes, error: type[ClientError]) -> 
 def test_json_is_written_anew_with_one_model_whatever_its_content_type() -> None:
     body = b'{"model":"a","input":"x","model":"b"}'
     for content_type in (None, "application/x-www-form-urlencoded", "multipart/mixed; boundary=b"):
-        found = find(body, content_type)
-        assert found.name == "b"
-        assert found.write("") == ("application/json", b'{"model":"b","input":"x"}')
+        model = find(body, content_type)
+        assert model.name == "b"
+        assert model.write("") == ("application/json", b'{"model":"b","input":"x"}')
 
 
 @pytest.mark.parametrize("parts", [[MODEL, FILE], [FILE, MODEL], [FILE, FILE, MODEL, FILE]])
@@ -91,10 +91,10 @@ def test_model_of_a_form_is_found_in_any_part_and_replaced(
     parts: list[bytes], boundary: str
 ) -> None:
     body = build_body(*parts)
-    found = find(body, f"Multipart/Form-Data; boundary={boundary}")
-    assert found.name == "m-1"
-    assert found.write("other") == (FORM, body.replace(b"m-1", b"other"))
-    assert found.write("") == (FORM, body)
+    model = find(body, f"Multipart/Form-Data; boundary={boundary}")
+    assert model.name == "m-1"
+    assert model.write("other") == (FORM, body.replace(b"m-1", b"other"))
+    assert model.write("") == (FORM, body)
 
 
 @pytest.mark.parametrize("operation", ["files", "batches"])
@@ -136,18 +136,18 @@ def test_deployments_have_the_paths_that_azures_client_calls() -> None:
 
 @pytest.mark.parametrize("body", [b'{"input":"a"}', b'{"model":"x","input":"a"}'])
 def test_deployment_of_the_path_counts_instead_of_the_body(body: bytes) -> None:
-    found = find_deployment(body)
+    model = find_deployment(body)
 
-    assert found.name == "tts"
-    assert json.loads(found.write("w")[1]) == {"input": "a", "model": "w"}
+    assert model.name == "tts"
+    assert json.loads(model.write("w")[1]) == {"input": "a", "model": "w"}
 
 
 def test_form_without_a_model_gets_the_deployment_as_a_field() -> None:
     body = build_body(FILE)
-    found = find_deployment(body, FORM)
-    content_type, written = found.write("w")
+    model = find_deployment(body, FORM)
+    content_type, written = model.write("w")
 
-    assert found.name == "tts"
+    assert model.name == "tts"
     assert (content_type, written.endswith(body)) == (FORM, True)
     assert find(written).name == "w"
 

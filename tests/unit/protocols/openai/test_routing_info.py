@@ -12,7 +12,7 @@ from protocols.core.interfaces import ClientRequest, RoutingInfo
 from protocols.openai.endpoints import OpenAI, _read_any_routing_info
 from tests.unit.protocols.conftest import endpoint
 
-DIALECT = OpenAI()
+ADAPTER = OpenAI()
 STRAY: st.SearchStrategy[Any] = st.sampled_from([None, True, False, 5, 1.5, "", "a", "é", [], {}])
 FIELDS = {
     "model": st.text(max_size=3) | STRAY,
@@ -31,7 +31,7 @@ def create_client_request(body: bytes, client_id: str | None = None) -> ClientRe
 def read_routing_info_both_ways(body: bytes, client_id: str | None = None) -> Any:
     """What is told at once, which must be what is told of any body."""
     results: list[Any] = []
-    for peek in (DIALECT.read_routing_info, lambda call: _read_any_routing_info(call, client_id)):
+    for peek in (ADAPTER.read_routing_info, lambda call: _read_any_routing_info(call, client_id)):
         try:
             results.append(peek(create_client_request(body, client_id)))
         except ClientError as error:
@@ -73,7 +73,7 @@ def test_routing_info_of_malformed_body_equals_full_parsing(body: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("more", "found"),
+    ("more", "expected"),
     [
         (b"", RoutingInfo("a")),
         (b',"stream":true', RoutingInfo("a", stream=True)),
@@ -84,5 +84,5 @@ def test_routing_info_of_malformed_body_equals_full_parsing(body: bytes) -> None
         (b',"request_id":"r-1"', RoutingInfo("a", client_id="r-1")),
     ],
 )
-def test_routing_info_has_model_and_stream(more: bytes, found: RoutingInfo) -> None:
-    assert read_routing_info_both_ways(b'{"model":"a"' + more + b"}") == found
+def test_routing_info_has_model_and_stream(more: bytes, expected: RoutingInfo) -> None:
+    assert read_routing_info_both_ways(b'{"model":"a"' + more + b"}") == expected

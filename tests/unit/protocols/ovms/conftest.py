@@ -23,15 +23,15 @@ def make() -> MakeCall:
         body: Any = b"",
         *,
         method: str = "POST",
-        dialect: OVMS | None = None,
+        adapter: OVMS | None = None,
         content_type: str | None = "application/json",
     ) -> ClientRequest:
-        found = PathRouter([AdapterMount(dialect or OVMS(v1=True, kserve=True))]).find_endpoint(
+        match = PathRouter([AdapterMount(adapter or OVMS(v1=True, kserve=True))]).find_endpoint(
             method, path
         )
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {} if content_type is None else {"content-type": content_type}
-        return ClientRequest(found.endpoint, found.params, headers, "", raw, path)
+        return ClientRequest(match.endpoint, match.params, headers, "", raw, path)
 
     return call
 

@@ -358,10 +358,10 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
 def test_worker_status_and_body_map_to_error_type(
     status: int, body: bytes, kind: type[GatewayError], text: str
 ) -> None:
-    found = OVMS().read_error(status, {}, body)
-    assert type(found) is kind
-    assert re.search(text, found.message)
-    assert "secret" not in found.message
+    error = OVMS().read_error(status, {}, body)
+    assert type(error) is kind
+    assert re.search(text, error.message)
+    assert "secret" not in error.message
 
 
 @pytest.mark.parametrize(
@@ -377,14 +377,14 @@ def test_worker_status_and_body_map_to_error_type(
 def test_context_too_long_reports_tokens_and_limit(
     inner: str, tokens: int | None, limit: int | None
 ) -> None:
-    found = OVMS().read_error(400, {}, make_error(inner))
-    assert isinstance(found, ContextTooLong)
-    assert (found.tokens, found.limit) == (tokens, limit)
+    error = OVMS().read_error(400, {}, make_error(inner))
+    assert isinstance(error, ContextTooLong)
+    assert (error.tokens, error.limit) == (tokens, limit)
 
 
 def test_worker_error_text_about_the_path_is_for_operators() -> None:
-    found = OVMS().read_error(400, {}, b'{"error":"Invalid request URL"}')
-    assert found.worker_text == "Invalid request URL"
+    error = OVMS().read_error(400, {}, b'{"error":"Invalid request URL"}')
+    assert error.worker_text == "Invalid request URL"
 
 
 @pytest.mark.parametrize(

@@ -54,16 +54,16 @@ class ModelCatalogStub:
 
 
 def test_adapter_name_path_prefixes_and_profiles() -> None:
-    dialect = AdapterMount(OVMS()).adapter
-    assert dialect.name == "ovms"
-    assert dialect.path_prefixes == ("/v3",)
+    adapter = AdapterMount(OVMS()).adapter
+    assert adapter.name == "ovms"
+    assert adapter.path_prefixes == ("/v3",)
     with pytest.raises(ValueError, match="2026, 2024"):
         OVMS("2025")
 
 
 def test_v1_and_kserve_paths_are_optional() -> None:
-    def tops(dialect: OVMS) -> set[str]:
-        return {endpoint.path.split("/")[1] for endpoint in dialect.endpoints}
+    def tops(adapter: OVMS) -> set[str]:
+        return {endpoint.path.split("/")[1] for endpoint in adapter.endpoints}
 
     assert tops(OVMS()) == {"v3"}
     assert tops(OVMS(v1=True, kserve=True)) == {"v3", "v1", "v2"}
@@ -149,36 +149,36 @@ def test_error_of_a_streaming_request_has_the_stream_content_type(make: Any) -> 
 
 @pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/nope", "/v3/a/b", "/v1/embeddings"])
 def test_get_is_an_info_request_and_put_returns_406(path: str) -> None:
-    dialect = OVMS(v1=True)
-    paths = PathRouter([AdapterMount(dialect)])
-    found = paths.find_endpoint("GET", path)
-    assert found.endpoint.task == "inform"
+    adapter = OVMS(v1=True)
+    paths = PathRouter([AdapterMount(adapter)])
+    match = paths.find_endpoint("GET", path)
+    assert match.endpoint.task == "inform"
     with pytest.raises(MethodNotAllowed) as caught:
         paths.find_endpoint("PUT", path)
-    assert dialect.encode_error(caught.value, None).status == 406
+    assert adapter.encode_error(caught.value, None).status == 406
 
 
 def test_get_on_chat_completions_is_an_invalid_url(make: Any) -> None:
-    dialect = OVMS()
+    adapter = OVMS()
     call = make("/v3/chat/completions", method="GET")
     with pytest.raises(PathNotFound) as caught:
-        dialect.handle_info_request(call, ModelCatalogStub())
-    reply = dialect.encode_error(caught.value, call)
+        adapter.handle_info_request(call, ModelCatalogStub())
+    reply = adapter.encode_error(caught.value, call)
     assert (reply.status, reply.body) == (400, b'{"error":"Invalid request URL"}')
 
 
 def test_model_list_and_model_entry(make: Any) -> None:
-    dialect = OVMS()
-    listed = dialect.handle_info_request(make("/v3/models", method="GET"), ModelCatalogStub())
+    adapter = OVMS()
+    listed = adapter.handle_info_request(make("/v3/models", method="GET"), ModelCatalogStub())
     one = b'{"id":"llama3","object":"model","created":7,"owned_by":"OVMS"}'
     assert listed.body == b'{"data":[' + one + b'],"object":"list"}'
     assert (
-        dialect.handle_info_request(
+        adapter.handle_info_request(
             make("/v3/models/llama3", method="GET"), ModelCatalogStub()
         ).body
         == one
     )
-    alias = dialect.handle_info_request(
+    alias = adapter.handle_info_request(
         make("/v3/models/llama", method="GET"), ModelCatalogStub()
     ).body
     assert alias == one.replace(b"llama3", b"llama")
@@ -193,24 +193,24 @@ def test_model_name_in_path_may_contain_a_slash(make: Any) -> None:
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 def test_kserve_infer_returns_model_not_found(make: Any, version: str) -> None:
-    dialect = OVMS(kserve=True)
+    adapter = OVMS(kserve=True)
     call = make(f"/v2/models/llama3{version}/infer")
     with pytest.raises(ModelNotFound) as caught:
-        dialect.handle_info_request(call, ModelCatalogStub())
-    assert dialect.encode_error(caught.value, call).status == 404
+        adapter.handle_info_request(call, ModelCatalogStub())
+    assert adapter.encode_error(caught.value, call).status == 404
     with pytest.raises(MethodNotAllowed):
-        PathRouter([AdapterMount(dialect)]).find_endpoint(
+        PathRouter([AdapterMount(adapter)]).find_endpoint(
             "GET", f"/v2/models/llama3{version}/infer"
         )
 
 
 @pytest.mark.parametrize("name", ["nope", "gone"])
 def test_unknown_or_unavailable_model_returns_500(make: Any, name: str) -> None:
-    dialect = OVMS()
+    adapter = OVMS()
     call = make(f"/v3/models/{name}", method="GET")
     with pytest.raises(ModelNotFound) as caught:
-        dialect.handle_info_request(call, ModelCatalogStub())
-    reply = dialect.encode_error(caught.value, call)
+        adapter.handle_info_request(call, ModelCatalogStub())
+    reply = adapter.encode_error(caught.value, call)
     assert (reply.status, reply.body) == (500, b'{"error":"Model not found"}')
 
 

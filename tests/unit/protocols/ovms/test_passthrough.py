@@ -223,8 +223,8 @@ def test_graph_error_in_a_stream_raises_worker_failed(
 ) -> None:
     passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
     passage.feed([EVENTS[0]])
-    said = b"Mediapipe execution failed. MP status - INTERNAL: boom"
-    data, _ = passage.feed([b'{"error":"' + said + b'"}'])
+    error_body = b"Mediapipe execution failed. MP status - INTERNAL: boom"
+    data, _ = passage.feed([b'{"error":"' + error_body + b'"}'])
     assert not data
     with pytest.raises(WorkerFailed):
         passage.close()
@@ -238,9 +238,9 @@ def test_truncated_stream_raises_stream_broken(passthrough_client: PassthroughCl
 
 
 def test_error_body_with_status_200_raises_its_error(passthrough_client: PassthroughClient) -> None:
-    said = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
+    error_body = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
         passage = passthrough_client.taken(path, body).create_reader()
-        passage.feed([said])
+        passage.feed([error_body])
         with pytest.raises(ContextTooLong):
             passage.close()

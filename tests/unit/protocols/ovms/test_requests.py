@@ -37,24 +37,24 @@ def build_completion_body(**fields: Any) -> dict[str, Any]:
     return {"model": "llama3", "prompt": "a b"} | fields
 
 
-def decode_generation(call: ClientRequest, dialect: OVMS | None = None) -> GenerationRequest:
-    request = (dialect or OVMS()).decode_request(call)
+def decode_generation(call: ClientRequest, adapter: OVMS | None = None) -> GenerationRequest:
+    request = (adapter or OVMS()).decode_request(call)
     assert isinstance(request, GenerationRequest)
     return request
 
 
-def decode_or_encode_error(dialect: OVMS, call: ClientRequest) -> HttpResponse | None:
+def decode_or_encode_error(adapter: OVMS, call: ClientRequest) -> HttpResponse | None:
     try:
-        dialect.read_routing_info(call)
-        dialect.decode_request(call)
+        adapter.read_routing_info(call)
+        adapter.decode_request(call)
     except GatewayError as error:
-        return dialect.encode_error(error, call)
+        return adapter.encode_error(error, call)
     return None
 
 
-def decode_error(dialect: OVMS, call: ClientRequest) -> tuple[int, str]:
+def decode_error(adapter: OVMS, call: ClientRequest) -> tuple[int, str]:
     """Status and text of the refusal: as the server, first ``peek`` and then ``decode``."""
-    reply = decode_or_encode_error(dialect, call)
+    reply = decode_or_encode_error(adapter, call)
     assert reply is not None
     body = msgspec.json.decode(reply.body)
     assert list(body) == ["error"]
@@ -81,9 +81,9 @@ SEED = {
 @pytest.mark.parametrize("profile", OVMS.profiles)
 def test_documented_chat_request_is_decoded(make: Any, profile: str) -> None:
     call = make(CHAT, SEED)
-    dialect = OVMS(profile)
-    assert dialect.read_routing_info(call) == RoutingInfo("llama3", stream=False)
-    request = decode_generation(call, dialect)
+    adapter = OVMS(profile)
+    assert adapter.read_routing_info(call) == RoutingInfo("llama3", stream=False)
+    request = decode_generation(call, adapter)
     assert request.kind == "chat"
     assert request.messages == (
         Message("system", (TextPart("You are a helpful assistant."),)),
@@ -530,7 +530,7 @@ def test_response_format_is_decoded(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "inputs"),
+    ("value", "inputs"),
     [
         ("a b", ("a b",)),
         (["a", "b"], ("a", "b")),
@@ -538,9 +538,9 @@ def test_response_format_is_decoded(make: Any) -> None:
         ([[1], [2, 3]], ((1,), (2, 3))),
     ],
 )
-def test_embedding_inputs_are_decoded(make: Any, given: Any, inputs: tuple[Any, ...]) -> None:
+def test_embedding_inputs_are_decoded(make: Any, value: Any, inputs: tuple[Any, ...]) -> None:
     request = OVMS().decode_request(
-        make(EMBED, {"model": "gte", "input": given, "dimensions": 3, "encoding_format": "float"})
+        make(EMBED, {"model": "gte", "input": value, "dimensions": 3, "encoding_format": "float"})
     )
     assert isinstance(request, EmbeddingRequest)
     assert request.inputs == inputs

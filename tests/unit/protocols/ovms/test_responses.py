@@ -37,10 +37,10 @@ USED = Usage(2, 3)
 def create_encoder(
     make: Any, about: ResponseContext, path: str, *, profile: str = "2026", **fields: Any
 ) -> ResponseEncoder:
-    said = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
-    call = make(path, {"model": "llama3"} | said | fields)
-    dialect = OVMS(profile)
-    return dialect.create_encoder(call, dialect.decode_request(call), about)
+    body = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
+    call = make(path, {"model": "llama3"} | body | fields)
+    adapter = OVMS(profile)
+    return adapter.create_encoder(call, adapter.decode_request(call), about)
 
 
 def encode_unary_body(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
@@ -264,11 +264,13 @@ def test_completion_stream(make: Any, about: ResponseContext) -> None:
     of = create_encoder(make, about, TEXT, stream=True)
     tail = b',"created":1716825108,"model":"llama3","object":"text_completion.chunk"}\n\n'
     begun = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}]' + tail
-    said = b'data: {"choices":[{"index":0,"logprobs":null,"text":"Hi","finish_reason":null}]' + tail
+    chunk = (
+        b'data: {"choices":[{"index":0,"logprobs":null,"text":"Hi","finish_reason":null}]' + tail
+    )
     ended = (
         b'data: {"choices":[{"index":0,"logprobs":null,"text":"","finish_reason":"stop"}]' + tail
     )
-    assert of.encode_events([TextDelta("Hi")]) == begun + said
+    assert of.encode_events([TextDelta("Hi")]) == begun + chunk
     assert of.encode_events([ChoiceEnd("eos"), StreamEnd()]) == ended + b"data: [DONE]\n\n"
 
 

@@ -33,13 +33,13 @@ from protocols.core.request import (
 )
 from protocols.ovms.endpoints import OVMS
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(**fields: Any) -> GenerationRequest:
@@ -58,8 +58,8 @@ def encode_body(request: Request, profile: str = "2026") -> Any:
 
 def list_unsupported_parameters(request: Request, profile: str = "2026") -> set[tuple[str, str]]:
     """Where and how."""
-    found = OVMS(profile).unsupported_parameters(request, {})
-    return {(loss.path or loss.field, loss.reason) for loss in found}
+    unsupported = OVMS(profile).unsupported_parameters(request, {})
+    return {(loss.path or loss.field, loss.reason) for loss in unsupported}
 
 
 Lost = set[tuple[str, str]]

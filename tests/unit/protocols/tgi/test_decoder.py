@@ -47,8 +47,8 @@ def make_completion(**fields: Any) -> GenerationRequest:
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    said = (Message("user", (TextPart("hi"),)),)
-    return GenerationRequest(model="m", kind="chat", messages=said, **fields)
+    messages = (Message("user", (TextPart("hi"),)),)
+    return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
 def decode_response(request: GenerationRequest, *reads: bytes) -> list[Event]:
@@ -85,27 +85,27 @@ HELLO = TokenLogprob("Hello", -0.25, (), 15043)
 SUMMER = TokenLogprob(" été", -1.5, (), 259)
 IDS = ResponseOptions(token_ids=True)
 RAW = StopConditions(skip_special_tokens=False)
-SAID: list[Event] = [TextDelta("Hello"), TextDelta(" été")]
+HELLO_EVENTS: list[Event] = [TextDelta("Hello"), TextDelta(" été")]
 ENDED: list[Event] = [ChoiceEnd("eos"), Usage(7, 3), StreamEnd()]
 
 ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
-    "a stream": (make_completion(stream=True), STREAM, [*SAID, *ENDED]),
-    "a stream for a whole answer": (make_completion(), STREAM, [*SAID, *ENDED]),
+    "a stream": (make_completion(stream=True), STREAM, [*HELLO_EVENTS, *ENDED]),
+    "a stream for a whole answer": (make_completion(), STREAM, [*HELLO_EVENTS, *ENDED]),
     "CRLF and a blank after the colon": (
         make_completion(),
         STREAM.replace(b"\n", b"\r\n").replace(b"data:", b"data: "),
-        [*SAID, *ENDED],
+        [*HELLO_EVENTS, *ENDED],
     ),
     "comments, names and a mark": (
         make_completion(),
         b"\xef\xbb\xbf:keep\n\nevent: message\nid: 1\n" + STREAM,
-        [*SAID, *ENDED],
+        [*HELLO_EVENTS, *ENDED],
     ),
-    "no newline at the end": (make_completion(), STREAM.rstrip(), [*SAID, *ENDED]),
+    "no newline at the end": (make_completion(), STREAM.rstrip(), [*HELLO_EVENTS, *ENDED]),
     "something after the end": (
         make_completion(),
         STREAM + b"data: [DONE]\n\ndata: x\n\n",
-        [*SAID, *ENDED],
+        [*HELLO_EVENTS, *ENDED],
     ),
     "token ids": (
         make_completion(response_options=IDS),
@@ -122,7 +122,11 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         STREAM,
         [TextDelta("Hello", logprobs=(HELLO,)), TextDelta(" été", logprobs=(SUMMER,)), *ENDED],
     ),
-    "special tokens": (make_completion(stopping=RAW), STREAM, [*SAID, TextDelta("</s>"), *ENDED]),
+    "special tokens": (
+        make_completion(stopping=RAW),
+        STREAM,
+        [*HELLO_EVENTS, TextDelta("</s>"), *ENDED],
+    ),
     "the prompt before a stream": (
         make_completion(echo=True, logprobs=LogprobsOptions()),
         STREAM[: STREAM.index(b"data:", 5)] + STREAM[STREAM.rindex(b"data:") :],
@@ -300,18 +304,18 @@ ERRORS: dict[str, tuple[bytes, type[GatewayError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("body", "kind", "said"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(("body", "kind", "message"), ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("frame", ["%s", "data:%s\n\n", "event: error\ndata: %s\n\n", ":x\n\n%s"])
 def test_error_body_raises_its_error(
-    body: bytes, kind: type[GatewayError], said: str, frame: str
+    body: bytes, kind: type[GatewayError], message: str, frame: str
 ) -> None:
     wire = frame.replace("%s", body.decode()).encode()
-    if "can't be read" in said and frame.endswith("\n\n%s"):
-        kind, said = StreamBroken, "before its end"
+    if "can't be read" in message and frame.endswith("\n\n%s"):
+        kind, message = StreamBroken, "before its end"
     for reads in ([wire], split_into_bytes(wire)):
         with pytest.raises(kind) as caught:
             decode_response(make_completion(), *reads)
-        assert said in caught.value.message
+        assert message in caught.value.message
 
 
 def test_error_in_a_stream_is_raised_after_earlier_events() -> None:
@@ -432,10 +436,10 @@ def decode_or_describe_error(request: GenerationRequest, reads: Sequence[bytes])
         return type(error), error.message
 
 
-@given(said=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5), data=st.data())
-def test_truncated_stream_never_emits_an_end_event(said: list[str], data: st.DataObject) -> None:
+@given(texts=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5), data=st.data())
+def test_truncated_stream_never_emits_an_end_event(texts: list[str], data: st.DataObject) -> None:
     begun = b"".join(
-        b"data:" + msgspec.json.encode({"token": {"id": 1, "text": one}}) + b"\n\n" for one in said
+        b"data:" + msgspec.json.encode({"token": {"id": 1, "text": one}}) + b"\n\n" for one in texts
     )
     wire = begun[: data.draw(st.integers(0, len(begun)))]
     decoder = TGI().create_decoder(make_completion())
@@ -538,12 +542,14 @@ def test_truncated_or_nameless_tool_call_raises_stream_broken() -> None:
         )
 
 
-@pytest.mark.parametrize(("body", "kind", "said"), list(ERRORS.values())[:6], ids=list(ERRORS)[:6])
+@pytest.mark.parametrize(
+    ("body", "kind", "message"), list(ERRORS.values())[:6], ids=list(ERRORS)[:6]
+)
 def test_error_in_a_chat_stream_is_classified_by_its_message(
-    body: bytes, kind: type[GatewayError], said: str
+    body: bytes, kind: type[GatewayError], message: str
 ) -> None:
     text = body.split(b'"')[3]
     wire = b'data: {"error":{"message":"%s","http_status_code":422}}\n\n' % text + DONE
     with pytest.raises(kind) as caught:
         decode_response(make_chat(), wire)
-    assert said in caught.value.message
+    assert message in caught.value.message

@@ -35,9 +35,9 @@ def prepare(
 
 
 def passed(*args: Any, **more: Any) -> PassthroughRequest:
-    found = prepare(*args, **more)
-    assert found is not None
-    return found
+    passthrough = prepare(*args, **more)
+    assert passthrough is not None
+    return passthrough
 
 
 @pytest.mark.parametrize(
@@ -103,40 +103,40 @@ def test_request_beyond_the_limits_of_the_worker_is_translated(
 
 
 def test_response_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
-    found = passed(make, about, "/generate", PREFILL)
-    reader = found.create_reader()
+    passthrough = passed(make, about, "/generate", PREFILL)
+    reader = passthrough.create_reader()
     reader.feed([ANSWER[:9], ANSWER[9:]])
     body, events = reader.close()
 
     assert body == ANSWER
     assert Usage(1, 2) in events
-    assert dict(found.build_headers())["Content-Type"] == "application/json"
+    assert dict(passthrough.build_headers())["Content-Type"] == "application/json"
 
 
 def test_stream_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
-    found = passed(make, about, "/generate_stream")
-    reader = found.create_reader()
+    passthrough = passed(make, about, "/generate_stream")
+    reader = passthrough.create_reader()
     parts = [reader.feed([EVENTS[0] + EVENTS[1][:9]]), reader.feed([EVENTS[1][9:]]), reader.close()]
 
     assert b"".join(data for data, _ in parts if data) == b"".join(EVENTS)
     events = [event for _, batch in parts for event in batch]
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["b", "c"]
     assert events[-3:] == [ChoiceEnd("length"), Usage(1, 2), StreamEnd()]
-    assert dict(found.build_headers())["Content-Type"] == "text/event-stream"
+    assert dict(passthrough.build_headers())["Content-Type"] == "text/event-stream"
 
 
 def test_error_in_a_stream_is_written_by_the_gateway(
     make: MakeCall, about: ResponseContext
 ) -> None:
-    found = passed(make, about, "/generate_stream")
+    passthrough = passed(make, about, "/generate_stream")
     error = b'data:{"error":"secret host","error_type":"generation"}\n\n'
-    reader = found.create_reader()
+    reader = passthrough.create_reader()
     assert reader.feed([EVENTS[0] + error])[0] == EVENTS[0]
     with pytest.raises(WorkerError) as caught:
         reader.close()
 
-    assert found.create_encoder is not None
-    written = found.create_encoder().encode_error_event(caught.value)
+    assert passthrough.create_encoder is not None
+    written = passthrough.create_encoder().encode_error_event(caught.value)
     assert written.startswith(b"data:")
     assert b"secret host" not in written
 

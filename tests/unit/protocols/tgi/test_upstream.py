@@ -36,7 +36,7 @@ from protocols.core.request import (
 )
 from protocols.tgi import TGI
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = Raw(b'{"properties": {"a": {}}}')
 NO_USAGE = ResponseOptions(usage="none")
@@ -46,7 +46,7 @@ CALL = ToolCall("1", "f", "{}")
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(**fields: Any) -> GenerationRequest:
@@ -63,11 +63,11 @@ def build_stopping_request(**fields: Any) -> GenerationRequest:
 
 
 def list_unsupported_parameters(
-    dialect: TGI, request: GenerationRequest | EmbeddingRequest
+    adapter: TGI, request: GenerationRequest | EmbeddingRequest
 ) -> set[tuple[str, str]]:
     return {
         (loss.path or loss.field, loss.reason)
-        for loss in dialect.unsupported_parameters(request, {})
+        for loss in adapter.unsupported_parameters(request, {})
     }
 
 
@@ -458,36 +458,36 @@ INFO = (
 
 
 def test_metadata_request_reads_info_and_health_check_reads_health() -> None:
-    dialect = TGI()
-    assert isinstance(dialect, ModelMetadataReader)
-    [question] = dialect.metadata_requests("m")
+    adapter = TGI()
+    assert isinstance(adapter, ModelMetadataReader)
+    [question] = adapter.metadata_requests("m")
     assert (question.method, question.path, question.body) == ("GET", "/info", b"")
-    assert (dialect.health_request.method, dialect.health_request.path) == ("GET", "/health")
+    assert (adapter.health_request.method, adapter.health_request.path) == ("GET", "/health")
 
 
 def test_metadata_limits_apply_only_to_their_model() -> None:
-    dialect = TGI()
+    adapter = TGI()
     request = make_completion(
         best_of=4,
         stopping=StopConditions(stop=("a", "b"), truncate_prompt=-1),
     )
     longer = build_stopping_request(truncate_prompt=2000)
 
-    assert dialect.load_metadata("m", [INFO]) == 128
+    assert adapter.load_metadata("m", [INFO]) == 128
 
-    parameters = json.loads(dialect.encode_request(request).body)["parameters"]
+    parameters = json.loads(adapter.encode_request(request).body)["parameters"]
     assert (parameters["best_of"], parameters["stop"], parameters["truncate"]) == (3, ["a"], 1024)
-    assert list_unsupported_parameters(dialect, request) == {
+    assert list_unsupported_parameters(adapter, request) == {
         ("best_of", "clamped"),
         ("stopping.stop", "approximated"),
     }
-    assert json.loads(dialect.encode_request(longer).body)["parameters"]["truncate"] == 1024
-    assert list_unsupported_parameters(dialect, longer) == {("stopping.truncate_prompt", "clamped")}
+    assert json.loads(adapter.encode_request(longer).body)["parameters"]["truncate"] == 1024
+    assert list_unsupported_parameters(adapter, longer) == {("stopping.truncate_prompt", "clamped")}
     assert (
-        list_unsupported_parameters(dialect, build_stopping_request(overflow="truncate")) == set()
+        list_unsupported_parameters(adapter, build_stopping_request(overflow="truncate")) == set()
     )
     other = GenerationRequest(model="other", kind="completion", prompts=("x",), best_of=4)
-    assert json.loads(dialect.encode_request(other).body)["parameters"]["best_of"] == 2
+    assert json.loads(adapter.encode_request(other).body)["parameters"]["best_of"] == 2
 
 
 @pytest.mark.parametrize(
@@ -508,18 +508,18 @@ def test_metadata_limits_apply_only_to_their_model() -> None:
 def test_unreadable_metadata_leaves_the_defaults(
     answers: list[bytes | None], capacity: int | None, best_of: int
 ) -> None:
-    dialect = TGI()
-    assert dialect.load_metadata("m", answers) == capacity
-    parameters = json.loads(dialect.encode_request(make_completion(best_of=9)).body)["parameters"]
+    adapter = TGI()
+    assert adapter.load_metadata("m", answers) == capacity
+    parameters = json.loads(adapter.encode_request(make_completion(best_of=9)).body)["parameters"]
     assert parameters["best_of"] == best_of
 
 
 def test_max_input_length_of_earlier_releases_is_read() -> None:
-    dialect = TGI()
-    dialect.load_metadata("m", [b'{"max_input_length":9,"max_best_of":1}'])
-    wire = dialect.encode_request(build_stopping_request(truncate_prompt=-1))
+    adapter = TGI()
+    adapter.load_metadata("m", [b'{"max_input_length":9,"max_best_of":1}'])
+    wire = adapter.encode_request(build_stopping_request(truncate_prompt=-1))
     assert json.loads(wire.body)["parameters"]["truncate"] == 9
-    assert list_unsupported_parameters(dialect, make_completion(best_of=2)) == {
+    assert list_unsupported_parameters(adapter, make_completion(best_of=2)) == {
         ("best_of", "dropped")
     }
 

@@ -51,14 +51,14 @@ REFUSALS: list[tuple[int, bytes, type[GatewayError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "body", "kind", "said"), REFUSALS)
+@pytest.mark.parametrize(("status", "body", "kind", "message"), REFUSALS)
 def test_worker_status_and_body_map_to_error_type(
-    status: int, body: bytes, kind: type[GatewayError], said: str
+    status: int, body: bytes, kind: type[GatewayError], message: str
 ) -> None:
     error = TGI().read_error(status, {}, body)
 
     assert type(error) is kind
-    assert said in error.message
+    assert message in error.message
     assert "secret" not in error.message
 
 

@@ -27,7 +27,7 @@ MODELS = (
 )
 
 
-class Said(Struct):
+class ClientResponse(Struct):
     """An answer."""
 
     status: int
@@ -64,50 +64,58 @@ class Client:
     """
 
     def __init__(self, profile: str | None = None, **options: Any) -> None:
-        self.dialect = Triton(profile, **options)
+        self.adapter = Triton(profile, **options)
         self.catalog = Listing()
-        self._paths = PathRouter([AdapterMount(self.dialect)])
+        self._paths = PathRouter([AdapterMount(self.adapter)])
 
     def call(
         self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None, *, method: str
     ) -> ClientRequest:
-        found = self._paths.find_endpoint(method, path)
+        match = self._paths.find_endpoint(method, path)
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return ClientRequest(found.endpoint, found.params, headers or {}, "", data, path)
+        return ClientRequest(match.endpoint, match.params, headers or {}, "", data, path)
 
     def decode(self, body: Any, variant: str = "generate", model: str = "vllm_like") -> Any:
-        return self.dialect.decode_request(
+        return self.adapter.decode_request(
             self.call(f"/v2/models/{model}/{variant}", body, method="POST")
         )
 
-    def get(self, path: str) -> Said:
+    def get(self, path: str) -> ClientResponse:
         return self._ask("GET", path, b"", None)
 
-    def post(self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None) -> Said:
+    def post(
+        self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None
+    ) -> ClientResponse:
         return self._ask("POST", path, body, headers)
 
-    def ask(self, method: str, path: str, body: Any = b"") -> Said:
+    def ask(self, method: str, path: str, body: Any = b"") -> ClientResponse:
         return self._ask(method, path, body, None)
 
-    def _ask(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None) -> Said:
+    def _ask(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None
+    ) -> ClientResponse:
         call = None
         try:
             call = self.call(path, body, headers, method=method)
             if call.endpoint.task == "inform":
-                reply = self.dialect.handle_info_request(call, self.catalog)
-                return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
+                reply = self.adapter.handle_info_request(call, self.catalog)
+                return ClientResponse(
+                    reply.status, _kind(reply.headers), reply.body, dict(reply.headers)
+                )
             return self._generate(call)
         except GatewayError as error:
-            reply = self.dialect.encode_error(error, call)
-            return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
+            reply = self.adapter.encode_error(error, call)
+            return ClientResponse(
+                reply.status, _kind(reply.headers), reply.body, dict(reply.headers)
+            )
 
-    def _generate(self, call: ClientRequest) -> Said:
-        envelope = self.dialect.read_routing_info(call)
+    def _generate(self, call: ClientRequest) -> ClientResponse:
+        envelope = self.adapter.read_routing_info(call)
         self.catalog.find_model(envelope.model, envelope.version)
-        request = self.dialect.decode_request(call)
+        request = self.adapter.decode_request(call)
         assert isinstance(request, GenerationRequest)
         assert request.stream == envelope.stream, "the path to the socket is chosen by peek"
-        encoder = self.dialect.create_encoder(
+        encoder = self.adapter.create_encoder(
             call, request, about(envelope.model, envelope.version)
         )
         _, emulated = strip_echo_and_suffix(request)
@@ -119,16 +127,16 @@ class Client:
             except WorkerFailed as error:
                 if not stream:
                     raise
-                return Said(
+                return ClientResponse(
                     200, encoder.content_type, stream + encoder.encode_error_event(error), {}
                 )
             events = emulated.apply(batch) if emulated else batch
             fold.add(events)
             stream += encoder.encode_events(events) if request.stream else b""
         if request.stream:
-            return Said(200, encoder.content_type, stream, dict(encoder.headers()))
+            return ClientResponse(200, encoder.content_type, stream, dict(encoder.headers()))
         reply = encoder.encode_unary(fold.result())
-        return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
+        return ClientResponse(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
 
 
 def words(request: GenerationRequest) -> list[list[Event]]:

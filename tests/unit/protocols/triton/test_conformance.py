@@ -182,16 +182,16 @@ def test_conformance_error_status_and_text(
     client: Any, row: tuple[str, str, str, bytes, int, str]
 ) -> None:
     case, method, path, body, status, text = row
-    said = client.ask(method, path, body)
-    assert (said.status, said.error) == (status, text), case
+    response = client.ask(method, path, body)
+    assert (response.status, response.error) == (status, text), case
 
 
 @pytest.mark.parametrize(("case", "body", "status", "text"), TRT_ERRORS)
 def test_conformance_trtllm_error_status_and_text(
     client_of: Callable[..., Any], case: str, body: bytes, status: int, text: str
 ) -> None:
-    said = client_of("trtllm").post(TRT, body)
-    assert (said.status, said.error) == (status, text), case
+    response = client_of("trtllm").post(TRT, body)
+    assert (response.status, response.error) == (status, text), case
 
 
 ANSWERS = [
@@ -228,21 +228,23 @@ ANSWERS = [
 def test_conformance_unary_response_bytes(
     client: Any, case: str, body: bytes, answer: bytes
 ) -> None:
-    said = client.post(GENERATE, body)
-    assert (said.status, said.kind, said.body) == (200, "application/json", answer), case
+    response = client.post(GENERATE, body)
+    assert (response.status, response.kind, response.body) == (200, "application/json", answer), (
+        case
+    )
 
 
 def test_17_version_with_leading_zero_is_normalized(client: Any) -> None:
-    said = client.post("/v2/models/vllm_like/versions/01/generate", {"text_input": "a"})
-    assert said.body == (
+    response = client.post("/v2/models/vllm_like/versions/01/generate", {"text_input": "a"})
+    assert response.body == (
         b'{"model_name":"vllm_like","model_version":"1","text_output":"a w0 w1 w2"}'
     )
 
 
 def make_event(text: str, name: bytes = b"") -> bytes:
-    given = b'"id":"%s",' % name if name else b""
+    id_part = b'"id":"%s",' % name if name else b""
     rest = b'"model_name":"vllm_like","model_version":"1","text_output":"%s"}' % text.encode()
-    return b"data: {" + given + rest + b"\n\n"
+    return b"data: {" + id_part + rest + b"\n\n"
 
 
 EXPLODED = b'data: {"error":"engine exploded"}\n\n'
@@ -262,9 +264,9 @@ STREAMS = [
 def test_conformance_stream_bytes(
     client: Any, case: str, body: bytes, status: int, answer: bytes
 ) -> None:
-    said = client.post(STREAM, body)
-    assert (said.status, said.body) == (status, answer), case
-    assert said.kind == "text/event-stream; charset=utf-8"
+    response = client.post(STREAM, body)
+    assert (response.status, response.body) == (status, answer), case
+    assert response.kind == "text/event-stream; charset=utf-8"
 
 
 def test_49_batch_request_returns_lists(client_of: Callable[..., Any]) -> None:
@@ -274,15 +276,15 @@ def test_49_batch_request_returns_lists(client_of: Callable[..., Any]) -> None:
         "temperature": [1, 1],
         "exclude_input_in_output": [True, True],
     }
-    said = client_of("trtllm").post(TRT, body)
-    assert said.body == (
+    response = client_of("trtllm").post(TRT, body)
+    assert response.body == (
         b'{"model_name":"trt_like","model_version":"1","text_output":[" w0 w1"," w0 w1"]}'
     )
 
 
 def test_51_compressed_generate_body_returns_400(client: Any) -> None:
     for path in (GENERATE, STREAM):
-        said = client.post(path, {"text_input": "a"}, {"content-encoding": "gzip"})
-        assert said.status == 400
-        assert said.kind == "application/json"
-        assert said.error == "Unsupported content-encoding, only 'identity' is supported."
+        response = client.post(path, {"text_input": "a"}, {"content-encoding": "gzip"})
+        assert response.status == 400
+        assert response.kind == "application/json"
+        assert response.error == "Unsupported content-encoding, only 'identity' is supported."

@@ -61,8 +61,8 @@ def decode(
 ) -> list[Event]:
     """The events of a body that comes in pieces of ``size`` bytes; who served it is left out."""
     data = wire if isinstance(wire, bytes) else wire.encode()
-    dialect = profile if isinstance(profile, Triton) else Triton(profile)
-    decoder = dialect.create_decoder(request)
+    adapter = profile if isinstance(profile, Triton) else Triton(profile)
+    decoder = adapter.create_decoder(request)
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
@@ -81,8 +81,12 @@ ENDED: list[Event] = [*A_B, ChoiceEnd("length"), StreamEnd()]
 BARE: list[Event] = [*A_B, ChoiceEnd("unknown"), StreamEnd()]
 
 STREAMS: dict[str, tuple[str, str, Any]] = {
-    "told": ("vllm", make_sse(make_vllm_response("a"), make_vllm_response("b", "length")), ENDED),
-    "untold": ("plain", make_sse(make_response("a"), make_response("b")), BARE),
+    "finish reason": (
+        "vllm",
+        make_sse(make_vllm_response("a"), make_vllm_response("b", "length")),
+        ENDED,
+    ),
+    "no finish reason": ("plain", make_sse(make_response("a"), make_response("b")), BARE),
     "end after the text": (
         "vllm",
         make_sse(
@@ -164,13 +168,13 @@ def test_stream_is_decoded_in_any_packet_size(name: str, size: int) -> None:
     assert decode(wire, STREAM, profile, size) == events
 
 
-WHOLES: dict[str, tuple[str, str, Any]] = {
+UNARY_RESPONSES: dict[str, tuple[str, str, Any]] = {
     "the real server's bytes": (
         "plain",
         '{"id":"42","model_name":"vllm_like","model_version":"1","text_output":"hi w0 w1"}',
         [TextDelta("hi w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()],
     ),
-    "told": (
+    "finish reason": (
         "vllm",
         json.dumps(make_vllm_response("a b", "length", 2)),
         [TextDelta("a b", tokens=2), ChoiceEnd("length"), StreamEnd()],
@@ -180,7 +184,7 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
         json.dumps(make_vllm_response("a b", "length", 2, num_input_tokens=3)),
         [TextDelta("a b", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
-    "an end that is not told": (
+    "no reason at the end": (
         "vllm",
         json.dumps(make_vllm_response("a", "None")),
         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
@@ -225,10 +229,10 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("name", UNARY_RESPONSES)
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_unary_response_is_decoded_in_any_packet_size(name: str, size: int) -> None:
-    profile, wire, events = WHOLES[name]
+    profile, wire, events = UNARY_RESPONSES[name]
 
     assert decode(wire, WHOLE, profile, size) == events
 
@@ -338,11 +342,11 @@ def test_usage_is_emitted_for_each_event_on_request() -> None:
 
 def create_echoing_adapter(decoupled: bool = True) -> Triton:
     """Workers of a family that gives the prompt back, and can't be told not to."""
-    made = Triton("vllm")
+    adapter = Triton("vllm")
     policy = {"decoupled": decoupled}
     config = {"input": [{"name": "text_input"}], "model_transaction_policy": policy}
-    made.load_metadata("m", [json.dumps(config).encode()])
-    return made
+    adapter.load_metadata("m", [json.dumps(config).encode()])
+    return adapter
 
 
 def test_echoed_prompt_is_removed_if_the_model_cannot_exclude_input() -> None:
@@ -425,12 +429,12 @@ def test_logprobs_have_one_column_per_choice() -> None:
 
     events = decode(json.dumps(make_response(["a", "b", "c"], logprobs=columns)), request)
 
-    found = [one.logprobs for one in events if isinstance(one, TextDelta)]
-    assert found == [(TokenLogprob("a", -0.5, id=5),), (), ()]
+    logprobs = [one.logprobs for one in events if isinstance(one, TextDelta)]
+    assert logprobs == [(TokenLogprob("a", -0.5, id=5),), (), ()]
 
 
 @pytest.mark.parametrize(
-    ("texts", "numbers", "found"),
+    ("texts", "numbers", "expected"),
     [
         ("a", -0.5, [(TokenLogprob("a", -0.5),)]),
         ("ab", [-0.5, -1.0], [(TokenLogprob("", -0.5), TokenLogprob("", -1.0))]),
@@ -438,7 +442,7 @@ def test_logprobs_have_one_column_per_choice() -> None:
         ("a", [None], [(TokenLogprob("a", None),)]),
     ],
 )
-def test_output_log_probs_numbers_are_decoded(texts: Any, numbers: Any, found: Any) -> None:
+def test_output_log_probs_numbers_are_decoded(texts: Any, numbers: Any, expected: Any) -> None:
     request = copy_request(
         WHOLE, logprobs=LogprobsOptions(), n=len(texts) if isinstance(texts, list) else 1
     )
@@ -446,8 +450,8 @@ def test_output_log_probs_numbers_are_decoded(texts: Any, numbers: Any, found: A
     events = decode(json.dumps(make_response(texts, output_log_probs=numbers)), request, "trtllm")
 
     answers = [one for one in events if isinstance(one, TextDelta)]
-    assert [one.logprobs for one in answers] == found
-    assert [one.tokens for one in answers] == [len(one) for one in found]
+    assert [one.logprobs for one in answers] == expected
+    assert [one.tokens for one in answers] == [len(one) for one in expected]
 
 
 def test_unrequested_logprobs_are_ignored() -> None:
@@ -470,7 +474,7 @@ def test_malformed_logprobs_raise_worker_failed(column: str) -> None:
 SCALARS = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=3)
 VALUES = SCALARS | st.lists(SCALARS, max_size=2)
 WORDS = st.none() | st.sampled_from(["None", "stop", "length", ""])
-USUAL = st.fixed_dictionaries(
+DEFAULT_FIELDS = st.fixed_dictionaries(
     {"text_output": st.text(max_size=9)},
     optional={
         "model_name": st.just("m"),
@@ -489,9 +493,9 @@ ODD = st.sampled_from(
 )  # fmt: skip
 
 
-def list_response_fields(said: triton_decoder.ParsedResponse) -> Any:
+def list_response_fields(response: triton_decoder.ParsedResponse) -> Any:
     """It, whatever its lists are made of."""
-    return [tuple(one) if isinstance(one, list) else one for one in astuple(said)]
+    return [tuple(one) if isinstance(one, list) else one for one in astuple(response)]
 
 
 def copy_output_names() -> dict[str, str]:
@@ -499,30 +503,30 @@ def copy_output_names() -> dict[str, str]:
     return {**triton_decoder.map_output_names({})}
 
 
-@given(USUAL)
-def test_default_names_fast_path_equals_the_general_parser(told: dict[str, Any]) -> None:
-    body = json.dumps(told).encode()
+@given(DEFAULT_FIELDS)
+def test_default_names_fast_path_equals_the_general_parser(fields: dict[str, Any]) -> None:
+    body = json.dumps(fields).encode()
 
-    found = triton_decoder.parse_response(body, WHOLE, triton_decoder.map_output_names({}))
+    response = triton_decoder.parse_response(body, WHOLE, triton_decoder.map_output_names({}))
 
-    assert list_response_fields(found) == list_response_fields(
+    assert list_response_fields(response) == list_response_fields(
         triton_decoder.parse_response(body, WHOLE, copy_output_names())
     )
 
 
-@given(USUAL, ODD, VALUES)
+@given(DEFAULT_FIELDS, ODD, VALUES)
 def test_fast_path_equals_the_general_parser_for_odd_fields(
-    told: dict[str, Any], odd: str, got: Any
+    fields: dict[str, Any], odd: str, got: Any
 ) -> None:
-    body = json.dumps({**told, odd: got}).encode()
+    body = json.dumps({**fields, odd: got}).encode()
 
-    def found(names: Mapping[str, str]) -> Any:
+    def parse(names: Mapping[str, str]) -> Any:
         try:
             return list_response_fields(triton_decoder.parse_response(body, WHOLE, names))
         except GatewayError as error:
             return type(error), error.message
 
-    assert found(triton_decoder.map_output_names({})) == found(copy_output_names())
+    assert parse(triton_decoder.map_output_names({})) == parse(copy_output_names())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"text_output":"\xff"}', b"[" * 9999])
@@ -583,7 +587,7 @@ def test_custom_output_name_is_decoded() -> None:
     ],
 )
 def test_single_text_response_is_decoded(more: dict[str, Any], events: list[Any]) -> None:
-    told = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **more}
+    body = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **more}
 
     decoder = Triton("vllm").create_decoder(WHOLE)
-    assert [*decoder.feed(json.dumps(told).encode()), *decoder.close()] == events
+    assert [*decoder.feed(json.dumps(body).encode()), *decoder.close()] == events

@@ -46,8 +46,8 @@ def test_documented_generate_response(
 ) -> None:
     client = client_of("plain")
     call = client.call(f"/v2/models/mymodel/{variant}", EXAMPLE, method="POST")
-    encoder = client.dialect.create_encoder(
-        call, client.dialect.decode_request(call), describe("mymodel")
+    encoder = client.adapter.create_encoder(
+        call, client.adapter.decode_request(call), describe("mymodel")
     )
     reply = encoder.encode_unary(
         UnaryResponse([UnaryChoice(0, "model output", finish_reason="eos")])
@@ -60,5 +60,5 @@ def test_documented_generate_response(
 
 def test_documented_generate_error(client: Any) -> None:
     call = client.call("/v2/models/mymodel/generate", EXAMPLE, method="POST")
-    reply = client.dialect.encode_error(WorkerFailed("error message"), call)
+    reply = client.adapter.encode_error(WorkerFailed("error message"), call)
     assert (reply.status, reply.body) == (400, b'{"error":"error message"}')

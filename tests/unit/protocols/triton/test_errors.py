@@ -71,11 +71,11 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
 
 
 def list_error_classes(kind: type[GatewayError]) -> set[type[GatewayError]]:
-    found = {kind}
+    classes = {kind}
     for one in kind.__subclasses__():
         if one.__module__ == GatewayError.__module__:  # what is no error of the tree reaches nobody
-            found |= list_error_classes(one)
-    return found
+            classes |= list_error_classes(one)
+    return classes
 
 
 def test_error_table_covers_every_gateway_error() -> None:
@@ -92,7 +92,7 @@ def test_error_status_and_text_for_strict_and_sane(
     for status, code in (("strict", strict), ("sane", sane)):
         client = client_of(status=status)
         call = client.call("/v2/models/m/generate", b'{"id":"7"}', method="POST")
-        reply = client.dialect.encode_error(error, call)
+        reply = client.adapter.encode_error(error, call)
         assert (reply.status, reply.body) == (code, b'{"error":"%s"}' % text.encode())
         plain = isinstance(error, PathNotFound) and status == "strict"
         assert reply.headers[0] == ("Content-Type", "text/plain" if plain else "application/json")
@@ -102,7 +102,7 @@ def test_error_status_and_text_for_strict_and_sane(
 def test_error_without_a_client_request(
     client: Any, error: GatewayError, strict: int, sane: int, text: str
 ) -> None:
-    reply = client.dialect.encode_error(error, None)
+    reply = client.adapter.encode_error(error, None)
     assert reply.status == strict
     assert reply.body == b'{"error":"%s"}' % text.replace("id: 7", "id: <id_unknown>").encode()
 
@@ -117,7 +117,7 @@ def test_strict_worker_error_on_a_stream_path_is_an_sse_event(
     ):
         client = client_of(status=status)
         call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
-        reply = client.dialect.encode_error(error, call)
+        reply = client.adapter.encode_error(error, call)
         assert (reply.status, reply.body) == (400, body)
         assert reply.headers == headers
 
@@ -125,34 +125,34 @@ def test_strict_worker_error_on_a_stream_path_is_an_sse_event(
 def test_unavailable_worker_error_on_a_stream_path_is_json(client: Any) -> None:
     call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
     for error in (WorkerUnreachable("x"), Overloaded("x"), ContextTooLong("x")):
-        assert client.dialect.encode_error(error, call).headers[0][1] == "application/json"
+        assert client.adapter.encode_error(error, call).headers[0][1] == "application/json"
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"id":5}', b"[]", b"{}"])
 def test_queue_full_error_of_request_without_id(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/m/generate", body, method="POST")
-    reply = client.dialect.encode_error(Overloaded("-"), call)
+    reply = client.adapter.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
 def test_queue_full_error_of_infer_has_no_request_id(client: Any) -> None:
     call = client.call("/v2/models/m/infer", b'{"id":"7"}', method="POST")
-    reply = client.dialect.encode_error(Overloaded("-"), call)
+    reply = client.adapter.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
 def test_retry_after_header_is_rounded_up(client: Any) -> None:
     error = RateLimitExceeded("slowly")
     error.retry_after = 1.2
-    assert client.dialect.encode_error(error, None).headers[1:] == (("Retry-After", "2"),)
+    assert client.adapter.encode_error(error, None).headers[1:] == (("Retry-After", "2"),)
 
 
 def test_allow_header_is_sent_only_with_sane_status(client_of: Callable[..., Any]) -> None:
     error = MethodNotAllowed("-", allowed=("GET", "POST"))
-    assert client_of(status="sane").dialect.encode_error(error, None).headers[1:] == (
+    assert client_of(status="sane").adapter.encode_error(error, None).headers[1:] == (
         ("Allow", "GET, POST"),
     )
-    assert client_of().dialect.encode_error(error, None).headers[1:] == ()
+    assert client_of().adapter.encode_error(error, None).headers[1:] == ()
 
 
 PLAIN = [
@@ -196,10 +196,10 @@ PACKED: list[tuple[str, str, GatewayError, tuple[int, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "encoding", "error", "told"), PACKED)
+@pytest.mark.parametrize(("path", "encoding", "error", "expected"), PACKED)
 def test_content_encoding_error_status_and_text(
-    client: Any, path: str, encoding: str, error: GatewayError, told: tuple[int, str]
+    client: Any, path: str, encoding: str, error: GatewayError, expected: tuple[int, str]
 ) -> None:
     call = client.call(f"/v2/{path}", b"", {"content-encoding": encoding}, method="POST")
-    reply = client.dialect.encode_error(error, call)
-    assert (reply.status, msgspec.json.decode(reply.body)["error"]) == told
+    reply = client.adapter.encode_error(error, call)
+    assert (reply.status, msgspec.json.decode(reply.body)["error"]) == expected

@@ -46,9 +46,9 @@ TWO = b"\x02\0\0\0"
 
 
 def test_infer_with_json_input_and_output(trtllm_client: Any) -> None:
-    said = trtllm_client.post(PATH, {"id": "x", "inputs": [TEXT, TOKENS]})
-    assert (said.status, said.kind) == (200, "application/json")
-    assert said.body == (
+    response = trtllm_client.post(PATH, {"id": "x", "inputs": [TEXT, TOKENS]})
+    assert (response.status, response.kind) == (200, "application/json")
+    assert response.body == (
         b'{"id":"x","model_name":"trt_like","model_version":"1","outputs":[{"name":"text_output",'
         b'"datatype":"BYTES","shape":[1,1],"data":["hi w0 w1"]}]}'
     )
@@ -56,39 +56,39 @@ def test_infer_with_json_input_and_output(trtllm_client: Any) -> None:
 
 def test_infer_with_binary_input_and_output(trtllm_client: Any) -> None:
     head = {"id": "b", "inputs": RAW_INPUTS, "parameters": {"binary_data_output": True}}
-    said = trtllm_client.post(PATH, *make_binary(head, pack_texts(b"hi"), TWO))
+    response = trtllm_client.post(PATH, *make_binary(head, pack_texts(b"hi"), TWO))
     expected = (
         b'{"id":"b","model_name":"trt_like","model_version":"1","outputs":[{"name":"text_output",'
         b'"datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":12}}]}'
     )
-    assert (said.status, said.kind) == (200, "application/octet-stream")
-    assert said.headers["Inference-Header-Content-Length"] == str(len(expected))
-    assert said.body == expected + pack_texts(b"hi w0 w1")
+    assert (response.status, response.kind) == (200, "application/octet-stream")
+    assert response.headers["Inference-Header-Content-Length"] == str(len(expected))
+    assert response.body == expected + pack_texts(b"hi w0 w1")
 
 
 def test_infer_with_mixed_json_and_binary_tensors(trtllm_client: Any) -> None:
-    counted = {"name": "return_num_output_tokens", "shape": [1, 1], "datatype": "BOOL",
+    count_flag = {"name": "return_num_output_tokens", "shape": [1, 1], "datatype": "BOOL",
                "parameters": {"binary_data_size": 1}}  # fmt: skip
     head = {
-        "inputs": [TEXT, RAW_INPUTS[1], counted],
+        "inputs": [TEXT, RAW_INPUTS[1], count_flag],
         "outputs": [
             {"name": "num_output_tokens", "parameters": {"binary_data": True}},
             {"name": "text_output"},
         ],
         "parameters": {"binary_data_output": True},
     }
-    said = trtllm_client.post(PATH, *make_binary(head, TWO, b"\1"))
-    head_length = int(said.headers["Inference-Header-Content-Length"])
-    assert msgspec.json.decode(said.body[:head_length])["outputs"] == [
+    response = trtllm_client.post(PATH, *make_binary(head, TWO, b"\1"))
+    head_length = int(response.headers["Inference-Header-Content-Length"])
+    assert msgspec.json.decode(response.body[:head_length])["outputs"] == [
         {"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": ["hi w0 w1"]},
         {"name": "num_output_tokens", "datatype": "INT32", "shape": [1, 1],
          "parameters": {"binary_data_size": 4}},
     ]  # fmt: skip
-    assert said.body[head_length:] == TWO
+    assert response.body[head_length:] == TWO
 
 
 def test_infer_returns_only_requested_outputs(trtllm_client: Any) -> None:
-    counted = {"name": "return_num_output_tokens", "shape": [1, 1], "datatype": "BOOL",
+    count_flag = {"name": "return_num_output_tokens", "shape": [1, 1], "datatype": "BOOL",
                "data": [True]}  # fmt: skip
     for outputs, names in (
         ([], ["text_output", "num_output_tokens"]),
@@ -96,9 +96,9 @@ def test_infer_returns_only_requested_outputs(trtllm_client: Any) -> None:
         ([{"name": "text_output"}, {"name": "text_output"}], ["text_output"]),
         ([{"name": "cum_log_probs"}], []),
     ):
-        body = {"inputs": [TEXT, TOKENS, counted], "outputs": outputs}
-        found = msgspec.json.decode(trtllm_client.post(PATH, body).body)
-        assert [one["name"] for one in found["outputs"]] == names
+        body = {"inputs": [TEXT, TOKENS, count_flag], "outputs": outputs}
+        response = msgspec.json.decode(trtllm_client.post(PATH, body).body)
+        assert [one["name"] for one in response["outputs"]] == names
 
 
 def test_infer_batch(trtllm_client: Any) -> None:
@@ -111,8 +111,8 @@ def test_infer_batch(trtllm_client: Any) -> None:
 
 def test_unavailable_log_probs_output_is_omitted(trtllm_client: Any) -> None:
     flag = {"name": "return_log_probs", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
-    found = msgspec.json.decode(trtllm_client.post(PATH, {"inputs": [TEXT, TOKENS, flag]}).body)
-    assert [one["name"] for one in found["outputs"]] == ["text_output"]
+    body = msgspec.json.decode(trtllm_client.post(PATH, {"inputs": [TEXT, TOKENS, flag]}).body)
+    assert [one["name"] for one in body["outputs"]] == ["text_output"]
 
 
 def test_num_input_tokens_of_a_batch_is_the_sum(trtllm_client: Any) -> None:
@@ -132,17 +132,17 @@ def test_vllm_profile_shapes_have_no_batch_dimension(client: Any) -> None:
     assert outputs == [
         {"name": "text_output", "datatype": "BYTES", "shape": [2], "data": ["hi w0", "hi w0"]}
     ]
-    said = client.post("/v2/models/vllm_like/infer", {"inputs": [TEXT]})
-    assert said.error == (
+    response = client.post("/v2/models/vllm_like/infer", {"inputs": [TEXT]})
+    assert response.error == (
         f"{TAG}unexpected shape for input 'text_input' for model 'vllm_like'. Expected [1], got"
         " [1,1]."
     )
 
 
 def test_raw_body_is_deduced_as_the_single_input(client_of: Callable[..., Any]) -> None:
-    said = client_of("plain").post("/v2/models/vllm_like/infer", b"hi", {HEADER: "0"})
-    assert said.kind == "application/octet-stream"
-    assert said.body.endswith(b"}" + pack_texts(b" w0 w1 w2"))
+    response = client_of("plain").post("/v2/models/vllm_like/infer", b"hi", {HEADER: "0"})
+    assert response.kind == "application/octet-stream"
+    assert response.body.endswith(b"}" + pack_texts(b" w0 w1 w2"))
     refused = client_of("trtllm").post(PATH, b"hi", {HEADER: "0"})
     assert (refused.status, refused.error) == (
         400,
@@ -172,8 +172,8 @@ def test_ragged_log_probs_are_padded_with_zeros(
     flag = {"name": "return_log_probs", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
     many = {"name": "num_return_sequences", "shape": [1, 1], "datatype": "INT32", "data": [2]}
     call = trtllm_client.call(PATH, {"inputs": [TEXT, TOKENS, flag, many]}, method="POST")
-    of = trtllm_client.dialect.create_encoder(
-        call, trtllm_client.dialect.decode_request(call), describe("trt_like")
+    of = trtllm_client.adapter.create_encoder(
+        call, trtllm_client.adapter.decode_request(call), describe("trt_like")
     )
     half = TokenLogprob("a", -0.5)
     choices = [
@@ -192,8 +192,8 @@ def test_infer_response_is_written_at_the_end_of_the_events(
     trtllm_client: Any, describe: Callable[..., Any]
 ) -> None:
     call = trtllm_client.call(PATH, {"inputs": [TEXT, TOKENS]}, method="POST")
-    of = trtllm_client.dialect.create_encoder(
-        call, trtllm_client.dialect.decode_request(call), describe("trt_like")
+    of = trtllm_client.adapter.create_encoder(
+        call, trtllm_client.adapter.decode_request(call), describe("trt_like")
     )
     assert of.encode_events([TextDelta("x")]) == b""
     assert of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]).endswith(
@@ -206,8 +206,8 @@ def test_infer_response_is_written_at_the_end_of_the_events(
 def test_infer_accepts_gzip_and_rejects_other_encodings(trtllm_client: Any) -> None:
     body = {"inputs": [TEXT, TOKENS]}
     assert trtllm_client.post(PATH, body, {"content-encoding": "gzip"}).status == 200
-    said = trtllm_client.post(PATH, body, {"content-encoding": "br"})
-    assert (said.status, said.kind, said.error) == (
+    response = trtllm_client.post(PATH, body, {"content-encoding": "br"})
+    assert (response.status, response.kind, response.error) == (
         501, "text/plain", "Unsupported compression type",
     )  # fmt: skip
 
@@ -362,14 +362,16 @@ REFUSED: list[tuple[Any, int, str]] = [
 def test_invalid_infer_request_status_and_text(
     trtllm_client: Any, body: Any, status: int, text: str
 ) -> None:
-    said = trtllm_client.post(PATH, body)
-    assert (said.status, said.error, said.kind) == (status, text, "application/json")
+    response = trtllm_client.post(PATH, body)
+    assert (response.status, response.error, response.kind) == (status, text, "application/json")
 
 
 def test_unexpected_input_shape_is_rejected(trtllm_client: Any) -> None:
     for shape, printed in (([1], "[1]"), ([1, 1, 1], "[1,1,1]"), ([1, 2], "[1,2]")):
-        said = trtllm_client.post(PATH, change_input(shape=shape, data=["a"] * shape[-1]))
-        assert said.error.startswith(f"{TAG}unexpected shape {EXPECTED} {printed}. NOTE: Setting a")
+        response = trtllm_client.post(PATH, change_input(shape=shape, data=["a"] * shape[-1]))
+        assert response.error.startswith(
+            f"{TAG}unexpected shape {EXPECTED} {printed}. NOTE: Setting a"
+        )
 
 
 CUT: list[tuple[bytes, str]] = [
@@ -403,14 +405,14 @@ CUT: list[tuple[bytes, str]] = [
 def test_malformed_binary_tensor_data_returns_400(
     trtllm_client: Any, data: bytes, text: str
 ) -> None:
-    said = trtllm_client.post(PATH, *make_binary({"inputs": RAW_INPUTS}, data))
-    assert (said.status, said.error) == (400, text)
+    response = trtllm_client.post(PATH, *make_binary({"inputs": RAW_INPUTS}, data))
+    assert (response.status, response.error) == (400, text)
 
 
 def test_unexpected_input_datatype_is_rejected(trtllm_client: Any) -> None:
     small = {**RAW_INPUTS[1], "datatype": "INT8"}
-    said = trtllm_client.post(PATH, *make_binary({"inputs": [TEXT, small]}, TWO))
-    assert said.error == (
+    response = trtllm_client.post(PATH, *make_binary({"inputs": [TEXT, small]}, TWO))
+    assert response.error == (
         f"{TAG}inference input 'max_tokens' data-type is 'INT8', but model 'trt_like' expects"
         " 'INT32'"
     )
@@ -418,8 +420,8 @@ def test_unexpected_input_datatype_is_rejected(trtllm_client: Any) -> None:
 
 def test_partial_binary_number_returns_400(trtllm_client: Any) -> None:
     cut = {**RAW_INPUTS[1], "parameters": {"binary_data_size": 3}}
-    said = trtllm_client.post(PATH, *make_binary({"inputs": [TEXT, cut]}, b"\2\0\0"))
-    assert (said.status, said.error) == (
+    response = trtllm_client.post(PATH, *make_binary({"inputs": [TEXT, cut]}, b"\2\0\0"))
+    assert (response.status, response.error) == (
         400,
         "input 'max_tokens' has 3 bytes, which is no whole number of INT32",
     )
@@ -436,5 +438,5 @@ def test_partial_binary_number_returns_400(trtllm_client: Any) -> None:
 def test_invalid_inference_header_length_returns_400(
     trtllm_client: Any, header: str, text: str
 ) -> None:
-    said = trtllm_client.post(PATH, b"{ }", {HEADER: header})
-    assert (said.status, said.kind, said.error) == (400, "text/plain", text)
+    response = trtllm_client.post(PATH, b"{ }", {HEADER: header})
+    assert (response.status, response.kind, response.error) == (400, "text/plain", text)

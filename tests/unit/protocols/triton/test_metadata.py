@@ -14,26 +14,26 @@ INPUTS = [
 
 
 def test_server_metadata(client: Any) -> None:
-    said = client.get("/v2")
-    server = msgspec.json.decode(said.body)
+    response = client.get("/v2")
+    server = msgspec.json.decode(response.body)
     assert list(server) == ["name", "version", "extensions"]
     assert server["name"] == "triton"
     assert "binary_tensor_data" in server["extensions"]
-    assert said.kind == "application/json"
+    assert response.kind == "application/json"
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
 def test_health_response_body_is_empty(client_of: Callable[..., Any], path: str) -> None:
-    said = client_of().get(path)
-    assert (said.status, said.body, said.kind) == (200, b"", "text/plain")
+    response = client_of().get(path)
+    assert (response.status, response.body, response.kind) == (200, b"", "text/plain")
     assert client_of(status="sane").get(path).kind == "application/json"
 
 
 def test_draining_gateway_is_live_and_not_ready(client: Any) -> None:
     client.catalog.ready = False
     assert client.get("/v2/health/live").status == 200
-    said = client.get("/v2/health/ready")
-    assert (said.status, said.body) == (400, b"")
+    response = client.get("/v2/health/ready")
+    assert (response.status, response.body) == (400, b"")
 
 
 @pytest.mark.parametrize("path", ["/v2/models/vllm_like", "/v2/models/vllm_like/versions/01"])
@@ -79,9 +79,9 @@ READY = [
 
 @pytest.mark.parametrize(("path", "status"), READY)
 def test_model_ready_status(client: Any, path: str, status: int) -> None:
-    said = client.get(path)
+    response = client.get(path)
     body = b"" if status == 200 else b'{"error":"Model version not ready"}'
-    assert (said.status, said.body, said.kind) == (status, body, "text/plain")
+    assert (response.status, response.body, response.kind) == (status, body, "text/plain")
 
 
 STATS = [
@@ -97,8 +97,8 @@ STATS = [
 
 @pytest.mark.parametrize(("path", "status", "body"), STATS)
 def test_model_statistics(client: Any, path: str, status: int, body: bytes) -> None:
-    said = client.get(path)
-    assert (said.status, said.body) == (status, body)
+    response = client.get(path)
+    assert (response.status, response.body) == (status, body)
 
 
 READY_MODELS = (
@@ -119,8 +119,8 @@ INDEX = [
 @pytest.mark.parametrize(("body", "listed"), INDEX)
 def test_repository_index(client: Any, body: bytes, listed: bytes) -> None:
     for path in ("/v2/repository/index", "/v2/repository/any/index"):
-        said = client.post(path, body)
-        assert (said.status, said.body) == (200, listed)
+        response = client.post(path, body)
+        assert (response.status, response.body) == (200, listed)
 
 
 @pytest.mark.parametrize("body", [b'{"ready":1}', b'{"ready":null}'])
@@ -128,36 +128,38 @@ def test_repository_index_requires_a_boolean_ready_field(
     client_of: Callable[..., Any], body: bytes
 ) -> None:
     for status, code in (("strict", 500), ("sane", 400)):
-        said = client_of(status=status).post("/v2/repository/index", body)
-        assert said.status == code
-        assert said.error == "attempt to access JSON non-boolean as boolean"
+        response = client_of(status=status).post("/v2/repository/index", body)
+        assert response.status == code
+        assert response.error == "attempt to access JSON non-boolean as boolean"
 
 
 def test_model_without_workers_has_no_available_versions(client: Any) -> None:
     for path in ("/v2/models/asleep", "/v2/models/asleep/config"):
-        said = client.get(path)
-        assert said.status == 404
-        assert said.error == "Request for unknown model: 'asleep' has no available versions"
-    said = client.get("/v2/models/asleep/versions/1")
-    assert said.status == 503
-    assert said.error == "Request for unknown model: 'asleep' version 1 is not at ready state"
+        response = client.get(path)
+        assert response.status == 404
+        assert response.error == "Request for unknown model: 'asleep' has no available versions"
+    response = client.get("/v2/models/asleep/versions/1")
+    assert response.status == 503
+    assert response.error == "Request for unknown model: 'asleep' version 1 is not at ready state"
 
 
 def test_model_load_and_unload_are_rejected(client: Any) -> None:
     for what in ("load", "unload"):
-        said = client.post(f"/v2/repository/models/vllm_like/{what}")
-        assert said.status == 503
-        assert said.error == ("explicit model load / unload is not allowed if polling is enabled")
-    said = client.post("/v2/repository/models/nope/unload")
-    assert (said.status, said.body, said.kind) == (200, b"", "application/json")
+        response = client.post(f"/v2/repository/models/vllm_like/{what}")
+        assert response.status == 503
+        assert response.error == (
+            "explicit model load / unload is not allowed if polling is enabled"
+        )
+    response = client.post("/v2/repository/models/nope/unload")
+    assert (response.status, response.body, response.kind) == (200, b"", "application/json")
     assert client.post("/v2/repository/models/nope/load", b"{").status == 500
 
 
 @pytest.mark.parametrize("what", ["load", "unload"])
 def test_named_repository_returns_501(client: Any, what: str) -> None:
-    said = client.post(f"/v2/repository/r/models/nope/{what}")
-    assert said.status == 501
-    assert said.error == "'repository_name' specification is not supported"
+    response = client.post(f"/v2/repository/r/models/nope/{what}")
+    assert response.status == 501
+    assert response.error == "'repository_name' specification is not supported"
 
 
 @pytest.mark.parametrize("kind", ["systemsharedmemory", "cudasharedmemory"])
@@ -174,5 +176,9 @@ def test_shared_memory_endpoints_are_empty_or_404(client: Any, kind: str) -> Non
      "/v2/models/", "/v2/logging"],
 )  # fmt: skip
 def test_inexact_paths_return_404(client: Any, path: str) -> None:
-    said = client.get(path)
-    assert (said.status, said.kind, said.body) == (404, "text/plain", b'{"error":"Not Found"}')
+    response = client.get(path)
+    assert (response.status, response.kind, response.body) == (
+        404,
+        "text/plain",
+        b'{"error":"Not Found"}',
+    )

@@ -19,12 +19,12 @@ from protocols.core.request import (
 )
 from protocols.triton.endpoints import Triton
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 RAW = PromptOptions(mode="raw")
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
@@ -36,7 +36,7 @@ def create_adapter(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Tr
     """With what the configuration of model m tells, where inputs are given."""
     decoupled = options.pop("decoupled", True)
     outputs = options.pop("outputs", ("text_output",))
-    made = Triton(profile, **options)
+    adapter = Triton(profile, **options)
     if inputs:
         config = {
             "input": [
@@ -46,18 +46,18 @@ def create_adapter(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Tr
             "output": [{"name": one} for one in outputs],
             "model_transaction_policy": {"decoupled": decoupled},
         }
-        assert made.load_metadata("m", [json.dumps(config).encode()]) is None
-    return made
+        assert adapter.load_metadata("m", [json.dumps(config).encode()]) is None
+    return adapter
 
 
 def _add_input_defaults(one: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*one, *("STRING", [1], True)[len(one) - 1 :])
 
 
-def encode_body(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
+def encode_body(request: Request, adapter: Triton | str = "vllm", path: str = "generate") -> Any:
     """The body less the prompt and what is set in every request; the packed parameters unpacked."""
-    made = made if isinstance(made, Triton) else Triton(made)
-    wire = made.encode_request(request)
+    adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
+    wire = adapter.encode_request(request)
     assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
     assert wire.headers == (("Content-Type", "application/json"),)
     body = json.loads(wire.body)
@@ -67,18 +67,18 @@ def encode_body(request: Request, made: Triton | str = "vllm", path: str = "gene
 
 
 def list_unsupported_parameters(
-    request: Request, made: Triton | str = "vllm", **names: str
+    request: Request, adapter: Triton | str = "vllm", **names: str
 ) -> set[tuple[str, str]]:
     """What is lost, but for the template that none of these have."""
-    made = made if isinstance(made, Triton) else Triton(made)
-    found = made.unsupported_parameters(
+    adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
+    unsupported = adapter.unsupported_parameters(
         request, {path.replace("__", "."): wire for path, wire in names.items()}
     )
-    return {(one.field, one.reason) for one in found if one.detail != "no chat template"}
+    return {(one.field, one.reason) for one in unsupported if one.detail != "no chat template"}
 
 
 def test_parameters_missing_in_the_model_config_are_dropped() -> None:
-    made = create_adapter(
+    adapter = create_adapter(
         "trtllm", ("text_input",), ("max_tokens", "INT32"), ("temperature", "FP32"), ("stream",)
     )
     request = make_completion(
@@ -87,8 +87,12 @@ def test_parameters_missing_in_the_model_config_are_dropped() -> None:
         logprobs=LogprobsOptions(),
     )
 
-    assert encode_body(request, made) == {"text_input": "hi", "stream": False, "temperature": 1.0}
-    assert list_unsupported_parameters(request, made) == {
+    assert encode_body(request, adapter) == {
+        "text_input": "hi",
+        "stream": False,
+        "temperature": 1.0,
+    }
+    assert list_unsupported_parameters(request, adapter) == {
         ("top_k", "dropped"),
         ("output", "dropped"),
         ("top", "dropped"),
@@ -96,7 +100,7 @@ def test_parameters_missing_in_the_model_config_are_dropped() -> None:
 
 
 def test_vllm_without_sampling_parameters_tensor_uses_parameters() -> None:
-    made = create_adapter(
+    adapter = create_adapter(
         "vllm", ("text_input",), ("stream", "BOOL"), ("exclude_input_in_output", "BOOL")
     )
     request = make_completion(
@@ -106,7 +110,7 @@ def test_vllm_without_sampling_parameters_tensor_uses_parameters() -> None:
         n=1,
     )
 
-    body = encode_body(request, made)
+    body = encode_body(request, adapter)
 
     assert body.pop("parameters") == {
         "temperature": 1,
@@ -116,7 +120,7 @@ def test_vllm_without_sampling_parameters_tensor_uses_parameters() -> None:
         "structured_outputs": '{"json_object":true}',
     }
     assert body == {"text_input": "hi", "stream": False, "exclude_input_in_output": True}
-    assert list_unsupported_parameters(request, made) == {
+    assert list_unsupported_parameters(request, adapter) == {
         ("seed", "clamped"),
         ("bad_words", "dropped"),
         ("n", "dropped"),
@@ -156,56 +160,56 @@ def test_vllm_without_sampling_parameters_tensor_uses_parameters() -> None:
 def test_values_are_converted_to_the_tensor_type_and_shape(
     kind: str, dims: list[int], field: str, value: Any, wire: Any
 ) -> None:
-    made = create_adapter("plain", ("text_input",), (field, kind, dims))
+    adapter = create_adapter("plain", ("text_input",), (field, kind, dims))
     section = SamplingParams if field in {"temperature", "seed"} else StopConditions
     where = "sampling" if section is SamplingParams else "stopping"
     request = make_completion(**{where: section(**{field: value})})
 
-    body = encode_body(request, made, "generate_stream")
+    body = encode_body(request, adapter, "generate_stream")
 
     assert body.pop(field, None) == wire
     assert body == {"text_input": "hi", "stream": False}
-    assert ((field, "dropped") in list_unsupported_parameters(request, made)) is (wire is None)
+    assert ((field, "dropped") in list_unsupported_parameters(request, adapter)) is (wire is None)
 
 
 def test_unreadable_model_config_leaves_the_profile_defaults() -> None:
     for answer in (None, b"", b"{}", b"\xff", b"[" * 9000, b'{"input": [{"name": 1}]}'):
-        made = Triton("trtllm")
-        assert made.load_metadata("m", [answer]) is None
-        assert made.encode_request(make_completion()) == Triton("trtllm").encode_request(
+        adapter = Triton("trtllm")
+        assert adapter.load_metadata("m", [answer]) is None
+        assert adapter.encode_request(make_completion()) == Triton("trtllm").encode_request(
             make_completion()
         )
 
 
 def test_model_config_cache_is_bounded() -> None:
-    made = Triton("trtllm")
+    adapter = Triton("trtllm")
     config = b'{"input": [{"name": "text_input"}]}'
     for number in range(1024):
-        made.load_metadata(f"m{number}", [config])
-    made.load_metadata("m", [config])
-    made.load_metadata("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
+        adapter.load_metadata(f"m{number}", [config])
+    adapter.load_metadata("m", [config])
+    adapter.load_metadata("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
 
-    assert "max_tokens" in json.loads(made.encode_request(make_completion()).body)
+    assert "max_tokens" in json.loads(adapter.encode_request(make_completion()).body)
     warm = GenerationRequest(
-        model="m7", kind="chat", messages=SAID, sampling=SamplingParams(temperature=1)
+        model="m7", kind="chat", messages=MESSAGES, sampling=SamplingParams(temperature=1)
     )
-    assert json.loads(made.encode_request(warm).body) == {"text_input": "hi", "temperature": 1}
+    assert json.loads(adapter.encode_request(warm).body) == {"text_input": "hi", "temperature": 1}
 
 
 def test_stream_of_non_decoupled_model_is_approximated() -> None:
-    made = create_adapter("trtllm", ("text_input",), ("stream", "BOOL"), decoupled=False)
+    adapter = create_adapter("trtllm", ("text_input",), ("stream", "BOOL"), decoupled=False)
 
-    assert encode_body(make_completion(stream=True), made, "generate_stream")["stream"] is False
+    assert encode_body(make_completion(stream=True), adapter, "generate_stream")["stream"] is False
     assert ("stream", "approximated") in list_unsupported_parameters(
-        make_completion(stream=True), made
+        make_completion(stream=True), adapter
     )
-    assert list_unsupported_parameters(make_completion(), made) == set()
+    assert list_unsupported_parameters(make_completion(), adapter) == set()
 
 
 def test_decoupled_model_uses_generate_stream_for_unary_requests() -> None:
-    made = create_adapter("plain", ("text_input",))
+    adapter = create_adapter("plain", ("text_input",))
 
-    assert encode_body(make_completion(), made, "generate_stream") == {
+    assert encode_body(make_completion(), adapter, "generate_stream") == {
         "text_input": "hi",
         "stream": False,
     }
@@ -216,17 +220,17 @@ def test_custom_field_names_are_sent() -> None:
     request = make_completion(stream=True, stopping=StopConditions(max_tokens=3))
     expected = {"PROMPT": "hi", "STREAM": True}
 
-    made = Triton("plain", fields=fields)
-    assert encode_body(request, made, "generate_stream") == {
+    adapter = Triton("plain", fields=fields)
+    assert encode_body(request, adapter, "generate_stream") == {
         **expected,
         "parameters": {"LENGTH": 3},
     }
-    made = create_adapter(
+    adapter = create_adapter(
         "plain", ("PROMPT",), ("STREAM", "BOOL"), ("LENGTH", "INT32"), fields=fields
     )
-    assert encode_body(request, made, "generate_stream") == {**expected, "LENGTH": 3}
-    made = Triton(fields={"structured_outputs": "guided_decoding"})
-    packed = encode_body(make_completion(output=JsonObjectFormat()), made)["sampling_parameters"]
+    assert encode_body(request, adapter, "generate_stream") == {**expected, "LENGTH": 3}
+    adapter = Triton(fields={"structured_outputs": "guided_decoding"})
+    packed = encode_body(make_completion(output=JsonObjectFormat()), adapter)["sampling_parameters"]
     assert packed == {"guided_decoding": '{"json_object":true}'}
 
 
@@ -239,8 +243,8 @@ def test_custom_name_of_unknown_field_is_rejected() -> None:
 
 
 def build_request_with_extra(source: str = "triton", **fields: str) -> GenerationRequest:
-    given = {name: Raw(raw.encode()) for name, raw in fields.items()}
-    return make_completion(extra=given, source=source, stopping=StopConditions(max_tokens=1))
+    extra = {name: Raw(raw.encode()) for name, raw in fields.items()}
+    return make_completion(extra=extra, source=source, stopping=StopConditions(max_tokens=1))
 
 
 @pytest.mark.parametrize(
@@ -268,21 +272,21 @@ def build_request_with_extra(source: str = "triton", **fields: str) -> Generatio
 def test_unknown_fields_of_triton_clients_are_forwarded(
     profile: str, inputs: Any, name: str, raw: str, where: str | None
 ) -> None:
-    made = create_adapter(profile, *inputs)
+    adapter = create_adapter(profile, *inputs)
     request = build_request_with_extra(**{name: raw})
 
-    body = json.loads(made.encode_request(request).body)
+    body = json.loads(adapter.encode_request(request).body)
     if "sampling_parameters" in body:
         body["sampling_parameters"] = json.loads(body["sampling_parameters"])
 
     flat = {**body, **body.get("parameters", {}), **body.get("sampling_parameters", {})}
     if where is None:
-        kept = name in {"stream", "temperature"} or name not in flat
-        assert kept, "what is here is our own"
-        assert (name, "dropped") in list_unsupported_parameters(request, made)
+        is_kept = name in {"stream", "temperature"} or name not in flat
+        assert is_kept, "what is here is our own"
+        assert (name, "dropped") in list_unsupported_parameters(request, adapter)
     else:
         assert (body[where] if where else body)[name] == json.loads(raw)
-        assert list_unsupported_parameters(request, made) == set()
+        assert list_unsupported_parameters(request, adapter) == set()
 
 
 def test_unknown_fields_of_other_protocols_are_dropped() -> None:
@@ -298,11 +302,11 @@ def test_unknown_fields_of_other_protocols_are_dropped() -> None:
 
 
 def test_output_flags_that_are_honoured_are_not_reported_as_lost() -> None:
-    asked = {"return_finish_reason": Raw(b"true"), "return_cumulative_logprob": Raw(b"true")}
-    request = make_completion(extra=asked, source="triton", logprobs=LogprobsOptions())
+    flags = {"return_finish_reason": Raw(b"true"), "return_cumulative_logprob": Raw(b"true")}
+    request = make_completion(extra=flags, source="triton", logprobs=LogprobsOptions())
 
     assert list_unsupported_parameters(request, "vllm") == set()
     assert "return_cumulative_logprob" not in encode_body(request)
-    assert list_unsupported_parameters(make_completion(extra=asked, source="triton"), "vllm") == {
+    assert list_unsupported_parameters(make_completion(extra=flags, source="triton"), "vllm") == {
         ("return_cumulative_logprob", "dropped")
     }

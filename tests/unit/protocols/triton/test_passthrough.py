@@ -60,9 +60,9 @@ def require_passthrough(
 
 
 def read_generation_request(variant: str, body: bytes) -> GenerationRequest:
-    found = require_passthrough(variant, body).request
-    assert isinstance(found, GenerationRequest)
-    return found
+    request = require_passthrough(variant, body).request
+    assert isinstance(request, GenerationRequest)
+    return request
 
 
 # --- the way there --------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_only_the_model_name_value_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "events"),
+    ("body", "events"),
     [
         ((b'{"text_output":["a","b"],"finish_reason":["length"],"num_input_tokens":3,'
          b'"num_output_tokens":[1,1]}'),
@@ -248,11 +248,11 @@ def test_only_the_model_name_value_is_replaced() -> None:
     ],
 )  # fmt: skip
 def test_usage_and_finish_reason_of_a_response_are_recorded(
-    told: bytes, events: list[Event]
+    body: bytes, events: list[Event]
 ) -> None:
-    out, found = read_passthrough(require_passthrough("generate").create_reader(), told)
-    assert out[-1] == told
-    assert found == events
+    out, passthrough = read_passthrough(require_passthrough("generate").create_reader(), body)
+    assert out[-1] == body
+    assert passthrough == events
 
 
 @pytest.mark.parametrize(
@@ -316,8 +316,8 @@ def test_error_with_status_200_keeps_its_status_and_text() -> None:
 # --- the way back: a stream -----------------------------------------------------------------------
 
 
-def format_stream_event(**told: Any) -> bytes:
-    fields = {"model_name": "llama", "model_version": "1"} | told
+def format_stream_event(**value: Any) -> bytes:
+    fields = {"model_name": "llama", "model_version": "1"} | value
     return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -432,13 +432,13 @@ def test_truncated_stream_raises_stream_broken(pieces: Sequence[bytes]) -> None:
 
 
 BROKEN = b'data: {"error":"cuda\\u0000of \'llama_0_3\' is gone"}\n\n'
-TOLD = UpstreamErrorText(400, "cuda of 'chat_0_3' is gone", in_stream=True)
+ERROR_TEXT = UpstreamErrorText(400, "cuda of 'chat_0_3' is gone", in_stream=True)
 
 
 def test_error_event_is_raised_with_its_text_and_stream_flag() -> None:
     with pytest.raises(WorkerFailed) as caught:
         require_passthrough("generate_stream").create_reader().feed([BROKEN])
-    assert caught.value.upstream_error == TOLD
+    assert caught.value.upstream_error == ERROR_TEXT
     for ending in ("feed", "close"):
         passage = require_passthrough("generate_stream").create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
@@ -446,12 +446,12 @@ def test_error_event_is_raised_with_its_text_and_stream_flag() -> None:
         assert events == [TextDelta("Hel")]
         with pytest.raises(WorkerFailed) as caught:
             passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
-        assert caught.value.upstream_error == TOLD
+        assert caught.value.upstream_error == ERROR_TEXT
 
 
 def test_error_event_is_encoded_even_for_a_malformed_request_body() -> None:
     error = WorkerFailed("the worker answered with an error")
-    error.upstream_error = TOLD
+    error.upstream_error = ERROR_TEXT
     make = require_passthrough("generate_stream", b"{").create_encoder
     assert make is not None
     assert make().encode_error_event(error) == b'data: {"error":"cuda of \'chat_0_3\' is gone"}\n\n'
@@ -478,10 +478,10 @@ def test_unterminated_event_over_16_mib_raises_worker_failed() -> None:
 
 
 def read_worker_error(status: int, text: str, **headers: str) -> GatewayError:
-    found = require_passthrough("generate").read_error
-    assert found is not None
+    error_reader = require_passthrough("generate").read_error
+    assert error_reader is not None
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return found(status, named, json.dumps({"error": text}).encode())
+    return error_reader(status, named, json.dumps({"error": text}).encode())
 
 
 @pytest.mark.parametrize(
@@ -514,16 +514,16 @@ def read_worker_error(status: int, text: str, **headers: str) -> GatewayError:
 def test_worker_error_keeps_its_text_and_maps_to_an_error_type(
     status: int, text: str, meaning: type[GatewayError]
 ) -> None:
-    found = read_worker_error(status, text)
-    assert type(found) is meaning
-    assert found.upstream_error == UpstreamErrorText(status, text)
+    error = read_worker_error(status, text)
+    assert type(error) is meaning
+    assert error.upstream_error == UpstreamErrorText(status, text)
 
 
 def test_worker_error_text_is_sanitized_and_names_the_client_model() -> None:
-    found = read_worker_error(400, "'llama' and 'llama_0_1', \x1b not 'llamas':\n" + "x" * 1000)
-    assert found.upstream_error is not None
-    assert found.upstream_error.text.startswith("'chat' and 'chat_0_1',   not 'llamas': xxx")
-    assert len(found.upstream_error.text) <= 300
+    error = read_worker_error(400, "'llama' and 'llama_0_1', \x1b not 'llamas':\n" + "x" * 1000)
+    assert error.upstream_error is not None
+    assert error.upstream_error.text.startswith("'chat' and 'chat_0_1',   not 'llamas': xxx")
+    assert len(error.upstream_error.text) <= 300
 
 
 @pytest.mark.parametrize("status", [401, 403, 429])
@@ -532,24 +532,24 @@ def test_authentication_and_rate_limit_errors_of_workers_are_hidden(status: int)
 
 
 def test_worker_errors_that_are_not_json_are_hidden() -> None:
-    found = require_passthrough("generate").read_error
-    assert found is not None
-    assert found(500, {}, b"<html>secret</html>").upstream_error is None
-    assert found(503, {"retry-after": "7"}, b"").retry_after == 7
+    error_reader = require_passthrough("generate").read_error
+    assert error_reader is not None
+    assert error_reader(500, {}, b"<html>secret</html>").upstream_error is None
+    assert error_reader(503, {"retry-after": "7"}, b"").retry_after == 7
 
 
 @pytest.mark.parametrize("more", [b"", STREAM[0]], ids=["alone", "with what follows"])
 def test_sse_framed_error_body_is_read(more: bytes) -> None:
-    found = require_passthrough("generate_stream").read_error
-    assert found is not None
-    assert found(400, {}, BROKEN + more).upstream_error == TOLD
+    error_reader = require_passthrough("generate_stream").read_error
+    assert error_reader is not None
+    assert error_reader(400, {}, BROKEN + more).upstream_error == ERROR_TEXT
 
 
 # --- what the client hears ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "strict", "sane"),
+    ("error", "error_text", "strict", "sane"),
     [
         (MalformedRequest("-"), UpstreamErrorText(500, "no JSON"), 500, 400),
         (UnsupportedFeature("-"), UpstreamErrorText(200, "one response"), 200, 400),
@@ -560,17 +560,17 @@ def test_sse_framed_error_body_is_read(more: bytes) -> None:
     ],
 )
 def test_upstream_error_text_is_encoded_for_strict_and_sane(
-    error: GatewayError, told: UpstreamErrorText, strict: int, sane: int
+    error: GatewayError, error_text: UpstreamErrorText, strict: int, sane: int
 ) -> None:
-    error.upstream_error = told
-    asked = create_client_request("generate_stream", b"{")
-    kind = "text/event-stream; charset=utf-8" if told.in_stream else "application/json"
-    said = b'{"error":"%b"}' % told.text.encode()
+    error.upstream_error = error_text
+    request = create_client_request("generate_stream", b"{")
+    kind = "text/event-stream; charset=utf-8" if error_text.in_stream else "application/json"
+    body = b'{"error":"%b"}' % error_text.text.encode()
 
-    reply = VLLM.encode_error(error, asked)
+    reply = VLLM.encode_error(error, request)
     assert (reply.status, dict(reply.headers)["Content-Type"]) == (strict, kind)
-    assert reply.body == (b"data: %b\n\n" % said if told.in_stream else said)
+    assert reply.body == (b"data: %b\n\n" % body if error_text.in_stream else body)
 
-    reply = Triton("vllm", status="sane").encode_error(error, asked)
-    assert (reply.status, reply.body) == (sane, said)
+    reply = Triton("vllm", status="sane").encode_error(error, request)
+    assert (reply.status, reply.body) == (sane, body)
     assert dict(reply.headers)["Content-Type"] == "application/json"

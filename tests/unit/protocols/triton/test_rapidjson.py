@@ -97,8 +97,8 @@ def test_partial_nan_before_inf_is_parsed_as_infinity(text: bytes) -> None:
 
 
 def test_nan_is_parsed_as_a_number() -> None:
-    found = rapidjson.parse_value(rapidjson.parse_fields(b'{"a":NaN}')["a"])
-    assert found != found  # noqa: PLR0124 - which is what NaN is
+    value = rapidjson.parse_value(rapidjson.parse_fields(b'{"a":NaN}')["a"])
+    assert value != value  # noqa: PLR0124 - which is what NaN is
 
 
 def test_invalid_utf8_is_rejected() -> None:
@@ -157,9 +157,11 @@ def test_both_parsers_report_the_same_error_for_damaged_json(
 
 def parse_or_return_error(read: Any, text: bytes) -> Any:
     try:
-        found = read(text)
+        fields = read(text)
     except MalformedRequest as e:
         return e.message
     return (
-        found.names if isinstance(found, rapidjson.OrderedFields) else [name for name, _ in found]
+        fields.names
+        if isinstance(fields, rapidjson.OrderedFields)
+        else [name for name, _ in fields]
     )

@@ -47,8 +47,8 @@ REQUESTS = st.builds(
 @pytest.mark.parametrize("profile", PROFILES)
 @given(request_=REQUESTS)
 def test_template_encoding_equals_full_encoding(profile: str, request_: GenerationRequest) -> None:
-    quick, careful = Triton(profile), Triton(profile)
-    plan = careful._default_adapter
+    quick, full_encoder = Triton(profile), Triton(profile)
+    plan = full_encoder._default_adapter
     plan._converted_fields = frozenset(row.field for row in plan._params)
 
-    assert quick.encode_request(request_) == careful.encode_request(request_)
+    assert quick.encode_request(request_) == full_encoder.encode_request(request_)

@@ -132,9 +132,9 @@ def test_echo_default_by_profile_and_variant(
 
 def test_vllm_stream_that_includes_the_input_returns_400(client: Any) -> None:
     body = {"text_input": "a", "stream": True, "exclude_input_in_output": False}
-    said = client.post("/v2/models/vllm_like/generate_stream", body)
-    assert said.status == 400
-    assert said.body == (
+    response = client.post("/v2/models/vllm_like/generate_stream", body)
+    assert response.status == 400
+    assert response.body == (
         b'data: {"error":"Error generating stream: When streaming, `exclude_input_in_output` ='
         b' False is not allowed."}\n\n'
     )
@@ -165,7 +165,7 @@ def test_stream_flag_applies_only_to_generate_stream(
 @pytest.mark.parametrize("body", [b"", b"{", b'{"stream":', b"[]", b'{"parameters":5,"stream":9}'])
 def test_routing_info_is_read_from_a_malformed_body(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/nope/generate_stream", body, method="POST")
-    assert client.dialect.read_routing_info(call).model == "nope"
+    assert client.adapter.read_routing_info(call).model == "nope"
 
 
 GUIDES = [
@@ -226,7 +226,7 @@ def test_invalid_parameter_value_returns_400(
     with pytest.raises(InvalidParameter) as caught:
         client.decode({"text_input": "a", **body})
     call = client.call("/v2/models/m/generate", {"text_input": "a"}, method="POST")
-    assert client.dialect.encode_error(caught.value, call).status == 400
+    assert client.adapter.encode_error(caught.value, call).status == 400
 
 
 def test_non_finite_temperature_is_rejected(client_of: Callable[..., Any]) -> None:
@@ -253,12 +253,12 @@ def test_unknown_parameters_keep_their_raw_json(client: Any) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_output_flag_is_not_forwarded_as_an_extra_field(client: Any, *, asked: bool) -> None:
-    request = client.decode({"text_input": "a", "return_finish_reason": asked})
+@pytest.mark.parametrize("requested", [True, False])
+def test_output_flag_is_not_forwarded_as_an_extra_field(client: Any, *, requested: bool) -> None:
+    request = client.decode({"text_input": "a", "return_finish_reason": requested})
 
     assert request.extra == {}
-    assert ("return_finish_reason" in request.provided_fields) is asked
+    assert ("return_finish_reason" in request.provided_fields) is requested
 
 
 def test_first_duplicate_parameter_wins(client: Any) -> None:
@@ -329,11 +329,11 @@ def test_field_names_map_internal_paths_to_wire_names(client_of: Callable[..., A
     for profile, wire in (("vllm", "max_tokens"), ("llmapi", "sampling_param_max_tokens")):
         client = client_of(profile)
         call = client.call("/v2/models/m/generate", {}, method="POST")
-        assert client.dialect.field_names(call)["stopping.max_tokens"] == wire
+        assert client.adapter.field_names(call)["stopping.max_tokens"] == wire
     stream = client_of("vllm").call("/v2/models/m/generate_stream", {}, method="POST")
-    assert "echo" not in client_of("vllm").dialect.field_names(stream)
+    assert "echo" not in client_of("vllm").adapter.field_names(stream)
     assert (
-        client_of("vllm").dialect.field_names(
+        client_of("vllm").adapter.field_names(
             client_of("vllm").call("/v2/models/m/generate", {}, method="POST")
         )["echo"]
         == "exclude_input_in_output"
@@ -379,15 +379,15 @@ def test_stream_flag_with_escaped_name_is_decoded(client: Any, flag: str, more: 
         body = f'{{"text_input": "a", "{name}": {flag}{more}}}'.encode()
         call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
 
-        assert client.dialect.read_routing_info(call).stream is (flag == "true")
-        assert client.dialect.decode_request(call).stream is (flag == "true")
+        assert client.adapter.read_routing_info(call).stream is (flag == "true")
+        assert client.adapter.decode_request(call).stream is (flag == "true")
 
 
 def test_parameters_object_is_decoded(client: Any) -> None:
     body = {"text_input": 'a "b"', "stream": True, "parameters": {"max_tokens": 5, "top_k": 3}}
     call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
-    found = client.dialect.decode_request(call)
+    request = client.adapter.decode_request(call)
 
-    assert found.stopping.max_tokens == 5
-    assert found.stream
-    assert found.provided_fields == {"text_input", "stream", "max_tokens", "top_k"}
+    assert request.stopping.max_tokens == 5
+    assert request.stream
+    assert request.provided_fields == {"text_input", "stream", "max_tokens", "top_k"}

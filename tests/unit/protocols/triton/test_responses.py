@@ -30,7 +30,7 @@ from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEn
 from protocols.triton import formats
 from protocols.triton.endpoints import Triton
 
-DIALECT = Triton()
+ADAPTER = Triton()
 NAMED = b'"model_name":"vllm_like","model_version":"1"'
 
 
@@ -43,10 +43,10 @@ def encoder_factory(
     def make(body: Any, variant: str = "generate", profile: str = "vllm") -> ResponseEncoder:
         client = client_of(profile)
         call = client.call(f"/v2/models/vllm_like/{variant}", body, method="POST")
-        made: ResponseEncoder = client.dialect.create_encoder(
-            call, client.dialect.decode_request(call), describe("vllm_like")
+        encoder: ResponseEncoder = client.adapter.create_encoder(
+            call, client.adapter.decode_request(call), describe("vllm_like")
         )
-        return made
+        return encoder
 
     return make
 
@@ -81,9 +81,9 @@ def test_stream_event_counts_its_own_tokens_and_last_has_finish_reason(
 
 
 def test_finish_reason_without_text_is_sent_only_on_request(encoder_factory: Any) -> None:
-    asking = encoder_factory({**STREAMING, "return_finish_reason": True}, "generate_stream")
-    asking.encode_events([TextDelta("x")])
-    assert asking.encode_events([ChoiceEnd("stop")]) == (
+    with_reason = encoder_factory({**STREAMING, "return_finish_reason": True}, "generate_stream")
+    with_reason.encode_events([TextDelta("x")])
+    assert with_reason.encode_events([ChoiceEnd("stop")]) == (
         b'data: {"finish_reason":"stop",' + NAMED + b',"text_output":""}\n\n'
     )
     for more in ({}, {"return_num_output_tokens": True}):
@@ -160,8 +160,8 @@ def test_token_counts_are_those_of_the_worker(encoder_factory: Any) -> None:
 def test_model_without_numeric_version_reports_version_1(
     client: Any, describe: Callable[..., Any]
 ) -> None:
-    said = client.post("/v2/models/named/generate", {"text_input": "a", "max_tokens": 1})
-    assert said.body == b'{"model_name":"named","model_version":"1","text_output":"a w0"}'
+    response = client.post("/v2/models/named/generate", {"text_input": "a", "max_tokens": 1})
+    assert response.body == b'{"model_name":"named","model_version":"1","text_output":"a w0"}'
     assert formats.get_version_number(describe("named", "12")) == "12"
 
 
@@ -268,11 +268,11 @@ def test_control_characters_are_escaped_in_uppercase_hex() -> None:
 @given(st.lists(st.text(), max_size=6), st.text(max_size=5), st.booleans())
 def test_stream_text_equals_the_event_text(texts: list[str], name: str, ends: bool) -> None:
     body = {"text_input": "a", "stream": True, "id": name, "return_finish_reason": ends}
-    row = next(e for e in DIALECT.endpoints if e.operation == "generate_stream")
+    row = next(e for e in ADAPTER.endpoints if e.operation == "generate_stream")
     call = ClientRequest(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
     context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    of = DIALECT.create_encoder(
-        call, DIALECT.decode_request(call), ResponseContext("r1", 0, "m", "1", "m", context.clock)
+    of = ADAPTER.create_encoder(
+        call, ADAPTER.decode_request(call), ResponseContext("r1", 0, "m", "1", "m", context.clock)
     )
     wire_bytes = b"".join(of.encode_events([TextDelta(text)]) for text in texts)
     wire_bytes += of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])

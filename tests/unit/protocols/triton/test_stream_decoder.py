@@ -17,7 +17,7 @@ from protocols.triton.decoder import GenerateDecoder
 from protocols.triton.endpoints import Triton
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
-TOLD = {"finish_reason": "None", "num_input_tokens": 2, "num_output_tokens": 2}
+EXTRA_OUTPUTS = {"finish_reason": "None", "num_input_tokens": 2, "num_output_tokens": 2}
 
 
 def format_stream_event(text: Any, **outputs: Any) -> bytes:
@@ -26,21 +26,21 @@ def format_stream_event(text: Any, **outputs: Any) -> bytes:
 
 
 def create_decoder(request: GenerationRequest = STREAMED) -> GenerateDecoder:
-    made = Triton("vllm").create_decoder(request)
-    assert isinstance(made, GenerateDecoder)
-    return made
+    decoder = Triton("vllm").create_decoder(request)
+    assert isinstance(decoder, GenerateDecoder)
+    return decoder
 
 
-def decode_or_return_error(made: GenerateDecoder, parts: Sequence[bytes]) -> Any:
+def decode_or_return_error(decoder: GenerateDecoder, parts: Sequence[bytes]) -> Any:
     """All that comes of these bytes, to the error that ends it."""
-    found: list[Event] = []
+    events: list[Event] = []
     try:
         for part in parts:
-            found += made.feed(part)
-        found += made.close()
+            events += decoder.feed(part)
+        events += decoder.close()
     except GatewayError as error:
-        return found, type(error), error.message
-    return found
+        return events, type(error), error.message
+    return events
 
 
 TEXTS = st.one_of(
@@ -49,10 +49,10 @@ TEXTS = st.one_of(
 )
 EVENTS = st.one_of(
     *[TEXTS.map(format_stream_event)] * 3,
-    TEXTS.map(lambda text: format_stream_event(text, **TOLD)),
-    TEXTS.map(lambda text: format_stream_event(text, **TOLD)),
-    TEXTS.map(lambda text: format_stream_event(text, **TOLD | {"num_output_tokens": 1})),
-    TEXTS.map(lambda text: format_stream_event(text, **TOLD | {"num_input_tokens": 3})),
+    TEXTS.map(lambda text: format_stream_event(text, **EXTRA_OUTPUTS)),
+    TEXTS.map(lambda text: format_stream_event(text, **EXTRA_OUTPUTS)),
+    TEXTS.map(lambda text: format_stream_event(text, **EXTRA_OUTPUTS | {"num_output_tokens": 1})),
+    TEXTS.map(lambda text: format_stream_event(text, **EXTRA_OUTPUTS | {"num_input_tokens": 3})),
     TEXTS.map(lambda text: format_stream_event(text, finish_reason="stop")),
     TEXTS.map(lambda text: format_stream_event([text, "b"])),
     TEXTS.map(lambda text: format_stream_event(text, logprobs=[])),
@@ -92,28 +92,32 @@ def test_stream_decodes_to_the_same_events_in_any_packet_size(
     )
 
 
-@pytest.mark.parametrize(("outputs", "tokens"), [({}, 1), (TOLD, 2)], ids=["untold", "told"])
+@pytest.mark.parametrize(
+    ("outputs", "tokens"), [({}, 1), (EXTRA_OUTPUTS, 2)], ids=["without-outputs", "with-outputs"]
+)
 def test_events_in_one_packet_are_decoded_one_by_one(outputs: dict[str, Any], tokens: int) -> None:
-    made, data = (
+    decoder, data = (
         create_decoder(),
         b"".join(format_stream_event(text, **outputs) for text in ("b", "", "c")),
     )
-    first = made.feed(format_stream_event("a", **outputs))
+    first = decoder.feed(format_stream_event("a", **outputs))
 
     assert [one for one in first if not isinstance(one, ResponseMetadata | StreamStart)] == [
         TextDelta("a", 0, tokens)
     ]
-    assert made.feed(data) == [TextDelta("b", 0, tokens), TextDelta("c", 0, tokens)]
-    assert made.feed(format_stream_event("d", **outputs)) == [TextDelta("d", 0, tokens)]
+    assert decoder.feed(data) == [TextDelta("b", 0, tokens), TextDelta("c", 0, tokens)]
+    assert decoder.feed(format_stream_event("d", **outputs)) == [TextDelta("d", 0, tokens)]
 
 
 def test_event_without_text_counts_its_tokens() -> None:
-    made = create_decoder()
-    made.feed(format_stream_event("a", **TOLD))
-    made.feed(format_stream_event("", **TOLD) + format_stream_event("", **TOLD))
-    made.feed(format_stream_event("", **TOLD | {"finish_reason": "stop"}))
+    decoder = create_decoder()
+    decoder.feed(format_stream_event("a", **EXTRA_OUTPUTS))
+    decoder.feed(
+        format_stream_event("", **EXTRA_OUTPUTS) + format_stream_event("", **EXTRA_OUTPUTS)
+    )
+    decoder.feed(format_stream_event("", **EXTRA_OUTPUTS | {"finish_reason": "stop"}))
 
-    assert made.close() == [Usage(2, 8), StreamEnd()]
+    assert decoder.close() == [Usage(2, 8), StreamEnd()]
 
 
 def test_event_with_crlf_line_ends_is_decoded() -> None:

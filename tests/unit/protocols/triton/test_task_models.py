@@ -47,8 +47,8 @@ def ask(client: Any, path: str, body: Any) -> ClientRequest:
 def answer(client: Any, describe: Any, path: str, body: Any, events: list[Event]) -> Any:
     call = ask(client, path, body)
     task: ModelTask = "embedding" if events is VECTORS else "rerank"
-    request = client.dialect.decode_request(call, make_model(task))
-    encoder = client.dialect.create_encoder(call, request, describe("m"))
+    request = client.adapter.decode_request(call, make_model(task))
+    encoder = client.adapter.create_encoder(call, request, describe("m"))
     return encoder.encode_unary(aggregate(events))
 
 
@@ -89,7 +89,7 @@ def test_rerank_model_describes_its_true_tensors(client: Any) -> None:
 def test_texts_are_read_for_an_embedding_model(
     client: Any, path: str, body: Any, texts: tuple[str, ...]
 ) -> None:
-    request = client.dialect.decode_request(ask(client, path, body), make_model("embedding"))
+    request = client.adapter.decode_request(ask(client, path, body), make_model("embedding"))
 
     assert isinstance(request, EmbeddingRequest)
     assert (request.model, request.inputs, request.client_id) == ("m", texts, "x")
@@ -104,7 +104,7 @@ def test_texts_are_read_for_an_embedding_model(
     ],
 )
 def test_query_and_documents_are_read_for_a_rerank_model(client: Any, path: str, body: Any) -> None:
-    request = client.dialect.decode_request(ask(client, path, body), make_model("rerank"))
+    request = client.adapter.decode_request(ask(client, path, body), make_model("rerank"))
 
     assert isinstance(request, RerankRequest)
     assert (request.queries, request.documents) == (("q",), ("a", "b"))
@@ -112,11 +112,11 @@ def test_query_and_documents_are_read_for_a_rerank_model(client: Any, path: str,
 
 def test_missing_and_unknown_inputs_are_named(client: Any) -> None:
     with pytest.raises(InvalidParameter, match=r"missing required input.*'documents'"):
-        client.dialect.decode_request(
+        client.adapter.decode_request(
             ask(client, "/infer", {"inputs": [QUERY]}), make_model("rerank")
         )
     with pytest.raises(InvalidParameter, match="unexpected inference input 'query'"):
-        client.dialect.decode_request(
+        client.adapter.decode_request(
             ask(client, "/infer", {"inputs": [QUERY, TEXTS]}), make_model("embedding")
         )
 
@@ -171,8 +171,8 @@ def test_infer_returns_the_scores(client: Any, describe: Any) -> None:
 
 def test_encoder_of_numbers_streams_nothing(client: Any, describe: Any) -> None:
     call = ask(client, "/generate", {"text_input": "a"})
-    request = client.dialect.decode_request(call, make_model("embedding"))
-    encoder = client.dialect.create_encoder(call, request, describe("m"))
+    request = client.adapter.decode_request(call, make_model("embedding"))
+    encoder = client.adapter.create_encoder(call, request, describe("m"))
 
     assert encoder.encode_events(VECTORS) == b""
     assert encoder.headers() == ()

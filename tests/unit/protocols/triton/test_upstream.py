@@ -27,7 +27,7 @@ from protocols.core.request import (
 )
 from protocols.triton.endpoints import Triton
 
-SAID = (Message("user", (TextPart("hi"),)),)
+MESSAGES = (Message("user", (TextPart("hi"),)),)
 RAW = PromptOptions(mode="raw")
 FLAGS = {
     "vllm": {"exclude_input_in_output": True, "return_finish_reason": True,
@@ -42,7 +42,7 @@ FLAGS = {
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": MESSAGES, **fields})
 
 
 def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
@@ -50,10 +50,10 @@ def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def encode_body(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
+def encode_body(request: Request, adapter: Triton | str = "vllm", path: str = "generate") -> Any:
     """The body less the prompt and what is set in every request; the packed parameters unpacked."""
-    made = made if isinstance(made, Triton) else Triton(made)
-    wire = made.encode_request(request)
+    adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
+    wire = adapter.encode_request(request)
     assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
     assert wire.headers == (("Content-Type", "application/json"),)
     body = json.loads(wire.body)
@@ -78,14 +78,14 @@ def encode_parameters(request: Request, profile: str) -> Any:
 
 
 def list_unsupported_parameters(
-    request: Request, made: Triton | str = "vllm", **names: str
+    request: Request, adapter: Triton | str = "vllm", **names: str
 ) -> set[tuple[str, str]]:
     """What is lost, but for the template that none of these have."""
-    made = made if isinstance(made, Triton) else Triton(made)
-    found = made.unsupported_parameters(
+    adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
+    unsupported = adapter.unsupported_parameters(
         request, {path.replace("__", "."): wire for path, wire in names.items()}
     )
-    return {(one.field, one.reason) for one in found if one.detail != "no chat template"}
+    return {(one.field, one.reason) for one in unsupported if one.detail != "no chat template"}
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_stream_flag_is_set_in_path_and_body(profile: str) -> None:
     ],
 )
 def test_model_name_is_escaped_except_for_its_version(model: str, path: str) -> None:
-    made = Triton()
-    request = GenerationRequest(model=model, kind="chat", messages=SAID)
-    question, metadata = made.metadata_requests(model)
+    adapter = Triton()
+    request = GenerationRequest(model=model, kind="chat", messages=MESSAGES)
+    question, metadata = adapter.metadata_requests(model)
 
-    assert made.encode_request(request).path == f"{path}/generate"
+    assert adapter.encode_request(request).path == f"{path}/generate"
     assert (question.method, question.path, question.body) == ("GET", f"{path}/config", b"")
     assert (metadata.method, metadata.path, metadata.body) == ("GET", path, b"")
 
@@ -316,11 +316,11 @@ def test_every_loss_has_its_internal_path() -> None:
         stopping=StopConditions(stop=("x",), ignore_eos=True),
         output=ChoiceFormat(("x",)),
     )
-    made = Triton("trtllm")
-    made.load_metadata("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
+    adapter = Triton("trtllm")
+    adapter.load_metadata("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
 
     assert {
-        (one.path, one.field) for one in made.unsupported_parameters(request, {"n": "count"})
+        (one.path, one.field) for one in adapter.unsupported_parameters(request, {"n": "count"})
     } == {
         ("prompts", "prompt"),
         ("n", "count"),
@@ -350,10 +350,10 @@ def test_only_the_first_prompt_is_sent() -> None:
 
 
 def test_trtllm_gets_a_default_max_tokens() -> None:
-    made = Triton("trtllm", max_tokens=7)
+    adapter = Triton("trtllm", max_tokens=7)
 
-    assert encode_body(make_completion(), made)["max_tokens"] == 7
-    assert made.unsupported_parameters(
+    assert encode_body(make_completion(), adapter)["max_tokens"] == 7
+    assert adapter.unsupported_parameters(
         make_completion(), {"stopping.max_tokens": "max_new_tokens"}
     ) == (
         UnsupportedParameter(
@@ -361,7 +361,7 @@ def test_trtllm_gets_a_default_max_tokens() -> None:
         ),
     )
     assert (
-        made.unsupported_parameters(make_completion(stopping=StopConditions(max_tokens=3)), {})
+        adapter.unsupported_parameters(make_completion(stopping=StopConditions(max_tokens=3)), {})
         == ()
     )
 

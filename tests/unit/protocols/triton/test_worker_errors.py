@@ -17,8 +17,8 @@ from protocols.triton.endpoints import Triton
 
 def read_worker_error(status: int, text: str | None = None, **headers: str) -> GatewayError:
     body = b"" if text is None else json.dumps({"error": text}).encode()
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Triton().read_error(status, given, body)
+    sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Triton().read_error(status, sent_headers, body)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def read_worker_error(status: int, text: str | None = None, **headers: str) -> G
 def test_worker_status_and_text_map_to_error_type(
     status: int, text: str | None, meaning: type[GatewayError]
 ) -> None:
-    found = read_worker_error(status, text)
+    worker_error = read_worker_error(status, text)
 
-    assert type(found) is meaning
+    assert type(worker_error) is meaning
     if text is not None:
-        assert text in found.message or found.worker_text == text
+        assert text in worker_error.message or worker_error.worker_text == text
 
 
 def test_retry_after_of_worker_is_kept() -> None:
@@ -68,17 +68,17 @@ def test_retry_after_of_worker_is_kept() -> None:
 def test_sse_framed_error_body_is_read() -> None:
     body = b'data: {"error":"x must be at least 1"}\n\n'
 
-    found = Triton().read_error(400, {}, body)
+    error = Triton().read_error(400, {}, body)
 
-    assert isinstance(found, UnsupportedFeature)
-    assert found.message == "x must be at least 1"
+    assert isinstance(error, UnsupportedFeature)
+    assert error.message == "x must be at least 1"
 
 
 def test_worker_error_text_is_truncated_and_sanitized() -> None:
-    found = read_worker_error(400, "a\x00\nb must be " + "x" * 1000)
+    worker_error = read_worker_error(400, "a\x00\nb must be " + "x" * 1000)
 
-    assert found.message.startswith("a b must be x")
-    assert len(found.message) <= 300
+    assert worker_error.message.startswith("a b must be x")
+    assert len(worker_error.message) <= 300
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"<html>", b"[]", b'{"error": [1]}', b"[" * 9000])

@@ -46,12 +46,12 @@ def make_records(version: str, n: int, slower: float = 0.0) -> Iterator[RequestR
         yield replace(RECORD, version=version, duration=1.0 + slower + 2 * (k + 0.5) / n)
 
 
-def read_evidence(records: Sequence[RequestRecord], asked: UsageQuery = CHAT) -> Evidence:
-    return read_access_log([msgspec.json.encode(record) for record in records], asked)
+def read_evidence(records: Sequence[RequestRecord], query: UsageQuery = CHAT) -> Evidence:
+    return read_access_log([msgspec.json.encode(record) for record in records], query)
 
 
-def get_rows_by_name(found: Comparison) -> dict[str, ComparisonRow]:
-    return {row.figure: row for row in found.rows}
+def get_rows_by_name(comparison: Comparison) -> dict[str, ComparisonRow]:
+    return {row.figure: row for row in comparison.rows}
 
 
 def compare_records(*records: RequestRecord, confidence: float = 0.95) -> Comparison:
@@ -67,13 +67,13 @@ def test_shares_are_computed_from_the_routed_requests() -> None:
         RECORD, version="2", unsupported_parameters=(UnsupportedParameter("top_k", "dropped"),)
     )
 
-    found = get_rows_by_name(
+    rows = get_rows_by_name(
         compare_records(
             *make_records("1", 10), *make_records("2", 5), failed, left, cut, gone, lossy
         )
     )
 
-    assert {name: (row.a, row.b) for name, row in found.items() if row.unit in ("", "share")} == {
+    assert {name: (row.a, row.b) for name, row in rows.items() if row.unit in ("", "share")} == {
         "requests": (10, 10),
         "prompt tokens": (100, 60),
         "completion tokens": (200, 120),
@@ -85,13 +85,15 @@ def test_shares_are_computed_from_the_routed_requests() -> None:
         "ended by eos": (1.0, 6 / 7),
         "ended by length": (0.0, 1 / 7),
     }
-    assert found["failed"].method == "Newcombe"
+    assert rows["failed"].method == "Newcombe"
 
 
 def test_only_clear_differences_exclude_zero() -> None:
-    found = compare_records(*make_records("1", 400), *make_records("2", 100, slower=0.5))
+    comparison = compare_records(*make_records("1", 400), *make_records("2", 100, slower=0.5))
 
-    clear = {row.figure for row in found.rows if row.difference and row.difference.excludes_zero}
+    clear = {
+        row.figure for row in comparison.rows if row.difference and row.difference.excludes_zero
+    }
     assert clear == {
         "duration, mean",
         "duration, p50",
@@ -100,12 +102,12 @@ def test_only_clear_differences_exclude_zero() -> None:
         "time per token, p50",
         "time per token, p95",
     }
-    mean = get_rows_by_name(found)["duration, mean"]
+    mean = get_rows_by_name(comparison)["duration, mean"]
     assert mean.method == "Welch"
     assert mean.difference is not None
     assert mean.difference.value == pytest.approx(0.5)
     assert mean.difference.low == pytest.approx(0.5 - 1.96 * 0.0646, abs=0.003)
-    assert found.intervals == len(found.rows) - 3
+    assert comparison.intervals == len(comparison.rows) - 3
 
 
 def test_higher_confidence_widens_the_intervals() -> None:
@@ -123,21 +125,21 @@ def test_higher_confidence_widens_the_intervals() -> None:
 
 def test_too_few_values_give_no_interval() -> None:
     vectors = replace(RECORD, finish_reasons=(), first_token=None)
-    found = get_rows_by_name(
+    rows = get_rows_by_name(
         compare_records(replace(vectors, version="1"), replace(vectors, version="2"))
     )
 
-    assert found["duration, mean"] == ComparisonRow(
+    assert rows["duration, mean"] == ComparisonRow(
         "duration, mean", "seconds", 0.0, 0.0, None, "Welch", 0.0, 1
     )
-    assert found["time to first token, p50"].a is None
-    assert found["length, mean"].b is None
+    assert rows["time to first token, p50"].a is None
+    assert rows["length, mean"].b is None
 
 
 def test_share_of_zero_requests_is_unknown() -> None:
     gone = replace(RECORD, version="1", fallback_from="chat@2")
-    found = get_rows_by_name(compare_records(*make_records("1", 3), gone))
-    lost = found["with a loss"]
+    rows = get_rows_by_name(compare_records(*make_records("1", 3), gone))
+    lost = rows["with a loss"]
     assert (lost.a, lost.b, lost.difference) == (0.0, None, None)
 
 
@@ -168,7 +170,7 @@ def test_unnamed_versions_default_to_the_only_candidates(
 
 
 @pytest.mark.parametrize(
-    ("records", "split", "a", "b", "said"),
+    ("records", "split", "a", "b", "message"),
     [
         (THREE, None, None, None, "name two versions with --a and --b; there is 1, 2, 10"),
         (THREE, None, "1", None, "name two versions with --a and --b; there is 1, 2, 10"),
@@ -181,9 +183,9 @@ def test_unnamed_versions_default_to_the_only_candidates(
     ],
 )
 def test_ambiguous_versions_must_be_named(
-    records: Sequence[RequestRecord], split: str | None, a: str | None, b: str | None, said: str
+    records: Sequence[RequestRecord], split: str | None, a: str | None, b: str | None, message: str
 ) -> None:
-    with pytest.raises(ComparisonError, match=said):
+    with pytest.raises(ComparisonError, match=message):
         select_versions(read_evidence(records), split, a, b)
 
 
@@ -212,9 +214,9 @@ def test_request_counts_are_checked_against_the_weights() -> None:
 
 
 def test_version_without_requests_is_included_in_the_ratio_check() -> None:
-    found = check_split_ratio(read_evidence([*make_records("1", 50)]), "rollout", {"1": 1, "2": 1})
-    assert found.sent == {"1": 50, "2": 0}
-    assert not found.is_plausible
+    ratio = check_split_ratio(read_evidence([*make_records("1", 50)]), "rollout", {"1": 1, "2": 1})
+    assert ratio.sent == {"1": 50, "2": 0}
+    assert not ratio.is_plausible
 
 
 def test_requests_to_a_version_without_weight_are_an_error() -> None:
@@ -225,9 +227,9 @@ def test_requests_to_a_version_without_weight_are_an_error() -> None:
 # --- as it is told --------------------------------------------------------------------------------
 
 
-def render_text(found: Comparison, evidence: Evidence, query: UsageQuery = CHAT) -> str:
+def render_text(comparison: Comparison, evidence: Evidence, query: UsageQuery = CHAT) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        print_report(build_report("a.log", query, evidence, found, 0.1))
+        print_report(build_report("a.log", query, evidence, comparison, 0.1))
     return out.getvalue().removesuffix("\n")
 
 
@@ -271,7 +273,7 @@ differed."""
 def test_report_contains_all_notes() -> None:
     evidence = Evidence(exact=False, sticky=1, lines=9, skipped=2, early=1)
     evidence.excluded["pinned by the client"] = 3
-    found = Comparison(
+    comparison = Comparison(
         "",
         "1",
         "2",
@@ -281,11 +283,11 @@ def test_report_contains_all_notes() -> None:
     )
     everything = UsageQuery("chat", everything=True)
 
-    text = render_text(found, evidence, everything)
+    text = render_text(comparison, evidence, everything)
 
     assert "version 2 compared with version 1, all requests" in text
     assert "Included, though not a random sample: 3 requests pinned by the client." in text
-    assert "Left out: 3 requests pinned by the client." in render_text(found, evidence)
+    assert "Left out: 3 requests pinned by the client." in render_text(comparison, evidence)
     assert "where few users send most of them, the intervals are too narrow" in text
     assert "A page of metrics has only the bucket of each value" in text
     assert "2 of 9 lines are not the record of a request." in text
@@ -295,13 +297,15 @@ def test_report_contains_all_notes() -> None:
 
 def test_implausible_split_ratio_is_a_warning() -> None:
     evidence = read_evidence([*make_records("1", 50), *make_records("2", 50)])
-    found = compare_versions(evidence, "rollout", ("1", "2"), 0.95)
-    found = replace(found, ratio=check_split_ratio(evidence, "rollout", {"1": 90, "2": 10}))
+    comparison = compare_versions(evidence, "rollout", ("1", "2"), 0.95)
+    comparison = replace(
+        comparison, ratio=check_split_ratio(evidence, "rollout", {"1": 90, "2": 10})
+    )
 
     assert (
         "WARNING: the split sent 50 : 50 to the versions 1, 2 for the weights 90 : 10, "
         "which does not fit (p = 1.5e-40)"
-    ) in render_text(found, evidence)
+    ) in render_text(comparison, evidence)
 
 
 # --- verdicts and plans ---------------------------------------------------------------------------

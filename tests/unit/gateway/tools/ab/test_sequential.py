@@ -87,8 +87,8 @@ def test_interval_for_one_look_is_flagged_far_too_often_under_peeking() -> None:
 
 def test_version_with_3_percent_worse_feedback_is_found() -> None:
     rng = random.Random(11)
-    found = sum(is_flagged(rng, 0.92, 0.89, 14000) for _ in range(20))
-    assert found >= 16
+    flagged = sum(is_flagged(rng, 0.92, 0.89, 14000) for _ in range(20))
+    assert flagged >= 16
 
 
 def test_interval_covers_the_true_difference_at_every_look() -> None:
@@ -133,5 +133,5 @@ def test_sequential_plan_asks_for_more_values_than_one_for_one_look() -> None:
 def test_planned_size_finds_the_difference_with_the_stated_probability() -> None:
     size = required_for_sequential(0.5 * (0.8 * 0.2 + 0.7 * 0.3), 0.1, 0.95)
     rng = random.Random(2)
-    found = sum(is_flagged(rng, 0.8, 0.7, 2 * size) for _ in range(60))
-    assert found >= 48
+    flagged = sum(is_flagged(rng, 0.8, 0.7, 2 * size) for _ in range(60))
+    assert flagged >= 48

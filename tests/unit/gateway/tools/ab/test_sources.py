@@ -55,17 +55,17 @@ RECORDS = (
 )
 
 
-def read_as_log(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
-    return read_access_log([msgspec.json.encode(record) + b"\n" for record in records], asked)
+def read_as_log(records: Sequence[RequestRecord], query: UsageQuery) -> Evidence:
+    return read_access_log([msgspec.json.encode(record) + b"\n" for record in records], query)
 
 
-def read_as_metrics_page(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
+def read_as_metrics_page(records: Sequence[RequestRecord], query: UsageQuery) -> Evidence:
     metrics = MetricsCollector(ignore_record, dict)
     for record in records:
         metrics.record_request(record)
     page = metrics.render_page()
     assert is_metrics_page(page.splitlines()[0])
-    return read_metrics_page(page.decode(), asked)
+    return read_metrics_page(page.decode(), query)
 
 
 both = pytest.mark.parametrize("reading", [read_as_log, read_as_metrics_page])
@@ -102,8 +102,8 @@ def test_means_are_exact_from_both_sources(reading: Reading) -> None:
     means = [
         one.mean() for one in (two.first_token, two.duration, two.per_token, two.completion_tokens)
     ]
-    known = [(mean.n, mean.value) for mean in means if mean is not None]
-    assert known == [(2, 0.25), (2, 3.0), (2, pytest.approx(2.75 / 4)), (2, 5.0)]
+    values = [(mean.n, mean.value) for mean in means if mean is not None]
+    assert values == [(2, 0.25), (2, 3.0), (2, pytest.approx(2.75 / 4)), (2, 5.0)]
 
 
 def test_excluded_requests_are_counted_with_reasons() -> None:
@@ -163,25 +163,27 @@ interlingua_shadow_requests_total{model="chat",version="1"} 1
     assert (seen.variants, seen.models) == ({}, set())
 
 
-ARM = 'model="chat",version="1",split="s"'
-ASKED = f'interlingua_requests_total{{{ARM},protocol="d",backend="b",outcome="ok"}}'
+VERSION_LABELS = 'model="chat",version="1",split="s"'
+REQUESTS_SAMPLE = (
+    f'interlingua_requests_total{{{VERSION_LABELS},protocol="d",backend="b",outcome="ok"}}'
+)
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        f"{ASKED} x\n",
-        f"{ASKED} NaN\n",
-        f"{ASKED} +Inf\n",
-        f"{ASKED} -1\n",
-        f"{ASKED} 1\ninterlingua_lossy_requests_total{{{ARM}}} 2\n",
+        f"{REQUESTS_SAMPLE} x\n",
+        f"{REQUESTS_SAMPLE} NaN\n",
+        f"{REQUESTS_SAMPLE} +Inf\n",
+        f"{REQUESTS_SAMPLE} -1\n",
+        f"{REQUESTS_SAMPLE} 1\ninterlingua_lossy_requests_total{{{VERSION_LABELS}}} 2\n",
         "interlingua_requests_total 1\n",
         'interlingua_requests_total{model="chat"} 1\n',
-        f'interlingua_completion_tokens_bucket{{{ARM},le="4.0"}} 1\n',
-        f'interlingua_completion_tokens_bucket{{{ARM},le="four"}} 1\n',
+        f'interlingua_completion_tokens_bucket{{{VERSION_LABELS},le="4.0"}} 1\n',
+        f'interlingua_completion_tokens_bucket{{{VERSION_LABELS},le="four"}} 1\n',
         (
-            f'interlingua_completion_tokens_bucket{{{ARM},le="4.0"}} 2\n'
-            f'interlingua_completion_tokens_bucket{{{ARM},le="+Inf"}} 1\n'
+            f'interlingua_completion_tokens_bucket{{{VERSION_LABELS},le="4.0"}} 2\n'
+            f'interlingua_completion_tokens_bucket{{{VERSION_LABELS},le="+Inf"}} 1\n'
         ),
     ],
 )
@@ -195,13 +197,13 @@ def test_truncated_metrics_page_is_read_or_rejected() -> None:
     for record in RECORDS:
         metrics.record_request(record)
     page = metrics.render_page().decode()
-    told = 0
+    read_count = 0
     for end in range(0, len(page), 997):
         try:
-            told += len(read_metrics_page(page[:end], CHAT).variants) == 2
+            read_count += len(read_metrics_page(page[:end], CHAT).variants) == 2
         except SourceError:
             continue
-    assert told > 1
+    assert read_count > 1
 
 
 @given(st.lists(st.binary() | st.sampled_from([msgspec.json.encode(one) for one in RECORDS])))

@@ -37,10 +37,10 @@ TRIALS = 2000
 def test_wilson_interval_matches_published_values(
     hits: int, of: int, low: float, high: float
 ) -> None:
-    found = wilson_interval(hits, of, 0.95)
-    assert found.low == pytest.approx(low, abs=5e-5)
-    assert found.high == pytest.approx(high, abs=5e-5)
-    assert found.value == hits / of
+    interval = wilson_interval(hits, of, 0.95)
+    assert interval.low == pytest.approx(low, abs=5e-5)
+    assert interval.high == pytest.approx(high, abs=5e-5)
+    assert interval.value == hits / of
 
 
 @pytest.mark.parametrize(
@@ -56,25 +56,25 @@ def test_wilson_interval_matches_published_values(
 def test_difference_interval_matches_published_newcombe_values(
     b: tuple[int, int], a: tuple[int, int], low: float, high: float
 ) -> None:
-    found = difference_interval(wilson_interval(*a, 0.95), wilson_interval(*b, 0.95))
-    assert found.value == pytest.approx(b[0] / b[1] - a[0] / a[1])
-    assert found.low == pytest.approx(low, abs=5e-5)
-    assert found.high == pytest.approx(high, abs=5e-5)
+    interval = difference_interval(wilson_interval(*a, 0.95), wilson_interval(*b, 0.95))
+    assert interval.value == pytest.approx(b[0] / b[1] - a[0] / a[1])
+    assert interval.low == pytest.approx(low, abs=5e-5)
+    assert interval.high == pytest.approx(high, abs=5e-5)
 
 
 def test_welch_interval_equals_student_for_equal_variances() -> None:
-    found = welch_interval(Mean(10, 5.0, 1.0), Mean(10, 6.0, 1.0), 0.95)
+    interval = welch_interval(Mean(10, 5.0, 1.0), Mean(10, 6.0, 1.0), 0.95)
     half = 2.10092204024096 * math.sqrt(0.2)
-    assert found is not None
-    assert found.value == 1.0
-    assert found.low == pytest.approx(1 - half, abs=1e-6)
-    assert found.high == pytest.approx(1 + half, abs=1e-6)
+    assert interval is not None
+    assert interval.value == 1.0
+    assert interval.low == pytest.approx(1 - half, abs=1e-6)
+    assert interval.high == pytest.approx(1 + half, abs=1e-6)
 
 
 def test_welch_degrees_of_freedom_follow_the_varying_sample() -> None:
-    found = welch_interval(Mean(5, 0.0, 4.0), Mean(10**6, 0.0, 1e-9), 0.95)
-    assert found is not None
-    assert found.high == pytest.approx(2.7764451051978 * math.sqrt(4 / 5), abs=1e-6)
+    interval = welch_interval(Mean(5, 0.0, 4.0), Mean(10**6, 0.0, 1e-9), 0.95)
+    assert interval is not None
+    assert interval.high == pytest.approx(2.7764451051978 * math.sqrt(4 / 5), abs=1e-6)
 
 
 def test_welch_interval_of_constant_samples_has_zero_width() -> None:
@@ -88,27 +88,29 @@ def test_welch_interval_needs_at_least_two_values(few: Mean | None) -> None:
     assert welch_interval(enough, few, 0.95) is None
 
 
-def make_exact_sample(found: list[float]) -> ExactSample:
+def make_exact_sample(values: list[float]) -> ExactSample:
     sample = ExactSample()
-    sample.extend(found)
+    sample.extend(values)
     return sample
 
 
 def test_median_interval_matches_known_values() -> None:
-    found = quantile_interval(make_exact_sample([float(n) for n in range(100, 0, -1)]), 0.5, 0.95)
-    assert found is not None
-    assert found.value == 50.5
-    assert found.low == pytest.approx(40.7, abs=1e-3)
-    assert found.high == pytest.approx(60.3, abs=1e-3)
+    interval = quantile_interval(
+        make_exact_sample([float(n) for n in range(100, 0, -1)]), 0.5, 0.95
+    )
+    assert interval is not None
+    assert interval.value == 50.5
+    assert interval.low == pytest.approx(40.7, abs=1e-3)
+    assert interval.high == pytest.approx(60.3, abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("n", "p", "known"),
+    ("n", "p", "has_interval"),
     [(0, 0.5, False), (3, 0.5, False), (4, 0.5, True), (72, 0.95, False), (74, 0.95, True)],
 )
-def test_quantile_interval_needs_enough_values(n: int, p: float, *, known: bool) -> None:
-    found = quantile_interval(make_exact_sample([float(k) for k in range(n)]), p, 0.95)
-    assert (found is not None) == known
+def test_quantile_interval_needs_enough_values(n: int, p: float, *, has_interval: bool) -> None:
+    interval = quantile_interval(make_exact_sample([float(k) for k in range(n)]), p, 0.95)
+    assert (interval is not None) == has_interval
 
 
 def test_interval_excludes_zero() -> None:
@@ -133,8 +135,8 @@ def compute_tolerance(trials: int) -> float:
     return 4 * math.sqrt(0.95 * 0.05 / trials)
 
 
-def compute_coverage(found: list[Interval], truth: float) -> float:
-    return sum(one.low <= truth <= one.high for one in found) / len(found)
+def compute_coverage(intervals: list[Interval], truth: float) -> float:
+    return sum(one.low <= truth <= one.high for one in intervals) / len(intervals)
 
 
 def test_newcombe_interval_has_its_nominal_coverage() -> None:
@@ -143,13 +145,13 @@ def test_newcombe_interval_has_its_nominal_coverage() -> None:
     def hits(of: int, share: float) -> int:
         return sum(luck.random() < share for _ in range(of))
 
-    found = [
+    intervals = [
         difference_interval(
             wilson_interval(hits(120, 0.1), 120, 0.95), wilson_interval(hits(40, 0.25), 40, 0.95)
         )
         for _ in range(TRIALS)
     ]
-    assert compute_coverage(found, 0.15) == pytest.approx(0.95, abs=compute_tolerance(TRIALS))
+    assert compute_coverage(intervals, 0.15) == pytest.approx(0.95, abs=compute_tolerance(TRIALS))
 
 
 def test_welch_interval_has_its_nominal_coverage() -> None:
@@ -158,10 +160,10 @@ def test_welch_interval_has_its_nominal_coverage() -> None:
     def drawn(n: int, mean: float, spread: float) -> Mean | None:
         return make_exact_sample([luck.gauss(mean, spread) for _ in range(n)]).mean()
 
-    found = [welch_interval(drawn(8, 0.0, 1.0), drawn(25, 2.0, 4.0), 0.95) for _ in range(500)]
-    known = [one for one in found if one is not None]
-    assert len(known) == 500
-    assert compute_coverage(known, 2.0) == pytest.approx(0.95, abs=compute_tolerance(500))
+    intervals = [welch_interval(drawn(8, 0.0, 1.0), drawn(25, 2.0, 4.0), 0.95) for _ in range(500)]
+    computed = [one for one in intervals if one is not None]
+    assert len(computed) == 500
+    assert compute_coverage(computed, 2.0) == pytest.approx(0.95, abs=compute_tolerance(500))
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9])
@@ -170,25 +172,25 @@ def test_quantile_difference_interval_has_its_nominal_coverage(p: float) -> None
     truth = -math.log(1 - p)
 
     def drawn(n: int, scale: float) -> Interval:
-        found = quantile_interval(
+        interval = quantile_interval(
             make_exact_sample([scale * luck.expovariate(1.0) for _ in range(n)]), p, 0.95
         )
-        assert found is not None
-        return found
+        assert interval is not None
+        return interval
 
-    found = [difference_interval(drawn(150, 1.0), drawn(60, 2.0)) for _ in range(TRIALS)]
-    assert compute_coverage(found, truth) == pytest.approx(
+    intervals = [difference_interval(drawn(150, 1.0), drawn(60, 2.0)) for _ in range(TRIALS)]
+    assert compute_coverage(intervals, truth) == pytest.approx(
         0.955, abs=compute_tolerance(TRIALS) + 0.005
     )
 
 
 def test_chi_square_test_has_its_nominal_false_positive_rate() -> None:
     luck = random.Random(4)
-    found = []
+    p_values = []
     for _ in range(TRIALS):
         b = sum(luck.random() < 0.1 for _ in range(200))
-        found.append(chi_square_p_value([200 - b, b], [90, 10]) < 0.05)
-    assert sum(found) / TRIALS == pytest.approx(0.05, abs=compute_tolerance(TRIALS))
+        p_values.append(chi_square_p_value([200 - b, b], [90, 10]) < 0.05)
+    assert sum(p_values) / TRIALS == pytest.approx(0.05, abs=compute_tolerance(TRIALS))
 
 
 # --- distributions, against tabulated values ------------------------------------------------------

@@ -41,7 +41,7 @@ def record(number: int, rng: random.Random, **fields: Any) -> RecordedRequest:
         text="" if calls else "{}", tool_calls=calls, finish_reason="eos"
     )
     speed = rng.lognormvariate(0, 0.4) * fields.pop("slower", 1.0)
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "status": 200,
         "stream": True,
         "request": BODY,
@@ -49,7 +49,7 @@ def record(number: int, rng: random.Random, **fields: Any) -> RecordedRequest:
         "usage": RecordedUsage(9, 1 + int(rng.expovariate(0.02)), "worker"),
         "timing": RecordedTiming(first_token=0.1 * speed, duration=speed),
     }
-    return RecordedRequest(id=f"r{number}", at=float(number), **(given | fields))
+    return RecordedRequest(id=f"r{number}", at=float(number), **(values | fields))
 
 
 def make_side(seed: int, count: int = 150, **fields: Any) -> list[RecordedRequest]:

@@ -27,8 +27,8 @@ def record(
     body: Any = None, choice: RecordedChoice | None = None, **fields: Any
 ) -> RecordedRequest:
     answer = RecordedAnswer([choice or RecordedChoice(text="Hello", finish_reason="eos")])
-    given: dict[str, Any] = {"status": 200, "outcome": "ok", "request": body, "answer": answer}
-    return RecordedRequest(id="r", at=1.0, **(given | fields))
+    values: dict[str, Any] = {"status": 200, "outcome": "ok", "request": body, "answer": answer}
+    return RecordedRequest(id="r", at=1.0, **(values | fields))
 
 
 def test_response_is_measured() -> None:

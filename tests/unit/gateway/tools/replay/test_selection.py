@@ -16,7 +16,7 @@ from gateway.tools.replay.selection import (
 
 
 def record(number: int, **fields: Any) -> RecordedRequest:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "id": f"r{number}",
         "at": float(number),
         "model": "chat",
@@ -24,7 +24,7 @@ def record(number: int, **fields: Any) -> RecordedRequest:
         "request": {"model": "chat"},
         "usage": RecordedUsage(100, 10, "worker"),
     }
-    return RecordedRequest(**(given | fields))
+    return RecordedRequest(**(values | fields))
 
 
 def ids(selection: Selection) -> list[str]:

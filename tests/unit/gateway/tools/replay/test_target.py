@@ -51,9 +51,9 @@ def build(to: str | None = "chat@2", models: tuple[str, ...] = ("chat", "gone"))
 
 
 def record(path: str, body: Any, **fields: Any) -> RecordedRequest:
-    given: dict[str, Any] = {"protocol": "openai", "model": "chat", "key": "web"}
+    values: dict[str, Any] = {"protocol": "openai", "model": "chat", "key": "web"}
     return RecordedRequest(
-        id="r1", at=1.0, method="POST", path=path, request=body, **(given | fields)
+        id="r1", at=1.0, method="POST", path=path, request=body, **(values | fields)
     )
 
 

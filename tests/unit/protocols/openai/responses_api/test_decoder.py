@@ -63,8 +63,8 @@ def write(*events: Any) -> bytes:
 
 def decode(*events: Any) -> list[Event]:
     decoder = ResponsesDecoder(REQUEST)
-    found = list(decoder.feed(write(*events)))
-    return [*found, *decoder.close()]
+    decoded = list(decoder.feed(write(*events)))
+    return [*decoded, *decoder.close()]
 
 
 def contents(events: Sequence[Event]) -> list[Event]:
@@ -97,7 +97,7 @@ def test_stream_with_all_kinds_of_items_is_read_back() -> None:
         ToolCallDelta(0, 3, '{"query":"q"}'),
         *end("tool_calls"),
     ]
-    given: Any = {
+    fields: Any = {
         "include": ["message.output_text.logprobs"],
         "tools": [
             {"type": "function", "name": "f"},
@@ -106,28 +106,28 @@ def test_stream_with_all_kinds_of_items_is_read_back() -> None:
             {"type": "tool_search", "execution": "client"},
         ],
     }
-    wire = create_encoder(**given).encode_events(events)
-    unary = create_encoder(**given).encode_unary(aggregate(events)).body
+    wire = create_encoder(**fields).encode_events(events)
+    unary = create_encoder(**fields).encode_unary(aggregate(events)).body
     request = msgspec.structs.replace(REQUEST, logprobs=LogprobsOptions(1))
 
     for body in (wire, unary):
         for size in (7, len(body)):
             decoder = ResponsesDecoder(request)
-            found: list[Event] = []
+            decoded: list[Event] = []
             for start in range(0, len(body), size):
-                found += decoder.feed(body[start : start + size])
-            found += decoder.close()
-            assert summarize(aggregate(found)) == summarize(aggregate(events))
+                decoded += decoder.feed(body[start : start + size])
+            decoded += decoder.close()
+            assert summarize(aggregate(decoded)) == summarize(aggregate(events))
 
 
 def test_metadata_comes_once() -> None:
     created = event("created", response={"id": "r", "model": "w", "created_at": 7})
 
-    found = decode(created, event("in_progress"), finish(TEXT))
+    events = decode(created, event("in_progress"), finish(TEXT))
 
-    assert found[0] == ResponseMetadata("w", None, "r", 7)
-    assert sum(isinstance(one, ResponseMetadata) for one in found) == 1
-    assert found[-2:] == [Usage(2, 3, 1, 1), StreamEnd()]
+    assert events[0] == ResponseMetadata("w", None, "r", 7)
+    assert sum(isinstance(one, ResponseMetadata) for one in events) == 1
+    assert events[-2:] == [Usage(2, 3, 1, 1), StreamEnd()]
 
 
 @pytest.mark.parametrize(
@@ -169,19 +169,19 @@ def test_calls_are_complete(events: list[Any]) -> None:
 
 
 def test_deltas_win_over_other_final_arguments() -> None:
-    found = decode(
+    events = decode(
         event("output_item.added", item=CALL, output_index=0),
         event("function_call_arguments.delta", output_index=0, delta="[]"),
         finish(CALL),
     )
 
-    assert aggregate(found).choices[0].tool_calls[0].arguments == "[]"
+    assert aggregate(events).choices[0].tool_calls[0].arguments == "[]"
 
 
 def test_call_without_id_gets_one() -> None:
-    found = decode(finish({"type": "function_call", "name": "f"}))
+    events = decode(finish({"type": "function_call", "name": "f"}))
 
-    assert found[1] == ToolCallStart(0, 0, "call_0_0", "f")
+    assert events[1] == ToolCallStart(0, 0, "call_0_0", "f")
 
 
 def test_call_without_name_is_an_error() -> None:
@@ -197,9 +197,9 @@ def test_reasoning_from_content_or_summary() -> None:
         event("reasoning_summary_text.delta", output_index=3, delta="d"),
     ]
 
-    found = decode(*deltas, finish(content, summary))
+    events = decode(*deltas, finish(content, summary))
 
-    assert [one.text for one in contents(found) if isinstance(one, ReasoningDelta)] == list("cdab")
+    assert [one.text for one in contents(events) if isinstance(one, ReasoningDelta)] == list("cdab")
 
 
 def test_refusal_and_unknown_parts() -> None:
@@ -209,14 +209,14 @@ def test_refusal_and_unknown_parts() -> None:
 
 
 def test_items_of_hosted_tools_are_kept_as_they_are() -> None:
-    found = decode(
+    events = decode(
         event("web_search_call.searching", output_index=0),
         event("output_item.done", output_index=0, item=SEARCH),
         event("output_item.done", output_index=0, item=SEARCH),
         finish(SEARCH, TEXT),
     )
 
-    assert contents(found) == [
+    assert contents(events) == [
         HostedToolCall("web_search_call", Raw(msgspec.json.encode(SEARCH))),
         TextDelta("ab"),
     ]
@@ -264,9 +264,9 @@ def test_items_of_hosted_tools_reach_clients_of_the_same_api(
     ],
 )
 def test_incomplete_response(details: Any, reason: str) -> None:
-    found = decode(finish(TEXT, kind="incomplete", incomplete_details=details))
+    events = decode(finish(TEXT, kind="incomplete", incomplete_details=details))
 
-    assert aggregate(found).choices[0].finish_reason == reason
+    assert aggregate(events).choices[0].finish_reason == reason
 
 
 def test_events_after_the_end_and_markers_are_ignored() -> None:
@@ -302,9 +302,9 @@ def test_errors_in_a_stream(events: list[Any], kind: type[GatewayError]) -> None
 def test_error_after_text_comes_after_the_text() -> None:
     decoder = ResponsesDecoder(REQUEST)
 
-    found = decoder.feed(write(event("output_text.delta", delta="a")) + b"data: {\n\n")
+    events = decoder.feed(write(event("output_text.delta", delta="a")) + b"data: {\n\n")
 
-    assert contents(found) == [TextDelta("a")]
+    assert contents(events) == [TextDelta("a")]
     with pytest.raises(WorkerFailed):
         decoder.feed(b"")
     with pytest.raises(WorkerFailed):

@@ -41,7 +41,7 @@ def assistant(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": content, "status": "completed"}
 
 
-def thought(text: str, **more: Any) -> dict[str, Any]:
+def make_reasoning(text: str, **more: Any) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": text}]
     return {"type": "reasoning", "summary": [], "content": content} | more
 
@@ -86,7 +86,7 @@ def test_items_of_the_assistant_are_one_message() -> None:
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
 
     [_, message, first, second] = read(
-        USER, thought("hm"), assistant("a"), assistant("b"), refusal, call("1"), call("2"),
+        USER, make_reasoning("hm"), assistant("a"), assistant("b"), refusal, call("1"), call("2"),
         output("2"), output("1", "43"),
     )  # fmt: skip
 
@@ -154,8 +154,8 @@ def test_custom_and_search_calls() -> None:
 
 def test_reasoning_is_read_from_its_summary_or_its_sealed_content() -> None:
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
-    sealed = thought("", encrypted_content=seal_reasoning("sealed", "sig"))
-    foreign = thought("clear", encrypted_content="gAAAA")
+    sealed = make_reasoning("", encrypted_content=seal_reasoning("sealed", "sig"))
+    foreign = make_reasoning("clear", encrypted_content="gAAAA")
 
     [message] = read(summary, sealed, foreign, {"type": "reasoning"}, assistant("a"))
 
@@ -172,7 +172,7 @@ def test_foreign_sealed_content_is_ignored(sealed: str) -> None:
 
 
 def test_reasoning_alone_is_no_message() -> None:
-    assert read(USER, thought("hm")) == read(USER)
+    assert read(USER, make_reasoning("hm")) == read(USER)
 
 
 def test_references_are_resolved() -> None:
@@ -219,8 +219,8 @@ def test_items_of_hosted_tools_and_tool_lists_add_no_message() -> None:
          "input[0].content[0].file_url"),
         (call("1") | {"call_id": None}, "input[0].call_id"),
         (output("1"), "input"),
-        (thought("") | {"content": 5}, "input[0].content"),
-        (thought("") | {"content": [5]}, "input[0].content[0]"),
+        (make_reasoning("") | {"content": 5}, "input[0].content"),
+        (make_reasoning("") | {"content": [5]}, "input[0].content[0]"),
     ],
 )  # fmt: skip
 def test_invalid_items_name_the_field(item: Any, param: str) -> None:

@@ -19,13 +19,13 @@ from protocols.openai.responses_api.requests import References, ResponsesRequest
 F = {"type": "function", "name": "f"}
 
 
-def read(**given: Any) -> ResponsesRequest:
+def read(**fields: Any) -> ResponsesRequest:
     options = {
-        name: given.pop(name)
+        name: fields.pop(name)
         for name in ("references", "unknown", "allows_hosted", "timeout")
-        if name in given
+        if name in fields
     }
-    body = {"model": "m", "input": "hi"} | given
+    body = {"model": "m", "input": "hi"} | fields
     return read_request({k: Raw(msgspec.json.encode(v)) for k, v in body.items()}, **options)
 
 
@@ -221,7 +221,7 @@ def test_chat_requests_get_a_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("fields", "param"),
     [
         ({"model": ""}, "model"),
         ({"input": None}, "input"),
@@ -240,9 +240,9 @@ def test_chat_requests_get_a_hint() -> None:
         ({"temperature": 3}, "temperature"),
     ],
 )
-def test_invalid_fields_are_named(given: Any, param: str) -> None:
+def test_invalid_fields_are_named(fields: Any, param: str) -> None:
     with pytest.raises(ClientError) as caught:
-        read(**given)
+        read(**fields)
 
     assert caught.value.param == param
 

@@ -52,8 +52,8 @@ SEARCH = {"type": "tool_search", "execution": "client"}
 REFERENCES = References(None, {}, enabled=True)
 
 
-def create_encoder(**given: Any) -> ResponsesEncoder:
-    body = {"model": "m", "input": "hi"} | given
+def create_encoder(**options: Any) -> ResponsesEncoder:
+    body = {"model": "m", "input": "hi"} | options
     fields = {name: Raw(msgspec.json.encode(value)) for name, value in body.items()}
     about = ResponseContext("r", 1_700_000_000, "m", "1", "w", lambda: 0.0)
     return ResponsesEncoder(read_request(fields, REFERENCES), about, lambda _=(): (("x", "y"),))
@@ -68,18 +68,18 @@ def call(index: int, name: str, *pieces: str, kind: str = "function") -> list[Ev
     return [start, *(ToolCallDelta(0, index, piece) for piece in pieces)]
 
 
-def stream(events: Sequence[Event], **given: Any) -> list[dict[str, Any]]:
+def stream(events: Sequence[Event], **fields: Any) -> list[dict[str, Any]]:
     """The events of a stream, each valid for OpenAI's client, and the same response as unary."""
-    encoder = create_encoder(**given)
+    encoder = create_encoder(**fields)
     wire = encoder.encode_events(events)
-    found = read_events(Response(200, {}, wire))
-    check_order(found)
-    for event in found:
+    read = read_events(Response(200, {}, wire))
+    check_order(read)
+    for event in read:
         _EVENT.validate_python(event)
-    whole = msgspec.json.decode(create_encoder(**given).encode_unary(aggregate(events)).body)
+    whole = msgspec.json.decode(create_encoder(**fields).encode_unary(aggregate(events)).body)
     SdkResponse.model_validate(whole)
-    assert simplify(whole) == simplify(found[-1]["response"])
-    return found
+    assert simplify(whole) == simplify(read[-1]["response"])
+    return read
 
 
 def simplify(response: dict[str, Any]) -> Any:
@@ -88,8 +88,8 @@ def simplify(response: dict[str, Any]) -> Any:
     return {k: v for k, v in response.items() if k != "id"} | {"output": items}
 
 
-def final_output(events: Sequence[Event], **given: Any) -> list[dict[str, Any]]:
-    output: list[dict[str, Any]] = stream(events, **given)[-1]["response"]["output"]
+def final_output(events: Sequence[Event], **fields: Any) -> list[dict[str, Any]]:
+    output: list[dict[str, Any]] = stream(events, **fields)[-1]["response"]["output"]
     return output
 
 
@@ -149,11 +149,11 @@ def test_reasoning_is_an_item_of_its_own(reasoning: Any) -> None:
     assert "encrypted_content" not in first
 
 
-@pytest.mark.parametrize("given", [{"store": False}, {"include": ["reasoning.encrypted_content"]}])
-def test_reasoning_is_sealed_with_its_signature(given: Any) -> None:
+@pytest.mark.parametrize("fields", [{"store": False}, {"include": ["reasoning.encrypted_content"]}])
+def test_reasoning_is_sealed_with_its_signature(fields: Any) -> None:
     events: list[Event] = [ReasoningDelta("hm"), ReasoningDelta("", signature="s"), *end()]
 
-    [item] = final_output(events, **given)
+    [item] = final_output(events, **fields)
 
     part = open_reasoning(item["encrypted_content"])
     assert part is not None
@@ -176,10 +176,10 @@ def test_text_after_reasoning_in_turns() -> None:
     encoder = create_encoder()
     events = [TextDelta("a"), ReasoningDelta("hm"), TextDelta("b"), *end()]
 
-    found = read_events(Response(200, {}, encoder.encode_events(events)))
+    read = read_events(Response(200, {}, encoder.encode_events(events)))
 
-    check_order(found)
-    kinds = [item["type"] for item in found[-1]["response"]["output"]]
+    check_order(read)
+    kinds = [item["type"] for item in read[-1]["response"]["output"]]
     assert kinds == ["message", "reasoning", "message"]
 
 
@@ -196,10 +196,10 @@ def test_calls_do_not_overlap() -> None:
     ]
     encoder = create_encoder(tools=[F, SPACE])
 
-    found = read_events(Response(200, {}, encoder.encode_events(interleaved)))
+    events = read_events(Response(200, {}, encoder.encode_events(interleaved)))
 
-    check_order(found)
-    _, first, second, third = found[-1]["response"]["output"]
+    check_order(events)
+    _, first, second, third = events[-1]["response"]["output"]
     assert (first["name"], first["arguments"]) == ("f", "{}")
     assert (second["name"], second["namespace"], second["arguments"]) == ("f", "n", "[1]")
     assert third["arguments"] == "{}"  # the worker sent none
@@ -233,11 +233,11 @@ def test_custom_call_that_waits_for_another() -> None:
 def test_tool_search_call(text: str, wanted: Any) -> None:
     encoder = create_encoder(tools=[SEARCH])
 
-    found = read_events(
+    events = read_events(
         Response(200, {}, encoder.encode_events([*call(0, "tool_search", text), *end()]))
     )
 
-    [item] = found[-1]["response"]["output"]
+    [item] = events[-1]["response"]["output"]
     assert (item["type"], item["execution"]) == ("tool_search_call", "client")
     assert item["arguments"] == wanted
 
@@ -289,16 +289,16 @@ def test_failure_leaves_out_an_open_call() -> None:
 
 
 def test_request_is_repeated() -> None:
-    given = {
+    fields = {
         "temperature": 0.5, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1,
         "instructions": "i", "tools": [F], "tool_choice": "auto", "metadata": {"a": "b"},
         "text": {"format": {"type": "text"}, "verbosity": "low"}, "service_tier": "flex",
         "reasoning": {"effort": "low", "generate_summary": "auto"}, "max_tool_calls": 2,
     }  # fmt: skip
 
-    response = stream([TextDelta("a"), *end()], **given)[-1]["response"]
+    response = stream([TextDelta("a"), *end()], **fields)[-1]["response"]
 
-    wanted = given | {
+    wanted = fields | {
         "reasoning": {"effort": "low", "summary": "auto"},
         "service_tier": "default",
     }

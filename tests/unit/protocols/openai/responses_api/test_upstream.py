@@ -261,8 +261,8 @@ def forwarded(adapter: OpenAI = ORIGINAL, **body: Any) -> dict[str, Any]:
     prepared = prepare(adapter, **body)
     assert prepared is not None
     assert prepared.upstream_request.path == "/v1/responses"
-    found: dict[str, Any] = msgspec.json.decode(prepared.upstream_request.body)
-    return found
+    sent: dict[str, Any] = msgspec.json.decode(prepared.upstream_request.body)
+    return sent
 
 
 def test_own_request_is_forwarded_with_the_whole_conversation() -> None:
