@@ -120,9 +120,11 @@ class CallFormat(Struct, frozen=True):
             parts.append(f"{_number(head, index)}{arguments}{_number(tail, index)}")
         return f"{self.section_prefix}{self.call_separator.join(parts)}{self.section_suffix}"
 
-    def describe_call(self, name: str, arguments: str) -> str:
-        """A call with a placeholder instead of its arguments, for a prompt."""
-        call = f"{self.call_prefix}{name}{self.name_separator}{arguments}{self.call_suffix}"
+    def describe_call(self) -> str:
+        """A call with placeholders, for a prompt."""
+        is_json = isinstance(self.arguments, JsonArguments)
+        arguments = "{ARGUMENTS}" if is_json else self.arguments.write('{"KEY": "VALUE"}')
+        call = f"{self.call_prefix}NAME{self.name_separator}{arguments}{self.call_suffix}"
         return _number(f"{self.section_prefix}{call}{self.section_suffix}", 0)
 
     # --- reading --------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ class ChatTurn(Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     calls: tuple[FunctionCall, ...] = ()
     call_id: str | None = None
+    reasoning: str = ""
 
 
 class PromptInput(Struct, frozen=True, omit_defaults=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from backends.torch.call_formats import CallFormat, FunctionSchemas, ParsedCall, has_sign
 from backends.torch.detokenizer import OutputToken, ReadyText, count_overlap
-from backends.torch.tool_calls import (
+from backends.torch.parsed_output import (
     ParsedCallArguments,
     ParsedCallStart,
     ParsedOutput,

@@ -20,17 +20,16 @@ from backends.torch.ipc import (
 )
 from backends.torch.kv_cache import SequenceCache
 from backends.torch.output_formats import OutputParser, OutputRules
-from backends.torch.rejection import RequestRejectedError
-from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
-from backends.torch.structured_output import GrammarState
-from backends.torch.tool_calls import (
+from backends.torch.parsed_output import (
     ParsedCallArguments,
     ParsedCallStart,
     ParsedOutput,
     ParsedReasoning,
-    ResponseTemplateParser,
-    ResponseTemplateRules,
 )
+from backends.torch.rejection import RequestRejectedError
+from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
+from backends.torch.structured_output import GrammarState
+from backends.torch.tool_calls import ResponseTemplateParser, ResponseTemplateRules
 
 StopReason = Literal["eos", "stop", "length", "tool_calls"]
 ChoiceEvent = TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent | ChoiceEndEvent

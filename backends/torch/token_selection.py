@@ -59,7 +59,6 @@ from backends.torch.tokenization import InputProcessor
 from backends.torch.tool_calls import (
     ResponseTemplateRules,
     build_function_schema,
-    detect_call_format,
     get_response_template,
 )
 
@@ -95,12 +94,12 @@ class GrammarManager:
     def start_compilation(self, request: EngineRequest) -> bool:
         """Whether the request must wait for its grammar. Raises RequestRejectedError."""
         command = request.command
-        calls = self._detect_call_format(command)
+        calls = self._find_call_format(command)
         if command.output_format is None and command.function_choice is None:
             if command.input.turns:
                 request.parser_rules = self._make_output_rules(request, None)
             return False
-        if self._response_template is not None and _is_unconstrained(command):
+        if self._parses_by_template(command):
             request.parser_rules = self._make_template_rules(request, self._response_template)
             return False
         if _is_unconstrained(command) and calls is not None and not calls.constrains_free_choice:
@@ -158,11 +157,27 @@ class GrammarManager:
         """Remove a request that has been cancelled."""
         self._waiting.pop(request, None)
 
-    def _detect_call_format(self, command: GenerateCommand) -> CallFormat | None:
-        """The format of calls in the output; None if no function may be called."""
+    def _find_call_format(self, command: GenerateCommand) -> CallFormat | None:
+        """The format of calls in the output; None if no function may be called.
+
+        Raises RequestRejectedError if the format is not known.
+        """
         if command.function_choice is None:
             return None
-        return detect_call_format(self._input_processor.get_chat_template(command.input))
+        template = self._input_processor.get_chat_template(command.input)
+        features = self._input_processor.get_features(template)
+        if features.call_format is None and not self._parses_by_template(command):
+            raise RequestRejectedError(
+                "unsupported",
+                f"tool calls of this model are not understood: {features.problem}; "
+                "tool_choice must be none",
+                param="tools",
+            )
+        return features.call_format
+
+    def _parses_by_template(self, command: GenerateCommand) -> bool:
+        """Whether the tokenizer's response template parses the output."""
+        return self._response_template is not None and _is_unconstrained(command)
 
     def _make_output_rules(
         self, request: EngineRequest, calls: CallFormat | None

@@ -3,6 +3,7 @@
 Invalid requests are rejected here, before they take a slot.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,6 @@ from backends.torch.ipc import (
     ChatTurn,
     EngineEvent,
     EngineSamplingParams,
-    FunctionDefinition,
     GenerateCommand,
     PromptInput,
     RequestFailedEvent,
@@ -23,12 +23,10 @@ from backends.torch.ipc import (
 )
 from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.sampling import SamplingRules
+from backends.torch.template_features import TemplateFeatures, inspect_template
 from backends.torch.tool_calls import (
     build_function_schema,
     build_messages,
-    build_plain_messages,
-    detect_call_format,
-    supports_functions,
 )
 
 T = TypeVar("T")
@@ -145,6 +143,8 @@ class InputProcessor:
         self._defaults = defaults
         """The model's own ``temperature``, ``top_p`` and ``top_k``."""
         self._longest_token = measure_longest_token(tokenizer)
+        self._features: dict[str, TemplateFeatures] = {}
+        """By chat template; the least recently used are evicted."""
 
     # --- prompts --------------------------------------------------------------------------------
 
@@ -236,7 +236,13 @@ class InputProcessor:
     def _tokenize_chat(self, prompt_input: PromptInput, turns: Sequence[ChatTurn]) -> list[int]:
         try:
             template = self.get_chat_template(prompt_input)
-            messages, tools = _build_conversation(turns, prompt_input.functions, template)
+            features = self.get_features(template)
+            functions = prompt_input.functions
+            messages = list(build_messages(turns, functions, features))
+            shown = functions if features.shows_functions else ()
+            tools = [
+                {"type": "function", "function": build_function_schema(one)} for one in shown
+            ] or None
             arguments = msgspec.json.decode(prompt_input.template_arguments, type=dict[str, Any])
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -260,6 +266,24 @@ class InputProcessor:
         special = prompt_input.special_tokens is True
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+    def get_features(self, template: str) -> TemplateFeatures:
+        """What a chat template supports."""
+        features = self._features.pop(template, None)
+        if features is None:
+            features = inspect_template(
+                template,
+                functools.partial(
+                    self._tokenizer.apply_chat_template,
+                    chat_template=template,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                ),
+            )
+        self._features[template] = features
+        while len(self._features) > _MAX_TEMPLATES:
+            del self._features[next(iter(self._features))]
+        return features
 
     def get_chat_template(self, prompt_input: PromptInput) -> str:
         """The chat template for this input. Raises RequestRejectedError when there is none."""
@@ -341,17 +365,6 @@ class InputProcessor:
                 )
 
 
-def _build_conversation(
-    turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], template: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools in the form that the template expects."""
-    family = detect_call_format(template)
-    if not supports_functions(template):
-        return list(build_plain_messages(turns, functions, family)), None
-    tools = [{"type": "function", "function": build_function_schema(one)} for one in functions]
-    return list(build_messages(turns, family)), tools or None
-
-
 _RESERVED_TEMPLATE_ARGUMENTS = frozenset(
     {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message",
      "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "padding", "truncation",
@@ -359,6 +372,8 @@ _RESERVED_TEMPLATE_ARGUMENTS = frozenset(
 )  # fmt: skip
 """Arguments of ``apply_chat_template`` that template variables must not replace."""
 
+_MAX_TEMPLATES = 16
+"""Templates whose features are remembered."""
 _CALL_COST = 64
 """Characters that take as long to tokenize as a call of the tokenizer takes by itself."""
 MAX_WORDS = 1024

@@ -1,31 +1,27 @@
 """Tool calls in conversations, and what is parsed from an output.
 
-If a template does not support tools, the functions are listed in the system message, and calls and
-results are written as text in the Hermes format.
+What a chat template does not show is written as text: functions are listed in the system message,
+and calls are part of their message, in the family's format if it has one, else in that of Hermes.
 """
 
 import logging
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from backends.torch.call_formats import HERMES_FORMAT, CallFormat, detect_by_sign
+from backends.torch.call_formats import HERMES_FORMAT, PARSE_ERRORS, CallFormat
 from backends.torch.detokenizer import OutputToken, ReadyText
-from backends.torch.ipc import ChatTurn, FunctionDefinition
-
-
-def detect_call_format(template: str) -> CallFormat:
-    """The format of calls for a chat template; Hermes if it is none of the others."""
-    return (detect_by_sign(template) if supports_functions(template) else None) or HERMES_FORMAT
-
-
-def supports_functions(template: str) -> bool:
-    """Whether a chat template supports tools."""
-    return "tools" in template
-
+from backends.torch.ipc import ChatTurn, FunctionCall, FunctionDefinition
+from backends.torch.parsed_output import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ParsedReasoning,
+    make_call_id,
+)
+from backends.torch.template_features import TemplateFeatures
 
 # --- conversations ------------------------------------------------------------------------------
 
@@ -38,59 +34,65 @@ def build_function_schema(function: FunctionDefinition) -> dict[str, Any]:
     return {**schema, "parameters": msgspec.json.decode(function.parameters)}
 
 
-def build_messages(turns: Sequence[ChatTurn], call_format: CallFormat) -> Iterator[dict[str, Any]]:
-    """The messages for a chat template that supports tools."""
-    for turn in turns:
-        message = _build_message(turn)
-        if turn.calls:
+def build_messages(
+    turns: Sequence[ChatTurn],
+    functions: Sequence[FunctionDefinition],
+    features: TemplateFeatures,
+) -> Iterator[dict[str, Any]]:
+    """The messages for a chat template; what it would not show of tools becomes text."""
+    messages = list(turns)
+    call_format = features.call_format or HERMES_FORMAT
+    if functions and not features.shows_functions:
+        is_first = bool(messages) and messages[0].role == "system"
+        first = messages.pop(0).content + "\n\n" if is_first else ""
+        yield {"role": "system", "content": first + _describe_functions(functions, call_format)}
+    for turn in messages:
+        message = _build_message(turn, features)
+        if turn.role == "tool" and not features.shows_results:
+            content = f"<tool_response>\n{turn.content}\n</tool_response>"
+            message = {"role": "user", "content": content}
+        elif turn.calls and features.writes_calls:
             message["tool_calls"] = [
-                {
-                    "id": _make_call_id(call.id, call_format),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": _parse_arguments(call.arguments)},
-                }
+                _build_call(call, call_format, as_text=features.text_arguments)
                 for call in turn.calls
             ]
-        if turn.call_id is not None:
+        elif turn.calls:
+            calls_text = _format_calls(turn.calls, call_format)
+            message["content"] = "\n".join(filter(None, (turn.content, calls_text)))
+        if turn.call_id is not None and message["role"] == "tool":
             message["tool_call_id"] = _make_call_id(turn.call_id, call_format)
         yield message
 
 
-def build_plain_messages(
-    turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], call_format: CallFormat
-) -> Iterator[dict[str, Any]]:
-    """The messages for a chat template without tool support: calls and results become text."""
-    messages = list(turns)
-    if functions:
-        description = _describe_functions(functions, call_format)
-        first = (
-            messages.pop(0).content + "\n\n" if messages and messages[0].role == "system" else ""
-        )
-        yield {"role": "system", "content": first + description}
-    for turn in messages:
-        if turn.role == "tool":
-            content = f"<tool_response>\n{turn.content}\n</tool_response>"
-            yield {"role": "user", "content": content}
-        elif turn.calls:
-            calls_text = call_format.format_calls(turn.calls)
-            yield {
-                **_build_message(turn),
-                "content": "\n".join(filter(None, (turn.content, calls_text))),
-            }
-        else:
-            yield _build_message(turn)
+def _build_call(call: FunctionCall, call_format: CallFormat, *, as_text: bool) -> dict[str, Any]:
+    arguments = call.arguments if as_text else _parse_arguments(call.arguments)
+    return {
+        "id": _make_call_id(call.id, call_format),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _format_calls(calls: Sequence[FunctionCall], call_format: CallFormat) -> str:
+    """The calls as the model writes them; in Hermes' format if their arguments are no object."""
+    try:
+        return call_format.format_calls(calls)
+    except PARSE_ERRORS:
+        return HERMES_FORMAT.format_calls(calls)
 
 
 def _describe_functions(functions: Sequence[FunctionDefinition], call_format: CallFormat) -> str:
     definitions = "\n".join(
         msgspec.json.encode(build_function_schema(function)).decode() for function in functions
     )
-    example = call_format.describe_call("NAME", "{ARGUMENTS}")
+    example = call_format.describe_call()
     return f"You can call these functions:\n{definitions}\nTo call one, write:\n{example}"
 
 
-def _build_message(turn: ChatTurn) -> dict[str, Any]:
+def _build_message(turn: ChatTurn, features: TemplateFeatures) -> dict[str, Any]:
     message = {"role": turn.role, "content": turn.content}
+    if turn.reasoning and features.reasoning_key is not None:
+        message[features.reasoning_key] = turn.reasoning
     return message if turn.name is None else {**message, "name": turn.name}
 
 
@@ -108,41 +110,6 @@ def _make_call_id(call_id: str, call_format: CallFormat) -> str:
         return call_id
     plain_id = "".join(c for c in call_id if c.isascii() and c.isalnum())
     return plain_id[-call_format.id_length :].rjust(call_format.id_length, "0")
-
-
-# What is parsed from a choice's output.
-
-
-class ParsedCallStart(NamedTuple):
-    """The start of a tool call; ``tokens``: tokens since the previous output."""
-
-    call: int
-    id: str
-    name: str
-    tokens: int
-
-
-class ParsedCallArguments(NamedTuple):
-    """A fragment of the current call's arguments; ``tokens``: tokens since the previous output."""
-
-    call: int
-    text: str
-    tokens: int
-
-
-class ParsedReasoning(NamedTuple):
-    """A fragment of reasoning; ``tokens``: tokens since the previous output."""
-
-    text: str
-    tokens: int
-
-
-ParsedOutput = ReadyText | ParsedCallStart | ParsedCallArguments | ParsedReasoning
-
-
-def make_call_id() -> str:
-    """A random id for a call."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 # Output parsing with the response template of a tokenizer, which describes the model's own format.

@@ -29,15 +29,15 @@ from backends.torch.ipc import (
     ToolCallEvent,
 )
 from backends.torch.output_formats import REASONING_MARKS, OutputRules, ReasoningMark
+from backends.torch.parsed_output import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedReasoning,
+)
 from backends.torch.structured_output import (
     OutputConstraint,
     _build_grammar_entry,
     build_output_grammar,
-)
-from backends.torch.tool_calls import (
-    ParsedCallArguments,
-    ParsedCallStart,
-    ParsedReasoning,
 )
 from tests.tiny_model import EOS, byte_tokenizer
 

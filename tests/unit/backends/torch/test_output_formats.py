@@ -33,7 +33,11 @@ from backends.torch.output_formats import (
     ReasoningMark,
     detect_reasoning_mark,
 )
-from backends.torch.tool_calls import ParsedCallArguments, ParsedCallStart, ParsedReasoning
+from backends.torch.parsed_output import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedReasoning,
+)
 from protocols.core.request import GenerationRequest, Message, PromptOptions, ReasoningOptions
 
 Drive = Callable[..., Any]

@@ -19,11 +19,13 @@ from backends.torch.ipc import (
     ToolArgumentsEvent,
     ToolCallEvent,
 )
-from backends.torch.tool_calls import (
+from backends.torch.parsed_output import (
     ParsedCallArguments,
     ParsedCallStart,
     ParsedOutput,
     ParsedReasoning,
+)
+from backends.torch.tool_calls import (
     ResponseTemplateRules,
     get_response_template,
 )

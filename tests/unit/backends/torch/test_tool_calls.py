@@ -27,13 +27,13 @@ from backends.torch.ipc import (
     ToolCallEvent,
 )
 from backends.torch.output_formats import OutputParser, OutputRules
-from backends.torch.tool_calls import (
+from backends.torch.parsed_output import (
     ParsedCallArguments,
     ParsedCallStart,
     ParsedOutput,
-    detect_call_format,
-    supports_functions,
 )
+from backends.torch.template_features import inspect_template
+from tests.tiny_model import TEMPLATE, byte_tokenizer
 
 Drive = Callable[..., Any]
 ENFORCED = [one for one in CALL_FORMATS if one.constrains_free_choice]
@@ -66,13 +66,36 @@ SPECIAL = {family: family.trigger if family.trigger.startswith("[") else "" for 
 
 
 def make_template(family: CallFormat) -> str:
-    """A chat template that shows its family, and takes tools."""
+    """A chat template that takes tools, and writes calls as its family does."""
+    prefix, head, separator, suffix = (
+        "{{ " + msgspec.json.encode(text).decode() + " }}"
+        for text in (
+            family.section_prefix, family.call_prefix, family.name_separator, family.call_suffix
+        )
+    )  # fmt: skip
     return (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.id }}:{{ c.function | tojson }}{% endfor %}"
-        "{{ m.tool_call_id or '' }}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}"
-        "{% endfor %}{# " + family.template_sign + " #}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }}:"
+        f"{prefix}{head}{{{{ c.function.name }}}}{separator}"
+        "{{ c.function.arguments | tojson }}"
+        + suffix
+        + "{% endfor %}{{ m.tool_call_id or '' }}{% endfor %}{% for t in tools or [] %}"
+        "{{ t | tojson }}{% endfor %}{# " + family.template_sign + " #}"
     )
+
+
+def detect(template: str) -> CallFormat | None:
+    """The format that a template is found to have."""
+
+    def render(messages: Any, tools: Any, **variables: Any) -> str:
+        arguments = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
+        tokenizer = byte_tokenizer()
+        text: str = tokenizer.apply_chat_template(
+            messages, chat_template=template, **arguments, **variables
+        )
+        return text
+
+    return inspect_template(template, render).call_format
 
 
 def make_command(
@@ -271,7 +294,7 @@ def test_output_format_or_tool_calls(scripted: Drive) -> None:
 
 
 def test_llama_tool_calls_begin_with_a_brace(noisy: Drive) -> None:
-    llama = detect_call_format('tools "parameters": dictionary')
+    llama = ENFORCED[-2]
     kinds = set()
     for seed in range(12):
         bias = {123: 5.0}
@@ -347,7 +370,7 @@ def test_tool_calls_are_parsed_for_any_chunking(family: CallFormat, lead: str) -
 
 
 def test_format_without_trigger_needs_the_full_text_to_be_calls() -> None:
-    llama = detect_call_format('tools "parameters": dictionary')
+    llama = ENFORCED[-2]
     for text in ('{"name": "Bob"}', 'x {"name": "weather", "parameters": {}}'):
         speech = make_parser(llama)
         outputs = [*speech.feed(ReadyText(text, [])), *speech.close()]
@@ -402,7 +425,7 @@ def test_template_without_functions_gets_functions_in_the_system_message(noisy: 
     system, _, rest = text.partition("<user>")
     assert system.startswith("<system>be brief\n\nYou can call these functions:\n{")
     assert '"name":"weather_now"' in system
-    assert HERMES_FORMAT.describe_call("NAME", "{ARGUMENTS}") in system
+    assert HERMES_FORMAT.describe_call() in system
     assert "<assistant>" + HERMES_FORMAT.format_calls(TALK[2].calls) in rest
     assert "<user><tool_response>\nsunny\n</tool_response>" in rest
     assert "You can call" not in render_prompt(noisy(), TALK, ())
@@ -415,7 +438,7 @@ def test_assistant_text_before_tool_calls_is_rendered(noisy: Drive) -> None:
 
 
 def test_tool_call_format_is_detected_from_the_template() -> None:
-    assert [detect_call_format(make_template(one)) for one in ENFORCED] == list(ENFORCED)
-    assert detect_call_format("{{ messages }}") == HERMES_FORMAT
-    assert not supports_functions("{{ messages }}")
-    assert supports_functions(make_template(HERMES_FORMAT))
+    assert [detect(make_template(one)) for one in ENFORCED] == ENFORCED
+    assert detect(TEMPLATE) == HERMES_FORMAT
+    assert detect("{{ tools }}" + TEMPLATE) is None
+    assert detect("{{ messages }}") is None

@@ -1,0 +1,228 @@
+"""What a chat template supports, found out by rendering a probe conversation with it.
+
+The format of calls is the one in which the template writes the probe's call into the prompt; only
+a template that writes none is recognised by a sign in its text. A format that is not known is
+reported, never guessed: a wrong one would turn calls into text, and text into calls.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from jinja2.exceptions import TemplateError
+from msgspec import Struct
+
+from backends.torch.argument_syntax import write_json
+from backends.torch.call_formats import (
+    CALL_FORMATS,
+    HERMES_FORMAT,
+    CallFormat,
+    ParsedCall,
+    detect_by_sign,
+)
+from backends.torch.output_formats import ReasoningMark, detect_reasoning_mark
+
+Render = Callable[..., str]
+"""Renders ``(messages, tools)`` with the template; further arguments are its variables."""
+Evidence = Literal["rendered", "sign", "system message"]
+REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+"""The fields of a message in which templates look for earlier reasoning."""
+
+_NAME: Final = "probe_weather"
+_ARGUMENTS: Final = {"city": "Rome 7", "days": 3}
+_THOUGHT: Final = "probe thought"
+_QUESTION: Final = "probe question"
+_RESULT: Final = "probe result"
+_CALL_ID: Final = "a1b2c3d4e"
+_RENDER_ERRORS: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError,
+                         ValueError, RecursionError)  # fmt: skip
+_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "A city"},
+        "days": {"type": "integer", "description": "A number"},
+    },
+    "required": ["city"],
+}
+_TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "Tells the weather", "parameters": _SCHEMA},
+}
+
+
+class TemplateFeatures(Struct, frozen=True):
+    """What a chat template supports."""
+
+    call_format: CallFormat | None = None
+    """The format of calls; None: it is not known."""
+    evidence: Evidence | None = None
+    """How the format of calls was found out."""
+    shows_functions: bool = False
+    """Whether the functions are in the prompt; otherwise the system message describes them."""
+    writes_calls: bool = False
+    """Whether earlier calls are in the prompt; otherwise they are written as text."""
+    shows_results: bool = False
+    """Whether results of calls are in the prompt; otherwise they are written as text."""
+    text_arguments: bool = False
+    """Earlier calls have their arguments as JSON text, not as an object."""
+    reasoning: ReasoningMark | None = None
+    reasoning_key: str | None = None
+    """The field in which the template looks for reasoning between calls; None: in none."""
+    problem: str | None = None
+    """Why the format of calls is not known."""
+
+
+def inspect_template(template: str, render: Render) -> TemplateFeatures:
+    """Find out what a template supports; ``render`` may raise any error of a template."""
+    plain = _try_render(render, _make_messages(), [_TOOL])
+    shows_functions = plain is not None and _NAME in plain
+    text_arguments, rendered = False, _render_calls(render, as_text=False)
+    if rendered is None and (rendered := _render_calls(render, as_text=True)) is not None:
+        text_arguments = True
+    answer = None if rendered is None else rendered.rpartition(_QUESTION)[2]
+    writes_calls = answer is not None and _NAME in answer
+    results = _try_render(render, _make_results(), [_TOOL])
+    shows_results = results is not None and _RESULT in results
+    call_format, evidence, problem = _find_format(
+        template, answer if writes_calls else None, shows_functions=shows_functions
+    )
+    return TemplateFeatures(
+        call_format,
+        evidence,
+        shows_functions,
+        writes_calls,
+        # A template that knows nothing of tools just writes their role.
+        shows_results and (shows_functions or writes_calls),
+        text_arguments,
+        detect_reasoning_mark(template),
+        _find_reasoning_key(render, as_text=text_arguments),
+        problem,
+    )
+
+
+def _find_format(
+    template: str, answer: str | None, *, shows_functions: bool
+) -> tuple[CallFormat | None, Evidence | None, str | None]:
+    """The format, the evidence, and why there is none."""
+    if answer is not None:
+        found = _match_format(answer)
+        if found is not None:
+            return found, "rendered", None
+        return None, None, "its template writes tool calls in a format that is not known"
+    found = detect_by_sign(template)
+    if found is not None and "tool" in template:
+        return found, "sign", None
+    if shows_functions:
+        return None, None, "its template lists functions, but shows no format of tool calls"
+    return HERMES_FORMAT, "system message", None
+
+
+def _match_format(answer: str) -> CallFormat | None:
+    """The format in which the probe's call is written: exactly, else in tolerant reading."""
+    arguments = write_json(_ARGUMENTS)
+    for one in CALL_FORMATS:
+        call = f"{one.call_prefix}{_NAME}{one.name_separator}{one.arguments.write(arguments)}"
+        exact = f"{call}{one.call_suffix}".strip()
+        if exact in answer and one.section_prefix.strip() in answer and one.trigger in answer:
+            return one
+    return next(filter(lambda one: _reads_probe(one, answer), CALL_FORMATS), None)
+
+
+def _reads_probe(call_format: CallFormat, answer: str) -> bool:
+    expected = ParsedCall(_NAME, msgspec.json.encode(_ARGUMENTS).decode())
+    for trigger in filter(None, (call_format.trigger, *call_format.other_triggers)):
+        start = answer.find(trigger)
+        while start >= 0:
+            closing = answer.find(call_format.closing, start + len(trigger))
+            end = closing + len(call_format.closing) if call_format.closing else len(answer)
+            if closing >= 0 and expected in call_format.read_calls(
+                answer[start:end], {_NAME: _SCHEMA}
+            ):
+                return True
+            start = answer.find(trigger, start + 1)
+    return False
+
+
+# --- the probe conversation ---------------------------------------------------------------------
+
+
+def _make_messages(*further: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": _QUESTION}, *map(dict, further)]
+
+
+def _make_calls(*, as_text: bool, count: int = 2, **fields: Any) -> list[dict[str, Any]]:
+    """A call of the probe function, its result, and the same again."""
+    arguments = write_json(_ARGUMENTS) if as_text else _ARGUMENTS
+    calls = [
+        {
+            "id": _CALL_ID[:-1] + str(index),
+            "type": "function",
+            "function": {"name": _NAME, "arguments": arguments},
+        }
+        for index in range(count)
+    ]
+    assistant = {"role": "assistant", "content": "", "tool_calls": calls, **fields}
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "name": _NAME, "content": _RESULT}
+        for call in calls
+    ]
+    return _make_messages(assistant, *results)
+
+
+def _make_results() -> list[dict[str, Any]]:
+    """A call that is written as text, and its result."""
+    assistant = {"role": "assistant", "content": "a call"}
+    result = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": _RESULT}
+    return _make_messages(assistant, result)
+
+
+def _render_calls(render: Render, *, as_text: bool) -> str | None:
+    """A conversation with two calls, or one if the template takes no more."""
+    two = _try_render(render, _make_calls(as_text=as_text), [_TOOL])
+    if two is not None:
+        return two
+    return _try_render(render, _make_calls(as_text=as_text, count=1), [_TOOL])
+
+
+def _find_reasoning_key(render: Render, *, as_text: bool) -> str | None:
+    for variables in ({}, {"thinking": True, "enable_thinking": True}):
+        for key in REASONING_KEYS:
+            messages = _make_calls(as_text=as_text, count=1, **{key: _THOUGHT})
+            text = _try_render(functools.partial(render, **variables), messages, [_TOOL])
+            if text is not None and _THOUGHT in text:
+                return key
+    return None
+
+
+def _try_render(
+    render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> str | None:
+    try:
+        return render(list(messages), list(tools))
+    except _RENDER_ERRORS:
+        return None
+
+
+def describe_features(features: TemplateFeatures) -> Iterator[tuple[str, str]]:
+    """What a person wants to know of it, in pairs of a subject and a text."""
+    call_format = features.call_format
+    if call_format is None:
+        yield "tool calls", f"not understood: {features.problem}"
+    else:
+        how = {
+            "rendered": "as the chat template writes them",
+            "sign": "by a sign in the chat template",
+            "system message": "the system message asks for this format",
+        }
+        evidence = how[features.evidence or "sign"]
+        yield "tool calls", f"{call_format.family} ({evidence})"
+        always = call_format.constrains_free_choice
+        yield "enforced", "always" if always else "with options; otherwise parsed"
+        where = "the chat template" if features.shows_functions else "the system message"
+        yield "functions are in", where
+    mark = features.reasoning
+    marks = "none" if mark is None else f"{mark.opening.strip()} … {mark.closing}"
+    yield "reasoning", marks
+    kept = "goes back to the model" if features.reasoning_key else "is not in the prompt"
+    yield "earlier reasoning", f"between tool calls it {kept}"
