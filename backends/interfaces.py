@@ -241,8 +241,6 @@ class RequestContext(Struct):
     """The name of the API key, never the key."""
     traceparent: str | None = None
     """The client's ``traceparent`` header, forwarded unchanged."""
-    started_at: float = 0.0
-    """When the request started, by ``clock``."""
     observer: RequestObserver | None = None
     """Receives the steps of the request, if it is explained."""
     received_at: float = 0.0

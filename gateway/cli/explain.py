@@ -18,7 +18,7 @@ from gateway.config.schema import Config
 from gateway.explain.dry_run import PartialRequest, complete_request, run_dry
 from gateway.explain.report import ExplainRequest, Explanation, format_explanation
 from gateway.observability.record import ignore_record
-from gateway.pipeline.handler import GatewayServices
+from gateway.pipeline.services import GatewayServices
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.runtime.snapshot import ConfigSnapshot

@@ -11,13 +11,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.auth.api_keys import Principal
-from gateway.explain.recorder import DryRunComplete, ExplanationRecorder, ExplanationStore
+from gateway.explain.recorder import (
+    EXPLAIN_HEADER,
+    DryRunComplete,
+    ExplanationRecorder,
+    ExplanationStore,
+    list_model_names,
+)
 from gateway.explain.report import ExplainedResponse, ExplainRequest, Explanation
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.handler import RequestHandler
-from gateway.pipeline.recorder import EXPLAIN_HEADER, ExplainRecorder
+from gateway.pipeline.services import HandlerSettings
+from gateway.pipeline.state import RequestState, Stage
 from gateway.routing.paths import AdapterMount, EndpointMatch, PathRouter
+from gateway.routing.router import Router
 from protocols.core.errors import (
     ClientError,
     MalformedRequest,
@@ -96,21 +103,34 @@ class _DryRunWriter:
         """Nobody waits for the response."""
 
 
-class _DryRunRecorder:
-    """Keeps the recorder and the record of one dry run; called as an ``ExplainPolicy``."""
+class _DryRunStage(Stage):
+    """Records one dry run; keeps its recorder and its record."""
 
     def __init__(self, clock: Clock, draw: float) -> None:
         self._clock = clock
         self._draw = draw
+        self._router: Router
+        self._max_body_size = 0
         self.record = RequestRecord("")
         self.recorder: ExplanationRecorder | None = None
 
-    def __call__(
-        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
-    ) -> ExplainRecorder:
-        del principal, open_to_all
-        self.recorder = ExplanationRecorder(record, self._clock, lambda: self._draw, dry_run=True)
-        return self.recorder
+    def build(self, router: Router, settings: HandlerSettings) -> Stage:
+        """This stage, for one listener: a ``gateway.pipeline.services.StageFactory``."""
+        self._router, self._max_body_size = router, settings.max_body_size
+        return self
+
+    def on_read(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        self.recorder = ExplanationRecorder(
+            request.record,
+            self._clock,
+            lambda: self._draw,
+            names=list_model_names(self._router),
+            max_body_size=self._max_body_size,
+            dry_run=True,
+        )
+        request.add_stage(self.recorder)
+        self.recorder.on_read(request)
 
     def record_request(self, record: RequestRecord) -> None:
         """See ``gateway.observability.record.RecordObserver``."""
@@ -147,21 +167,26 @@ async def run_dry(
     if content:
         headers.setdefault("content-type", "application/json")
     http_request = _DryRequest(
-        request.method, path, query, headers | {EXPLAIN_HEADER: "1"}, request.peer, content
+        method=request.method,
+        path=path,
+        query=query,
+        headers=headers,
+        peer=request.peer,
+        content=content,
     )
-    writer, policy = _DryRunWriter(), _DryRunRecorder(clock, request.random)
+    writer, stage = _DryRunWriter(), _DryRunStage(clock, request.random)
     try:
-        handler = handler.build_dry_run_handler(request.key, policy, policy.record_request)
+        handler = handler.build_dry_run_handler(request.key, stage.build, stage.record_request)
     except KeyError:
         raise LookupError(f"there is no key {request.key!r}") from None
     await handler.handle(http_request, writer)
-    if policy.recorder is not None:
-        explanation = replace(policy.recorder.build_explanation(), listener=address)
-    explanation.protocol = policy.record.protocol
+    if stage.recorder is not None:
+        explanation = replace(stage.recorder.build_explanation(), listener=address)
+    explanation.protocol = stage.record.protocol
     explanation.answer = (
         None
-        if policy.record.error == DryRunComplete.__name__
-        else _explain_answer(policy.record, writer)
+        if stage.record.error == DryRunComplete.__name__
+        else _explain_answer(stage.record, writer)
     )
     return explanation
 

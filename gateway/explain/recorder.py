@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,11 +13,10 @@ from backends.http.interfaces import join_path
 from backends.interfaces import (
     ExplainsSelection,
     RequestContext,
-    RequestObserver,
     WorkerFailure,
     WorkerSelection,
 )
-from gateway.auth.api_keys import Principal, may_explain
+from gateway.auth.api_keys import may_explain
 from gateway.emulation.execute import count_parts
 from gateway.explain.report import (
     ExplainedAttempt,
@@ -35,11 +34,11 @@ from gateway.explain.report import (
     Explanation,
 )
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.http import ResponseWriter, ResponseWriterWrapper
-from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
-from gateway.pipeline.strategies import ResponseStrategy, select_unset_defaults
+from gateway.pipeline.services import HandlerSettings
+from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.strategies import TargetAttempt, select_unset_defaults
 from gateway.routing.request_attributes import RequestAttributes
-from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver, Router
+from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, Router
 from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
@@ -49,13 +48,14 @@ from protocols.core.interfaces import (
     ClientRequest,
     Clock,
     Headers,
-    RoutingInfo,
     UpstreamRequest,
 )
 from protocols.core.request import GenerationRequest
 
 # The parts of an explanation.
 
+EXPLAIN_HEADER: Final = "x-interlingua-explain"
+"""The request header that requests an explanation, and the response header that contains it."""
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "set-cookie"}
 )
@@ -213,12 +213,14 @@ class DryRunComplete(InternalError):
     """Ends a dry run where the request would be sent to a worker or served by the backend."""
 
 
-class ExplanationRecorder:
-    """Records one request: an ``ExplainRecorder`` and the observer of its routing and backends.
+class ExplanationRecorder(Stage):
+    """Records one request: its stage, and the observer of its routing and backends.
 
     ``draw`` gives its random numbers. With ``dry_run``, ``DryRunComplete`` ends it where it would
     be sent or served; such a request belongs to no user, so that its sticky sources are shown, too.
     """
+
+    observes_response = True
 
     def __init__(
         self,
@@ -226,9 +228,14 @@ class ExplanationRecorder:
         clock: Clock,
         draw: Callable[[], float],
         *,
+        names: Collection[str] = (),
+        max_body_size: int = 0,
         dry_run: bool = False,
     ) -> None:
+        """``names`` are those of the models; ``max_body_size`` is the limit of bodies, in bytes."""
+        self._names = names
         self.dry_run = dry_run
+        self._max_body_size = max_body_size
         self._record = record
         self._clock = clock
         self._random = draw
@@ -244,31 +251,14 @@ class ExplanationRecorder:
 
     # --- the life of the request ------------------------------------------------------------------
 
-    @property
-    def route_observer(self) -> RouteObserver:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
-        return self
-
-    @property
-    def request_observer(self) -> RequestObserver:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
-        return self
-
-    def wrap_writer(self, writer: ResponseWriter) -> ResponseWriter:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
-        return _ExplainWriter(writer, self)
-
-    def record_request(
-        self,
-        adapter: ClientAdapter,
-        client_request: ClientRequest,
-        principal: Principal | None,
-        peer: str,
-    ) -> None:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
+    def on_read(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        client_request, principal = request.client_request, request.principal
+        request.is_dry_run = self.dry_run
+        request.route_observer = request.backend_observer = self
         self._end_stage("read")
         explanation = self._explanation
-        explanation.protocol, explanation.peer = adapter.name, peer
+        explanation.protocol, explanation.peer = request.adapter.name, request.http.peer
         explanation.method, explanation.path = client_request.endpoint.method, client_request.path
         explanation.endpoint, explanation.task = (
             client_request.endpoint.path,
@@ -286,21 +276,15 @@ class ExplanationRecorder:
         """See ``gateway.routing.router.RouteObserver``."""
         self._explained_rules.append(explain_rule(rule, mismatch, match))
 
-    def record_route(
-        self,
-        router: Router,
-        routing_info: RoutingInfo,
-        route: Route,
-        get_attributes: Callable[[], RequestAttributes],
-    ) -> None:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
-        attributes = get_attributes()
+    def on_routed(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        routing_info, route = request.routing_info, request.route
+        attributes = request.get_attributes()
         self._end_stage("route")
         explanation = self._explanation
         explanation.requested_model, explanation.stream = routing_info.model, routing_info.stream
-        names = {info.name for info in router.list_models()}
         explanation.model = (
-            route.requested_model if route.requested_model in names else CATCH_ALL_MODEL
+            route.requested_model if route.requested_model in self._names else CATCH_ALL_MODEL
         )
         if route.pinned:
             explanation.pinned_version = "name" if routing_info.version is None else "path"
@@ -313,27 +297,25 @@ class ExplanationRecorder:
         explanation.shadow = explain_shadow(route)
         self._bucket = route.reason.bucket
 
-    def record_fallbacks(self, candidates: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
-        self._explanation.fallbacks = tuple(
-            ExplainedFallback(route.target_name, strategy if isinstance(strategy, str) else "")
-            for route, strategy in candidates
-        )
+    def on_fallback(self, _: RequestState, route: Route, skipped: str) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        known = self._explanation.fallbacks
+        self._explanation.fallbacks = (*known, ExplainedFallback(route.target_name, skipped))
 
-    def record_attempt(self, strategy: ResponseStrategy, max_body_size: int) -> None:
-        """See ``gateway.pipeline.recorder.ExplainRecorder``. Raises DryRunComplete."""
+    def on_attempt(self, _: RequestState, attempt: TargetAttempt) -> None:
+        """See ``gateway.pipeline.state.Stage``. Raises DryRunComplete."""
         self._end_stage("fallback" if self._attempts else "translate")
-        route, plan = strategy.route, strategy.plan
+        route, plan = attempt.route, attempt.plan
         model = route.model
         self._attempts.append(
             ExplainedAttempt(
                 target=explain_target(route),
-                passed_through=strategy.prepared.passthrough is not None,
+                passed_through=attempt.prepared.passthrough is not None,
                 on_loss=model.on_loss,
-                defaults=explain_defaults(strategy.adapter, strategy.client_request, model),
+                defaults=explain_defaults(attempt.adapter, attempt.client_request, model),
                 unsupported_parameters=plan.unsupported_parameters,
-                limits=explain_limits(model, strategy.context, max_body_size),
-                parts=count_parts(strategy.prepared.request, plan),
+                limits=explain_limits(model, attempt.context, self._max_body_size),
+                parts=count_parts(attempt.prepared.request, plan),
             )
         )
         if self.dry_run and not isinstance(route.target.backend, ExplainsSelection):
@@ -365,6 +347,10 @@ class ExplanationRecorder:
                 sent.error, sent.worker_text = failure.error, failure.text
                 sent.worker_status = failure.status
                 return
+
+    def add_headers(self, _: RequestState, __: int) -> Headers:
+        """See ``gateway.pipeline.state.Stage``."""
+        return ((EXPLAIN_HEADER, self.format_header()),)
 
     # --- the explanation --------------------------------------------------------------------------
 
@@ -412,18 +398,6 @@ class ExplanationRecorder:
         self._stage_started_at = now
 
 
-class _ExplainWriter(ResponseWriterWrapper):
-    """Adds the explanation to the headers of a response."""
-
-    def __init__(self, writer: ResponseWriter, recorder: ExplanationRecorder) -> None:
-        super().__init__(writer)
-        self._recorder = recorder
-
-    def extend_headers(self, headers: Headers) -> Headers:
-        """See ``ResponseWriterWrapper``."""
-        return (*headers, (EXPLAIN_HEADER, self._recorder.format_header()))
-
-
 def _shorten_selection(selection: WorkerSelection) -> WorkerSelection:
     """A worker selection to keep: of many candidates the expected one and some more."""
     expected_first = sorted(selection.candidates, key=lambda one: one.url != selection.expected_url)
@@ -465,12 +439,12 @@ class ExplanationStore:
         self._recorders: dict[str, ExplanationRecorder] = {}
 
     def create_recorder(
-        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
-    ) -> ExplainRecorder:
-        """See ``gateway.pipeline.recorder.ExplainPolicy``."""
-        if not may_explain(principal, open_to_all=open_to_all):
-            return NULL_RECORDER
-        recorder = ExplanationRecorder(record, self._clock, self._random)
+        self, record: RequestRecord, names: Collection[str], max_body_size: int
+    ) -> ExplanationRecorder:
+        """The recorder of a request, which is kept as long as it is among the last."""
+        recorder = ExplanationRecorder(
+            record, self._clock, self._random, names=names, max_body_size=max_body_size
+        )
         self._recorders.pop(record.id, None)
         self._recorders[record.id] = recorder
         if len(self._recorders) > MAX_EXPLANATIONS:
@@ -481,3 +455,32 @@ class ExplanationStore:
         """The explanation so far of the request with this id."""
         recorder = self._recorders.get(id)
         return None if recorder is None else recorder.build_explanation()
+
+
+class ExplainStage(Stage):
+    """Records the requests of a listener whose explanation is requested by a header.
+
+    The store keeps the explanations of the last ``MAX_EXPLANATIONS`` requests.
+    """
+
+    header = EXPLAIN_HEADER
+
+    def __init__(self, store: ExplanationStore, router: Router, settings: HandlerSettings) -> None:
+        self._store = store
+        self._router = router
+        self._settings = settings
+
+    def on_read(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        settings = self._settings
+        if not may_explain(request.principal, open_to_all=settings.explain_without_key):
+            return
+        names = list_model_names(self._router)
+        recorder = self._store.create_recorder(request.record, names, settings.max_body_size)
+        request.add_stage(recorder)
+        recorder.on_read(request)
+
+
+def list_model_names(router: Router) -> Collection[str]:
+    """The public names of the models."""
+    return {info.name for info in router.list_models()}

@@ -37,7 +37,7 @@ from gateway.observability.semconv import (
 )
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Headers
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import AnyRequest, EmbeddingRequest, GenerationRequest
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _NO_PARENT: Final = Context()
@@ -69,10 +69,10 @@ class RequestTrace(Struct, eq=False):
     span: Span
     tracer: Tracer
     now: Callable[[], float]
-    request: Request | None = None
+    request: AnyRequest | None = None
     attempts: list[_Attempt] = field(default_factory=list[_Attempt])
 
-    def set_request(self, request: Request) -> None:
+    def set_request(self, request: AnyRequest) -> None:
         """See ``backends.interfaces.AttemptTrace``."""
         self.request = request
 
@@ -178,8 +178,10 @@ class RequestTrace(Struct, eq=False):
             "backend": backend,
             "model": model,
         }
-        if not isinstance(request, GenerationRequest):
+        if isinstance(request, EmbeddingRequest):
             return attributes | {"dimensions": request.dimensions}
+        if not isinstance(request, GenerationRequest):
+            return attributes
         sampling = request.sampling
         return attributes | {
             "stream": record.stream or None,

@@ -18,8 +18,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.auth.api_keys import Principal
 from gateway.config.schema import FeedbackConfig
-from gateway.observability.record import Feedback, FeedbackKind, RequestRecord
-from gateway.pipeline.http import HttpRequest, ResponseWriter, ResponseWriterWrapper
+from gateway.observability.record import Feedback, FeedbackKind
+from gateway.pipeline.http import HttpRequest
+from gateway.pipeline.state import RequestState, Stage
 from gateway.ratelimit.buckets import BucketState, TokenBucket
 from protocols.core.errors import (
     ClientError,
@@ -91,7 +92,7 @@ _decode_body: Final = msgspec.json.Decoder(_FeedbackBody).decode
 
 
 class FeedbackEndpoint:
-    """Answers ``POST /v1/feedback``. It outlives a configuration."""
+    """Answers ``POST /v1/feedback``: an ``OwnEndpoint``. It outlives a configuration."""
 
     def __init__(
         self,
@@ -303,24 +304,32 @@ def find_response_id(body: bytes) -> str:
 _MAX_EVENT: Final = 1 << 20
 
 
-class ResponseIdReader(ResponseWriterWrapper):
-    """Notes the id of a response that passes through it."""
+class FeedbackStage(Stage):
+    """Notes what feedback names a response by: its id in the client's protocol, and the user."""
 
-    def __init__(self, writer: ResponseWriter, record: RequestRecord) -> None:
-        super().__init__(writer)
-        self._record = record
+    def on_routed(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        bucket = request.route.reason.bucket
+        if bucket is not None:
+            request.record.user_hash = f"{bucket:013x}"
+        if request.is_inference:
+            request.add_stage(ResponseIdReader())
+
+
+class ResponseIdReader(Stage):
+    """Notes the id of one response. An error has none."""
+
+    observes_response = True
+
+    def __init__(self) -> None:
         self._is_first = True
 
-    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """See ``ResponseWriter``."""
-        if status == 200:  # noqa: PLR2004 - an error has no id
-            self._record.response_id = find_response_id(body)
-        super().send_response(status, headers, body)
-
-    def write(self, data: bytes) -> None:
-        """See ``ResponseWriter``."""
-        if self._is_first and data:
+    def on_data(self, request: RequestState, data: bytes, *, is_whole: bool) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        if is_whole:
+            if request.record.status == 200:  # noqa: PLR2004 - as above
+                request.record.response_id = find_response_id(data)
+        elif self._is_first and data:
             self._is_first = data.startswith(b":")  # a comment that keeps the stream alive
             if not self._is_first:
-                self._record.response_id = find_response_id(data)
-        super().write(data)
+                request.record.response_id = find_response_id(data)

@@ -23,11 +23,11 @@ from backends.interfaces import (
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.dispatcher import (
     FallbackAttempt,
-    RoutedRequest,
     has_fallback_access,
     try_fallbacks,
 )
 from gateway.pipeline.http import CancellableRequest, HttpRequest
+from gateway.pipeline.state import RequestState
 from gateway.routing.fallback import (
     NO_ACCESS,
     FallbackHistory,
@@ -114,7 +114,7 @@ def get_proxy_adapter(adapter: ClientAdapter) -> SupportsProxy:
 class ProxiedRequest:
     """A running request that is forwarded; the interface is that of ``CancellableRequest``."""
 
-    def __init__(self, request: RoutedRequest, router: Router, body: ProxiedBody) -> None:
+    def __init__(self, request: RequestState, router: Router, body: ProxiedBody) -> None:
         self._request = request
         self._router = router
         self._body = body
@@ -131,7 +131,7 @@ class ProxiedRequest:
     @property
     def age(self) -> float:
         """See ``gateway.pipeline.http.CancellableRequest``."""
-        return self._request.context.clock() - self._request.context.started_at
+        return self._request.context.clock() - self._request.context.received_at
 
     @property
     def started(self) -> bool:
@@ -144,7 +144,7 @@ class ProxiedRequest:
             self._stop_reason = error or ClientDisconnected("the request was stopped")
             self._task.cancel()
 
-    async def run(self, running_requests: set[CancellableRequest], route: Route) -> None:
+    async def run(self, running_requests: set[CancellableRequest]) -> None:
         """Forward the request and its response; in ``running_requests`` meanwhile.
 
         Raises UnsupportedFeature if no worker can answer it, and as ``ForwardsRequests.forward``.
@@ -154,7 +154,7 @@ class ProxiedRequest:
         cancelled = task.cancelling()
         running_requests.add(self)
         try:
-            await self._forward_with_fallback(route)
+            await self._forward_with_fallback(self._request.route)
         except asyncio.CancelledError:
             if self._stop_reason is None or task.cancelling() > cancelled + 1:
                 raise  # somebody else cancels it, too
@@ -201,7 +201,7 @@ class ProxiedRequest:
                 f"workers with the {request.adapter.name} protocol",
                 param="model",
             )
-        if request.explain_recorder.dry_run:
+        if request.is_dry_run:
             raise UnsupportedFeature(f"a dry run of {endpoint.path} ends here: it is forwarded")
         forwarded = self._body.build_forwarded(path, target.backend_model)
         try:
@@ -234,12 +234,12 @@ class _UsageTail:
         return get_proxy_adapter(adapter).read_proxied_usage(self._tail)
 
 
-async def _write_response(request: RoutedRequest, response: ForwardedResponse) -> None:
+async def _write_response(request: RequestState, response: ForwardedResponse) -> None:
     """Write the worker's response. Raises WorkerError and ClientDisconnected."""
     record, context, writer = request.record, request.context, request.writer
     chunks = await response.read()
     record.status = response.status
-    record.first_byte = context.clock() - context.started_at
+    record.first_byte = context.clock() - context.received_at
     record.overhead = (context.first_attempt_at or context.received_at) - context.received_at
     headers = (("x-request-id", record.id), *request.headers, *response.headers)
     tail = _UsageTail(response.headers)

@@ -1,21 +1,23 @@
 """Captures a request and its response for a recording, while it is handled.
 
 The response is captured where it is written to the client, so that every path of it is: passed
-through, translated, streamed, forwarded, and errors. The events of the answer are observed as
-those of a request with a shadow are. Everything else happens later, in the recorder's thread.
+through, translated, streamed, forwarded, and errors. Everything else happens later, in the
+recorder's thread.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from backends.interfaces import RequestContext
-from gateway.observability.record import RequestRecord
-from gateway.observability.recording_writer import MAX_BODY, CapturedRequest, RecordingPolicy
-from gateway.pipeline.http import ResponseWriter, ResponseWriterWrapper
-from gateway.pipeline.strategies import EventObserver
+from gateway.observability.recording_writer import (
+    MAX_BODY,
+    CapturedRequest,
+    RecordingPolicy,
+    RequestRecorder,
+)
+from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.strategies import TargetAttempt
 from protocols.core.events import Event
-from protocols.core.interfaces import ClientRequest, Headers
 
 _RECORDED_HEADERS: Final = frozenset(
     {
@@ -35,81 +37,77 @@ _MAX_EVENTS: Final = 200_000
 _API_VERSION: Final = re.compile(r"(?<![^&])api-version=[\w.-]{1,40}(?![^&])")
 _MAX_HEADER: Final = 500
 
-RecordCaptured = Callable[[CapturedRequest], None]
+
+class RecordingStage(Stage):
+    """Records the requests of models and routes with a recording policy, as far as drawn."""
+
+    def __init__(self, recorder: RequestRecorder, draw: Callable[[], float]) -> None:
+        self._recorder = recorder
+        self._draw = draw
+
+    def on_routed(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        policy = request.route.model.recording
+        if policy is None or request.is_dry_run or self._draw() >= policy.config.share:
+            return
+        has_bodies = request.is_inference and policy.config.bodies != "none"
+        stage = RequestCapture(policy, self._recorder.record_request, has_bodies=has_bodies)
+        request.add_stage(stage)
 
 
-class RequestCapture(ResponseWriterWrapper):
-    """The writer of a request's response, which captures what it writes."""
+class RequestCapture(Stage):
+    """Captures one request and its response: at most ``MAX_BODY`` bytes of a stream."""
+
+    observes_response = True
+    observes_events = True
 
     def __init__(
         self,
         policy: RecordingPolicy,
-        record_captured: RecordCaptured,
-        client_request: ClientRequest,
-        context: RequestContext,
-        writer: ResponseWriter,
+        record_captured: Callable[[CapturedRequest], None],
         *,
         has_bodies: bool,
     ) -> None:
         """``has_bodies``: whether bodies may be captured: not those of forwarded requests."""
-        super().__init__(writer)
         self._policy = policy
         self._record_captured = record_captured
-        self._client_request = client_request
-        self._context = context
-        self._has_bodies = has_bodies and policy.config.bodies != "none"
+        self._has_bodies = has_bodies
         self._response: bytes | None = None
         self._size = 0
         self._chunks: list[tuple[float, bytes]] = []
         self._events: list[Event] = []
         self._is_truncated = False
 
-    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """See ``ResponseWriter``."""
-        self._size = len(body)
-        if self._has_bodies:
-            self._response = body
-        self._writer.send_response(status, headers, body)
-
-    def write(self, data: bytes) -> None:
-        """See ``ResponseWriter``."""
-        self._size += len(data)
-        if self._has_bodies:
-            if self._size <= MAX_BODY:
-                self._chunks.append((self._context.clock() - self._context.started_at, data))
-            else:
-                self._is_truncated = True
-        self._writer.write(data)
-
-    def start_attempt(self, other: EventObserver | None) -> EventObserver | None:
-        """The request is sent to a target: observe its events, for the ``other`` observer, too.
-
-        Those of a target that failed before are forgotten.
-        """
+    def on_attempt(self, _: RequestState, __: TargetAttempt) -> None:
+        """See ``gateway.pipeline.state.Stage``. The events of a failed target are forgotten."""
         self._events = []
-        if not self._has_bodies:
-            return other
-        if other is None:
-            return self._add_events
 
-        def observe_both(events: Sequence[Event]) -> None:
-            other(events)
-            self._add_events(events)
-
-        return observe_both
-
-    def _add_events(self, events: Sequence[Event]) -> None:
-        if not self._is_truncated and len(self._events) < _MAX_EVENTS:
+    def on_events(self, _: RequestState, events: Sequence[Event]) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        if self._has_bodies and not self._is_truncated and len(self._events) < _MAX_EVENTS:
             self._events += events
 
-    def end(self, record: RequestRecord) -> None:
-        """The request has ended: hand it to the recorder."""
-        client_request = self._client_request
+    def on_data(self, request: RequestState, data: bytes, *, is_whole: bool) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        self._size += len(data)
+        if not self._has_bodies:
+            return
+        if is_whole:
+            self._response = data
+        elif self._size <= MAX_BODY:
+            context = request.context
+            self._chunks.append((context.clock() - context.received_at, data))
+        else:
+            self._is_truncated = True
+
+    def on_end(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``. Hands the request to the recorder."""
+        client_request = request.client_request
         body = client_request.body
         self._record_captured(
             CapturedRequest(
                 policy=self._policy,
-                record=record,
+                record=request.record,
                 method=client_request.endpoint.method,
                 path=client_request.path,
                 query=_select_query(client_request.query),

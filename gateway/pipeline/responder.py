@@ -8,16 +8,17 @@ gateway never invents an end.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import RequestContext, StreamItem
+from backends.interfaces import StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter
-from gateway.pipeline.strategies import ResponseStrategy
+from gateway.pipeline.state import RequestState
+from gateway.pipeline.strategies import TargetAttempt
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
@@ -38,10 +39,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse, StoredResponse, SupportsHeartbeat
-
-ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
-"""Stores a response. Never fails."""
+from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
@@ -81,17 +79,12 @@ class HeartbeatTimer:
 class Responder(Struct, eq=False):
     """Writes one target's response to one request."""
 
-    _strategy: ResponseStrategy
-    _context: RequestContext
-    _writer: ResponseWriter
-    _record: RequestRecord
+    _request: RequestState
+    _strategy: TargetAttempt
     _deadline_timer: DeadlineTimer
     """Uses the context's clock."""
-    _headers: Headers = ()
-    """Headers of the response beside the strategy's: the rate-limit headers."""
     _loop: asyncio.AbstractEventLoop | None = None
     """The event loop, if it is known: asking for the running one takes a system call."""
-    _store_response: ResponseSaver | None = None
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
@@ -115,7 +108,7 @@ class Responder(Struct, eq=False):
     @property
     def record(self) -> RequestRecord:
         """The request's record so far."""
-        return self._record
+        return self._request.record
 
     @property
     def age(self) -> float:
@@ -125,7 +118,7 @@ class Responder(Struct, eq=False):
     @property
     def started(self) -> bool:
         """Whether the response has begun."""
-        return self._writer.started
+        return self._request.writer.started
 
     def stop(self, error: GatewayError | None = None) -> None:
         """Cancel the request with this error; by default, as if its client had cancelled it."""
@@ -138,7 +131,7 @@ class Responder(Struct, eq=False):
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
         task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
-        cancelled, context = task.cancelling(), self._context
+        cancelled, context = task.cancelling(), self._request.context
         running_requests.add(self)
         try:
             self._deadline_timer.add(self, context.deadline.expiry_within(context.timeouts.idle))
@@ -147,9 +140,11 @@ class Responder(Struct, eq=False):
                 await self._stream_events()
             else:
                 response = self._build_unary(await self._strategy.send_unary())
-                if self._store_response is not None:
+                if self._request.store_response is not None:
                     await self._save_response()
-                send_reply(self._writer, response, self._record, self._headers)
+                send_reply(
+                    self._request.writer, response, self._request.record, self._request.headers
+                )
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -172,10 +167,10 @@ class Responder(Struct, eq=False):
                 task.uncancel()
             self._deadline_timer.remove(self)
             if context.first_attempt_at is not None:
-                self._record.overhead = context.first_attempt_at - context.received_at
-            self._record.worker = context.attempt_history.worker
+                self._request.record.overhead = context.first_attempt_at - context.received_at
+            self._request.record.worker = context.attempt_history.worker
             if context.attempt_history.failures:
-                self._record.worker_failures = context.attempt_history.failures
+                self._request.record.worker_failures = context.attempt_history.failures
 
     def _cancel_task(self) -> None:
         """Cancel the task once."""
@@ -189,7 +184,10 @@ class Responder(Struct, eq=False):
         A client that blocks a write for longer than the idle timeout is disconnected, since it
         would occupy its worker.
         """
-        expires_at, idle_timeout = self._context.deadline.expires_at, self._context.timeouts.idle
+        expires_at, idle_timeout = (
+            self._request.context.deadline.expires_at,
+            self._request.context.timeouts.idle,
+        )
         self._is_client_stalled = self._write_blocked_since + idle_timeout <= now
         if expires_at <= now or self._is_client_stalled:
             self._cancel_task()
@@ -204,7 +202,7 @@ class Responder(Struct, eq=False):
         The response begins with its first bytes, so that an earlier failure gets an error status.
         Its end is written with its last chunk.
         """
-        sink = self._writer
+        sink = self._request.writer
         encoder = self._strategy.get_heartbeat_encoder()
         if encoder is not None:
             self._heartbeat = HeartbeatTimer(encoder, self._deadline_timer, self._write_heartbeat)
@@ -213,39 +211,39 @@ class Responder(Struct, eq=False):
             async for data, events in items:
                 more = self._write_events(data, events)
                 if self._is_stream_complete:
-                    if self._store_response is not None:
+                    if self._request.store_response is not None:
                         await self._save_response()
                     self._finish_stream()
                 elif not more:
-                    self._write_blocked_since = self._context.clock()
+                    self._write_blocked_since = self._request.context.clock()
                     await sink.drain()
                     self._write_blocked_since = math.inf
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
             await items.aclose()
-        if self._store_response is not None:
+        if self._request.store_response is not None:
             await self._save_response()
         self._finish_stream()
 
     async def _save_response(self) -> None:
         """Store a complete response, if it has to be, and then write its last chunk."""
-        save, self._store_response = self._store_response, None
+        save, self._request.store_response = self._request.store_response, None
         response = self._strategy.get_stored_response()
         if save is not None and response is not None:
             await save(response)
         if chunk := self._last_chunk:
             self._last_chunk = b""
-            self._writer.write(chunk)
+            self._request.writer.write(chunk)
 
     def _finish_stream(self) -> None:
         """Write the end of the stream. Raises StreamBroken if it is incomplete."""
         if self._is_end_written:
             return
         self._check_complete()
-        if not self._writer.started:
+        if not self._request.writer.started:
             self._start_response(self._get_elapsed())
-        self._writer.finish()
+        self._request.writer.finish()
         self._is_end_written = True
 
     def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
@@ -254,29 +252,29 @@ class Responder(Struct, eq=False):
         chunk = (
             self._strategy.get_encoder().encode_events(events) if data is None and events else data
         )
-        self._record.tokens += self._record_events(events)
+        self._request.record.tokens += self._record_events(events)
         if chunk:
             if not self._has_content:
                 self._has_content = self._begin_content(events)
-            if self._store_response is not None and self._is_stream_complete:
+            if self._request.store_response is not None and self._is_stream_complete:
                 self._last_chunk = chunk
             else:
-                self._writer.write(chunk)
+                self._request.writer.write(chunk)
             if self._heartbeat is not None:
                 self._heartbeat.has_output = True
-        return not (self._writer.started and self._writer.needs_drain)
+        return not (self._request.writer.started and self._request.writer.needs_drain)
 
     def _write_heartbeat(self, data: bytes) -> None:
         """Write to a client that reads; begin the response if it has not begun."""
         if self._is_end_written or self._write_blocked_since < math.inf:
             return
-        if not self._writer.started:
+        if not self._request.writer.started:
             self._start_response(self._get_elapsed())
-        self._writer.write(data)
+        self._request.writer.write(data)
 
     def _build_unary(self, items: Sequence[StreamItem]) -> HttpResponse:
         """The unary response that these items are."""
-        strategy, record, reasons = self._strategy, self._record, []
+        strategy, record, reasons = self._strategy, self._request.record, []
         body: bytes | None = None
         batches: list[Event] = []
         for data, batch in items:
@@ -299,7 +297,7 @@ class Responder(Struct, eq=False):
         """Raises StreamBroken unless the stream is complete."""
         if not self._is_stream_complete:
             raise StreamBroken(_TRUNCATED_MESSAGE)
-        self._record.finish_reasons = tuple(self._finish_reasons)
+        self._request.record.finish_reasons = tuple(self._finish_reasons)
 
     def _record_events(self, events: Sequence[Event]) -> int:
         """Note usage and finish reasons for the record. Returns the number of text tokens."""
@@ -308,7 +306,7 @@ class Responder(Struct, eq=False):
             if type(event) is TextDelta:
                 tokens += event.tokens
             elif type(event) is Usage:
-                self._record.usage = event
+                self._request.record.usage = event
             elif type(event) is ChoiceEnd:
                 self._finish_reasons.append(event.finish_reason)
             elif type(event) is StreamEnd:
@@ -319,45 +317,45 @@ class Responder(Struct, eq=False):
 
     def _report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
         self._strategy.report_lost_event(event)
-        self._record.unsupported_parameters = self._strategy.unsupported_parameters
+        self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
 
     def _begin_content(self, events: Sequence[Event]) -> bool:
         """Begin the response if it has not begun. Returns whether these events have content."""
         elapsed = self._get_elapsed()
-        if not self._writer.started:
+        if not self._request.writer.started:
             self._start_response(elapsed)
         if has_content := not _CONTENT_EVENTS.isdisjoint(map(type, events)):
-            self._record.first_token = elapsed
+            self._request.record.first_token = elapsed
         return has_content
 
     def _start_response(self, elapsed: float) -> None:
-        record = self._record
+        record = self._request.record
         record.status = 200
         record.first_byte = elapsed
         headers = (
             ("x-request-id", record.id),
-            *self._headers,
+            *self._request.headers,
             *self._strategy.get_stream_headers(),
         )
-        self._writer.start(200, headers)
+        self._request.writer.start(200, headers)
 
     def _get_elapsed(self) -> float:
-        return self._context.clock() - self._context.started_at
+        return self._request.context.clock() - self._request.context.received_at
 
     def _abandon_client(self) -> None:
         """End without a further write, which the client would not read either."""
-        record_error(self._record, ClientDisconnected("the client does not read"))
-        self._record.outcome = "cancelled"
+        record_error(self._request.record, ClientDisconnected("the client does not read"))
+        self._request.record.outcome = "cancelled"
 
     def _handle_error(self, error: GatewayError) -> None:
         if self._is_end_written:
             return
-        if not self._writer.started:
+        if not self._request.writer.started:
             raise error
-        record_error(self._record, error)
-        self._record.outcome = "truncated"
-        self._writer.write(self._strategy.get_encoder().encode_error_event(error))
-        self._writer.finish()
+        record_error(self._request.record, error)
+        self._request.record.outcome = "truncated"
+        self._request.writer.write(self._strategy.get_encoder().encode_error_event(error))
+        self._request.writer.finish()
 
 
 def send_reply(

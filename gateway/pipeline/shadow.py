@@ -13,8 +13,8 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -23,9 +23,10 @@ from msgspec.structs import replace
 from backends.interfaces import BackendRequest, Deadline, RequestContext
 from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import EmulationPlan, plan_emulation
-from gateway.observability.record import RequestOutcome, RequestRecord
-from gateway.pipeline.strategies import apply_model_settings
-from gateway.routing.router import Route, ShadowRule
+from gateway.observability.record import RequestOutcome
+from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.strategies import TargetAttempt, apply_model_settings
+from gateway.routing.router import Route, Router, ShadowRule
 from protocols.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -47,7 +48,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import ClientAdapter, ClientRequest, Clock
+from protocols.core.interfaces import Clock
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest
 
@@ -188,22 +189,14 @@ _OUTCOME_BY_BLAME: Final[Mapping[ErrorOrigin, RequestOutcome]] = {
 }
 
 
-class PrimaryRequest(Struct, frozen=True):
-    """The client's request from which a shadow is made, with its route and record."""
-
-    adapter: ClientAdapter
-    client_request: ClientRequest
-    route: Route
-    context: RequestContext
-    record: RequestRecord
-
-
-class ShadowPair:
+class ShadowPair(Stage):
     """A client's response and its shadow's. Whichever ends last reports the comparison."""
+
+    observes_events = True
 
     def __init__(
         self,
-        primary: PrimaryRequest,
+        primary: RequestState,
         route: Route,
         seconds: float,
         clock: Clock,
@@ -229,26 +222,22 @@ class ShadowPair:
         """Runs the shadow."""
         self.task.add_done_callback(self._on_shadow_done)
 
-    @contextmanager
-    def observe_primary(self) -> Iterator[None]:
-        """Wraps the handling of the client's request."""
-        record = self._primary.record
-        outcome: tuple[ShadowOutcome, str] = _classify_error(InternalError(""))
-        try:
-            yield
-            outcome = record.outcome, record.error
-        except GatewayError as error:
-            outcome = _classify_error(error)
-            raise
-        except asyncio.CancelledError:
-            outcome = "cancelled", ""
-            raise
-        finally:
-            self._finish_side(
-                "primary", self.primary_summary.build_side((record.model, record.version), outcome)
-            )
-            if "cancelled" in outcome or ClientDisconnected.__name__ in outcome:
-                self.task.cancel()
+    def on_attempt(self, _: RequestState, __: TargetAttempt) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        self.primary_summary.start()
+
+    def on_events(self, _: RequestState, events: Sequence[Event]) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        self.primary_summary.add_events(events)
+
+    def on_end(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        record = request.record
+        outcome = record.outcome, record.error
+        side = self.primary_summary.build_side((record.model, record.version), outcome)
+        self._finish_side("primary", side)
+        if "cancelled" in outcome or ClientDisconnected.__name__ in outcome:
+            self.task.cancel()
 
     def preempt(self) -> None:
         """Cancel the shadow, since a client's request waits for its slot."""
@@ -275,12 +264,12 @@ class ShadowPair:
         plan = plan_emulation(prepared.request, prepared.unsupported_parameters)
         self._emulation_plan = plan
         context = RequestContext(
-            self._shadow_id,
-            Deadline(self._clock, seconds),
-            self._clock,
-            primary.context.timeouts,
-            primary.context.principal,
-            started_at=self._clock(),
+            id=self._shadow_id,
+            deadline=Deadline(self._clock, seconds),
+            clock=self._clock,
+            timeouts=primary.context.timeouts,
+            principal=primary.context.principal,
+            received_at=self._clock(),
             preempt=self.preempt,
         )
         summary.start()
@@ -345,7 +334,7 @@ class ShadowManager:
         """Report comparisons to this function, too."""
         self._reporters.append(reporter)
 
-    def start(self, primary: PrimaryRequest, route: Route, rule: ShadowRule) -> ShadowPair | None:
+    def start(self, primary: RequestState, route: Route, rule: ShadowRule) -> ShadowPair | None:
         """Start a shadow on its ``route``; None if the maximum number is running."""
         name = rule.model
         if self._running_by_model[name] >= rule.config.max_concurrency:
@@ -381,12 +370,33 @@ class ShadowManager:
             loop.call_soon(reporter, comparison)
 
 
-def make_shadow_id(primary: PrimaryRequest) -> str:
+class ShadowStage(Stage):
+    """Starts the shadows of a listener's requests.
+
+    A shadow holds the request until it ends, for at most the model's shadow timeout; at most
+    ``max_concurrency`` of a model do.
+    """
+
+    def __init__(self, router: Router, manager: ShadowManager) -> None:
+        self._router = router
+        self._manager = manager
+
+    def on_admitted(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        rule = request.route.model.shadow
+        if rule is None or request.is_dry_run or not request.is_inference:
+            return
+        route = self._router.route_shadow(request.route, rule, request.get_attributes)
+        if route is not None and (pair := self._manager.start(request, route, rule)) is not None:
+            request.add_stage(pair)
+
+
+def make_shadow_id(primary: RequestState) -> str:
     """The id of a request's shadow."""
     return f"{primary.record.id}-shadow"
 
 
-def _build_dropped_comparison(primary: PrimaryRequest, route: Route) -> ShadowComparison:
+def _build_dropped_comparison(primary: RequestState, route: Route) -> ShadowComparison:
     record = primary.record
     primary_side = ShadowSide(record.model, record.version)
     shadow = ShadowSide(route.model.info.name, route.target.version, "dropped")

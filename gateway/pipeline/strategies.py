@@ -10,6 +10,7 @@ from backends.interfaces import (
     BackendRequest,
     EventSink,
     PassthroughSource,
+    PreparedRequest,
     RequestContext,
     StreamItem,
     StreamItems,
@@ -167,11 +168,11 @@ _STRICT_HEADER: Final = "x-interlingua-strict"
 EventObserver = Callable[[Sequence[Event]], None]
 
 
-class ResponseStrategy:
-    """How one target serves one request: by pass-through, or by translation.
+class TargetAttempt:
+    """What one attempt at a target needs: the request for its backend, and its response.
 
-    A request that is passed through is decoded only if its response has to be encoded. The
-    constructor raises ClientError.
+    ``prepare`` chooses between pass-through and translation. A request that is passed through is
+    decoded only if its response has to be encoded.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class ResponseStrategy:
         adapter: ClientAdapter,
         client_request: ClientRequest,
         route: Route,
+        *,
         response_context: ResponseContext,
         context: RequestContext,
     ) -> None:
@@ -186,6 +188,8 @@ class ResponseStrategy:
         self.client_request = client_request
         self.route = route
         self.context = context
+        self.prepared: PreparedRequest
+        """The request as the backend gets it, before emulation."""
         self.process_events: EventProcessor = keep_events
         """The events to report for a batch of the response. Call it for each batch, in order."""
         self.observe_events: EventObserver | None = None
@@ -198,15 +202,23 @@ class ResponseStrategy:
         """The keys of the response that are reported."""
         self._decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
         self._encoder: ResponseEncoder | None = None
+
+    def __repr__(self) -> str:
+        prepared = getattr(self, "prepared", None)
+        way = "passed through" if prepared and prepared.passthrough else "translated"
+        return f"<TargetAttempt {self.context.id} at {self.route.target_name}, {way}>"
+
+    def prepare(self) -> None:
+        """Choose between pass-through and translation. Raises ClientError."""
+        adapter, client_request, route = self.adapter, self.client_request, self.route
         headers = client_request.headers
         is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
         source = (
-            PassthroughSource(adapter, client_request, response_context)
+            PassthroughSource(adapter, client_request, self._response_context)
             if route.target.allows_passthrough and not is_strict
             else None
         )
         self.prepared = route.target.backend.prepare(BackendRequest(self._decode_request, source))
-        """The request as the backend gets it, before emulation."""
         if self.prepared.passthrough is None:
             request, unsupported = self.prepared.request, self.prepared.unsupported_parameters
             if isinstance(request, GenerationRequest) and request.clamped_fields:
@@ -215,11 +227,7 @@ class ResponseStrategy:
                 refuse_lost_state(adapter.stateful_fields, request.extra, unsupported)
                 self.plan = plan_emulation(request, unsupported)
                 self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
-            self._encoder = adapter.create_encoder(
-                client_request,
-                request,  # type: ignore[arg-type]  # the adapter has decoded it itself
-                response_context,
-            )
+            self._encoder = self._create_encoder()
 
     def translate(self) -> tuple[AnyRequest, Sequence[UnsupportedParameter]]:
         """The request as it would be translated, and its unsupported parameters.
@@ -335,10 +343,11 @@ class ResponseStrategy:
             self.unsupported_parameters = self.plan.unsupported_parameters
 
     def _create_encoder(self) -> ResponseEncoder:
-        request, _ = self._decode_request()
+        passthrough = self.prepared.passthrough
+        request = self.prepared.request if passthrough is None else self._decode_request()[0]
         return self.adapter.create_encoder(
             self.client_request,
-            request,  # type: ignore[arg-type]  # as above
+            request,  # type: ignore[arg-type]  # the adapter has decoded it itself
             self._response_context,
         )
 

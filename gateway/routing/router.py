@@ -221,6 +221,19 @@ class Router:
                 target_names.add(fallback.target_name)
                 yield fallback
 
+    @property
+    def has_shadows(self) -> bool:
+        """Whether requests of any model have shadows."""
+        return any(model.shadow is not None for model in self._models)
+
+    @property
+    def has_recordings(self) -> bool:
+        """Whether requests of any model, or by any rule, are recorded."""
+        return any(
+            model.recording is not None or any(rule.recording is not None for rule in model.rules)
+            for model in self._models
+        )
+
     def route_shadow(
         self,
         route: Route,

@@ -16,7 +16,7 @@ from gateway.config import loader, schema
 from gateway.config.registry import load_symbol
 from gateway.http_server import openapi
 from gateway.observability.recording_writer import RecordingPolicy
-from gateway.pipeline.handler import GatewayServices
+from gateway.pipeline.services import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
     CounterRegistry,

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from backends.interfaces import Backend, SupportsWarmup
 from gateway.config import listeners, loader, schema
 from gateway.explain.dry_run import ExplainService
-from gateway.explain.recorder import ExplanationStore
+from gateway.explain.recorder import ExplainStage, ExplanationStore
 from gateway.http_server.listener import Listener
 from gateway.http_server.overload import BodyBudget, TrustedProxies
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
-from gateway.pipeline.handler import GatewayServices
-from gateway.pipeline.shadow import ShadowManager
+from gateway.pipeline.services import GatewayServices, HandlerSettings
+from gateway.pipeline.shadow import ShadowManager, ShadowStage
+from gateway.pipeline.state import Stage
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
@@ -199,6 +200,19 @@ class ManuallyManaged(Protocol):
         """The URLs of workers that were added or removed by the admin API."""
 
 
+def add_stages(services: GatewayServices, explanations: ExplanationStore) -> GatewayServices:
+    """The services with the stages of explanations and of shadows, which observe last."""
+
+    def build_explain_stage(router: Router, settings: HandlerSettings) -> Stage:
+        return ExplainStage(explanations, router, settings)
+
+    def build_shadow_stage(router: Router, _: HandlerSettings) -> Stage | None:
+        return ShadowStage(router, services.shadow_manager) if router.has_shadows else None
+
+    factories = (*services.stage_factories, build_explain_stage, build_shadow_stage)
+    return replace(services, stage_factories=factories)
+
+
 class ProcessGroup(Protocol):
     """The group of serving processes that share listeners."""
 
@@ -247,7 +261,7 @@ class Gateway:
         self._explainer = ExplainService(
             explanations, lambda: self._current.handlers_by_address, services.clock
         )
-        self._services = services = replace(services, explain_policy=explanations.create_recorder)
+        self._services = services = add_stages(services, explanations)
         self._current = ConfigSnapshot(config, services, digest)
         self.active_snapshots = [self._current]
         """Snapshots that may have running requests; the last one is current."""

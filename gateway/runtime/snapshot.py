@@ -22,7 +22,9 @@ from gateway.http_server.forwarded import ForwardedHandler
 from gateway.http_server.overload import TrustedProxies
 from gateway.http_server.web_pages import WebPageGuard
 from gateway.observability.recording_writer import RecordingPolicy
-from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
+from gateway.pipeline.feedback import FEEDBACK_PATH
+from gateway.pipeline.handler import RequestHandler
+from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
 from gateway.routing.rules import compile_rule
@@ -208,7 +210,7 @@ class ConfigSnapshot:
                     mounts,
                     self._is_ready,
                     keyed=keyed,
-                    feedback=services.feedback is not None,
+                    feedback=FEEDBACK_PATH in services.own_endpoints,
                 ),
                 limiter=self.rate_limiter,
             )

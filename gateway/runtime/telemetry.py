@@ -12,8 +12,12 @@ from gateway.config import schema
 from gateway.http_server.listener import Listener
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.recording_writer import RequestRecorder
-from gateway.pipeline.feedback import FeedbackEndpoint
-from gateway.pipeline.handler import GatewayServices
+from gateway.pipeline.feedback import FEEDBACK_PATH, FeedbackEndpoint, FeedbackStage
+from gateway.pipeline.recording import RecordingStage
+from gateway.pipeline.services import GatewayServices, HandlerSettings
+from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.strategies import TargetAttempt
+from gateway.routing.router import Router
 from gateway.runtime.reload import ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.admin.api import AdminServer
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
+    from gateway.observability.tracing import RequestTracer
     from gateway.observability.usage import UsageRecorder
 
 
@@ -65,8 +70,9 @@ def set_up_metrics(
     if services.request_recorder is not None:
         metrics.register(RecordingCollector(services.request_recorder.count_written))
     metrics.register(DroppedRecordCollector(services.dropped_counts))
-    if services.feedback is not None:
-        metrics.register(FeedbackCollector(services.feedback.results))
+    feedback = services.own_endpoints.get(FEEDBACK_PATH)
+    if isinstance(feedback, FeedbackEndpoint):
+        metrics.register(FeedbackCollector(feedback.results))
     return replace(services, observe_request=metrics.record_request), metrics, reloads.record_reload
 
 
@@ -79,7 +85,11 @@ def set_up_usage(
     recorder = _create_usage_recorder(config.usage, services, feedback=config.feedback is not None)
     if config.feedback is not None:
         endpoint = FeedbackEndpoint(config.feedback, recorder, services.clock, services.wall_clock)
-        services = replace(services, feedback=endpoint)
+        services = replace(
+            services,
+            own_endpoints={**services.own_endpoints, FEEDBACK_PATH: endpoint},
+            stage_factories=(*services.stage_factories, lambda _, __: FeedbackStage()),
+        )
     dropped = {**services.dropped_counts, "usage_rows": recorder.count_dropped}
     return replace(
         services,
@@ -109,8 +119,33 @@ def _create_usage_recorder(
 def set_up_recording(services: GatewayServices) -> tuple[GatewayServices, RequestRecorder]:
     """Set up the recorder of requests, which does nothing before the configuration names one."""
     recorder = RequestRecorder(services.wall_clock)
-    dropped = {**services.dropped_counts, "recorded_requests": recorder.count_dropped}
-    return replace(services, request_recorder=recorder, dropped_counts=dropped), recorder
+
+    def build_stage(router: Router, _: HandlerSettings) -> Stage | None:
+        return RecordingStage(recorder, services.draw) if router.has_recordings else None
+
+    return replace(
+        services,
+        request_recorder=recorder,
+        stage_factories=(*services.stage_factories, build_stage),
+        dropped_counts={**services.dropped_counts, "recorded_requests": recorder.count_dropped},
+    ), recorder
+
+
+class TracingStage(Stage):
+    """Traces sampled requests from their start; the tracer observes their records at the end."""
+
+    def __init__(self, tracer: "RequestTracer") -> None:
+        self._tracer = tracer
+
+    def on_found(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        self._tracer.start_trace(request.record, request.http)
+        request.attempt_trace = self._tracer.get_trace(request.record)
+
+    def on_attempt(self, request: RequestState, attempt: TargetAttempt) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        if request.attempt_trace is not None:
+            request.attempt_trace.set_request(attempt.prepared.request)
 
 
 class TelemetrySender(Protocol):
@@ -148,7 +183,7 @@ def set_up_exporters(
         services = replace(
             services,
             observe_request=_chain_observers(services.observe_request, tracer.end_trace),
-            tracer=tracer,
+            stage_factories=(*services.stage_factories, lambda _, __: TracingStage(tracer)),
             dropped_counts={**services.dropped_counts, "traces": spans.count_dropped},
         )
     if (push := config.metrics.push) is not None:

@@ -38,7 +38,7 @@ from gateway.config.schema import (
     SharedStateConfig,
     TlsConfig,
 )
-from gateway.pipeline.handler import GatewayServices as Services
+from gateway.pipeline.services import GatewayServices as Services
 from gateway.runtime.build import build_adapter, build_backend
 from gateway.runtime.build import list_backend_models as models_of_backend
 from protocols.core.interfaces import UpstreamAdapter, UpstreamRequest

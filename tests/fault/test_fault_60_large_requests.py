@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from backends.chat_template import ChatTemplate
-from gateway.pipeline.strategies import ResponseStrategy
+from gateway.pipeline.strategies import TargetAttempt
 from tests.conftest import RunningGateway, Serve
 from tests.fakes import make_reply
 from tests.fault.gateway_process import build_config
@@ -22,7 +22,7 @@ from tests.fault.protocol_clients import create_raw_worker
 
 REPLY = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
 MANY = [{"role": "user", "content": "hi"}] * 20_000
-HINDRANCES = {"read": (ResponseStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
+HINDRANCES = {"read": (TargetAttempt, "prepare"), "written": (ChatTemplate, "render_prompt")}
 
 
 class BlockedCall:
@@ -78,13 +78,13 @@ async def test_fault_60_large_request_processing_does_not_block_the_event_loop(
 async def test_fault_60_fallback_of_a_large_request_does_not_block_the_event_loop(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, real = list[bool](), ResponseStrategy.__init__
+    where, real = list[bool](), TargetAttempt.prepare
 
     def build_request(*args: Any) -> None:
         where.append(threading.current_thread() is threading.main_thread())
         real(*args)
 
-    monkeypatch.setattr(ResponseStrategy, "__init__", build_request)
+    monkeypatch.setattr(TargetAttempt, "prepare", build_request)
     down = {"kind": "echo", "fail": {"mode": "unavailable"}}
     text = build_config(
         admin=None,

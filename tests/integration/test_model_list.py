@@ -11,7 +11,7 @@ import pytest
 
 from backends.echo import EchoBackend
 from gateway.config.loader import load_file
-from gateway.pipeline import handler
+from gateway.pipeline.tasks import information
 from gateway.runtime.gateway import Gateway, build_services
 from gateway.runtime.reload import ConfigSource
 from protocols.core.interfaces import HttpResponse
@@ -95,7 +95,7 @@ async def test_each_key_gets_the_list_of_its_own_models(serve: Serve) -> None:
 async def test_cached_model_lists_are_bounded(
     serve: Serve, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "_CACHED_LISTS", 2)
+    monkeypatch.setattr(information, "_CACHED_LISTS", 2)
     names = [f"key-{number}" for number in range(3)]
     keys = "keys:\n" + "\n".join(
         f'  - {{name: {name}, sha256: "{hashlib.sha256(name.encode()).hexdigest()}",'

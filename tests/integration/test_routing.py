@@ -236,7 +236,7 @@ async def test_request_attributes_are_not_built_without_routes_or_sticky_setting
         raise AssertionError("the request was looked at")
 
     front = await serve(FRONT)
-    monkeypatch.setattr("gateway.pipeline.dispatcher.RequestAttributes", never)
+    monkeypatch.setattr("gateway.pipeline.state.RequestAttributes", never)
 
     assert (await send_chat(front, "lucky", user="u")).status_code == 200
     assert (await send_chat(front, "chat@1", user="u")).status_code == 200

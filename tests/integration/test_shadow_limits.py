@@ -128,8 +128,8 @@ async def test_write_timeout_of_the_client_cancels_the_shadow_request(
     async def deaf(exchange: Any, live: set[Any], *, stream: bool) -> None:
         del live, stream
         await worker.wait_for_request()
-        exchange._record.outcome = "cancelled"
-        exchange._writer.send_response(200, (), b"")
+        exchange.record.outcome = "cancelled"
+        exchange._request.writer.send_response(200, (), b"")
 
     monkeypatch.setattr("gateway.pipeline.responder.Responder.run", deaf)
     async with ScriptedWorker([HANG], probed=PROBED) as worker:

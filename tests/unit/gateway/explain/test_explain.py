@@ -29,7 +29,6 @@ from gateway.explain.report import (
     format_explanation,
 )
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.recorder import NULL_RECORDER, explain_nothing
 from gateway.routing.paths import AdapterMount
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -227,10 +226,6 @@ def test_upstream_body_is_shown_as_text_or_base64(
     explained = explain_upstream_request("http://a", UpstreamRequest("/p", body), most)
 
     assert (explained.body, explained.base64, explained.size) == (shown, base64, len(body))
-
-
-def test_disabled_explain_uses_the_null_recorder() -> None:
-    assert explain_nothing(RequestRecord("r"), None, open_to_all=True) is NULL_RECORDER
 
 
 def make_recorder(record: RequestRecord) -> ExplanationRecorder:

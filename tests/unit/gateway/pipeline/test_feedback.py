@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping  # noqa: TC003 - beside asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,8 @@ from gateway.pipeline.feedback import (
     find_response_id,
     read_feedback,
 )
+from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.state import RequestState
 from protocols.core.errors import (
     ClientError,
     GatewayError,
@@ -338,15 +341,23 @@ class _Sink:
         pass
 
 
+def observe_ids(sink: _Sink, record: RequestRecord) -> ResponseWriter:
+    """The writer of a request whose response is read for its id."""
+    http: Any = None  # it was read before
+    request = RequestState(http, sink, record)
+    request.add_stage(ResponseIdReader())
+    return request.writer
+
+
 def test_reader_of_ids_passes_everything_on() -> None:
     sink, record = _Sink(), RequestRecord("r")
-    reader = ResponseIdReader(sink, record)
-    reader.start(200, ())
+    writer = observe_ids(sink, record)
+    writer.start(200, ())
     for chunk in (b": ping\n\n", b'data: {"id":"a"}\n\n', b'data: {"id":"b"}\n\n'):
-        reader.write(chunk)
-    reader.finish()
+        writer.write(chunk)
+    writer.finish()
     assert record.response_id == "a"
     assert sink.data == b': ping\n\ndata: {"id":"a"}\n\ndata: {"id":"b"}\n\n|'
-    failed = RequestRecord("s")
-    ResponseIdReader(sink, failed).send_response(500, (), b'{"id":"x"}')
+    failed = RequestRecord("s", status=500)
+    observe_ids(sink, failed).send_response(500, (), b'{"id":"x"}')
     assert failed.response_id == ""

@@ -11,6 +11,7 @@ from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem,
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.responder import Responder
+from gateway.pipeline.state import RequestState
 from protocols.core.errors import DeadlineExceeded, StreamBroken
 from protocols.core.events import (
     ChoiceEnd,
@@ -118,11 +119,14 @@ def make_responder(
     writer: ResponseWriter | None = None,
     record: RequestRecord | None = None,
 ) -> Responder:
-    context = RequestContext("r", Deadline(clock, seconds), clock, started_at=100.0)
+    context = RequestContext("r", Deadline(clock, seconds), clock, received_at=100.0)
     timer = DeadlineTimer(clock, asyncio.get_running_loop)
     record = RequestRecord("r") if record is None else record
+    http: Any = None  # it was read before
+    request = RequestState(http, writer or FakeWriter(), record)
+    request.context = context
     make: Any = Responder
-    responder: Responder = make(strategy, context, writer or FakeWriter(), record, timer)
+    responder: Responder = make(request, strategy, timer)
     return responder
 
 

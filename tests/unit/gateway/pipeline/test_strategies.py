@@ -18,7 +18,7 @@ from gateway.config.schema import OnLoss
 from gateway.pipeline.strategies import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
-    ResponseStrategy,
+    TargetAttempt,
     apply_model_settings,
 )
 from gateway.routing.router import Route, Router, Target, compile_model
@@ -83,7 +83,7 @@ class LossyBackend(EchoBackend):
 
 def make_strategy(
     backend: EchoBackend, on_loss: OnLoss = "report", *, strict: str = "", **fields: object
-) -> ResponseStrategy:
+) -> TargetAttempt:
     adapter = OpenAI()
     [endpoint] = [one for one in adapter.endpoints if one.path == "/v1/completions"]
     body = msgspec.json.encode({"model": "m", "prompt": "say hi", **fields})
@@ -94,9 +94,10 @@ def make_strategy(
     route: Route = Router({"m": model}, draw=random.Random(1).random).route("m")
     clock = lambda: 0.0  # noqa: E731 - it stands still
     about = ResponseContext("r", 1, "m", "1", "real", clock)
-    return ResponseStrategy(
-        adapter, call, route, about, RequestContext("r", Deadline(clock, 9.0), clock)
-    )
+    context = RequestContext("r", Deadline(clock, 9.0), clock)
+    made = TargetAttempt(adapter, call, route, response_context=about, context=context)
+    made.prepare()
+    return made
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_on_loss_reject_disables_passthrough() -> None:
     assert backend.offered == 0
 
 
-async def collect_events(strategy: ResponseStrategy, *, unary: bool) -> list[Event]:
+async def collect_events(strategy: TargetAttempt, *, unary: bool) -> list[Event]:
     items = await (strategy.send_unary() if unary else collect_items(strategy.stream()))
     return [event for _, batch in items for event in strategy.process_events(batch)]
 

@@ -9,6 +9,9 @@ from gateway.config.loader import load_text
 from gateway.config.schema import ObservabilityConfig
 from gateway.observability.otlp import MetricExporter, TraceExporter
 from gateway.observability.record import RequestRecord, ignore_record
+from gateway.pipeline.services import HandlerSettings
+from gateway.pipeline.state import RequestState
+from gateway.routing.router import Router
 from gateway.runtime.gateway import build_services
 from gateway.runtime.telemetry import set_up_exporters
 from tests.otlp_collector import Collector, decode_attributes
@@ -63,9 +66,13 @@ def test_traces_are_exported_as_configured(
     outside, sending = set_up_exporters(config, before, {})
     assert [type(one) for one in sending] == [TraceExporter]
     assert [*outside.dropped_counts] == ["log_lines", "traces"]
-    assert outside.tracer is not None
+    [build_stage] = outside.stage_factories
+    stage = build_stage(Router({}, draw=lambda: 0.0), HandlerSettings())
+    assert stage is not None
     record = replace(RECORD)
-    outside.tracer.start_trace(record, FakeHttpRequest())
+    http: Any = FakeHttpRequest()
+    writer: Any = None  # nothing is written
+    stage.on_found(RequestState(http, writer, record))
     outside.observe_request(record)
     assert sending[0].close(10)
     assert seen == [record]
@@ -83,7 +90,7 @@ def test_metrics_are_exported_as_configured(collector: Collector) -> None:
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
     outside, sending = set_up_exporters(config, before, environment)
     assert [type(one) for one in sending] == [MetricExporter]
-    assert outside.tracer is None
+    assert outside.stage_factories == ()
     outside.observe_request(replace(RECORD, operation="embedding"))
     assert sending[0].close(10)
     assert "gen_ai.client.embeddings.duration" in collector.metrics()

@@ -1,0 +1,48 @@
+"""Requests that a worker gets without translation; see ``gateway.pipeline.proxy``."""
+
+from gateway.pipeline.admission import Admission
+from gateway.pipeline.dispatcher import Dispatcher
+from gateway.pipeline.proxy import ProxiedBody, ProxiedRequest, get_proxy_adapter
+from gateway.pipeline.services import GatewayServices, HandlerSettings
+from gateway.pipeline.state import RequestState
+from gateway.pipeline.tasks.generation import make_context
+from gateway.routing.router import Router
+from protocols.core.errors import InvalidParameter
+from protocols.core.interfaces import RoutingInfo
+
+
+class ForwardingHandler:
+    """Reads as much of the body as names the model, routes, limits, and forwards."""
+
+    reads_body = False
+
+    def __init__(
+        self,
+        router: Router,
+        settings: HandlerSettings,
+        services: GatewayServices,
+        *,
+        admission: Admission,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self._router = router
+        self._settings = settings
+        self._clock = services.clock
+        self._admission = admission
+        self._dispatcher = dispatcher
+
+    async def answer(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.tasks.registry.EndpointHandler``."""
+        body = ProxiedBody(request.http, self._settings.max_body_size)
+        adapter = get_proxy_adapter(request.adapter)
+        request.client_request = await body.find_model(adapter, request.build_client_request)
+        model = body.model or self._settings.default_model
+        if not model:
+            text = "you must provide the field 'model'"
+            raise InvalidParameter(text, param="model", problem="missing")
+        request.routing_info = RoutingInfo(model)
+        request.backend_observer = None  # it is not explained how a request is forwarded
+        request.context = make_context(request, self._clock, self._settings)
+        self._admission.admit(request)
+        proxied = ProxiedRequest(request, self._router, body)
+        await proxied.run(self._dispatcher.running_requests)

@@ -1,0 +1,90 @@
+"""Requests that a model answers: text, embeddings, scores, tokens."""
+
+import asyncio
+from typing import Final
+
+from msgspec.structs import replace
+
+from backends.interfaces import Deadline, RequestContext
+from gateway.pipeline.admission import Admission
+from gateway.pipeline.dispatcher import Dispatcher
+from gateway.pipeline.http import parse_seconds
+from gateway.pipeline.services import GatewayServices, HandlerSettings
+from gateway.pipeline.state import RequestState
+from gateway.pipeline.tasks.information import InformationHandler
+from gateway.pipeline.tasks.stored_responses import LARGE_BODY, load_references
+from gateway.routing.router import Router
+from protocols.core.interfaces import Clock
+
+_TIMEOUT_HEADER: Final = "x-interlingua-timeout"
+"""The request header with the client's timeout, in seconds."""
+
+
+class GenerationHandler:
+    """Decodes what routing needs, routes, limits, and sends the request to its target."""
+
+    reads_body = True
+
+    def __init__(
+        self,
+        router: Router,
+        settings: HandlerSettings,
+        services: GatewayServices,
+        *,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        information: InformationHandler,
+    ) -> None:
+        self._router = router
+        self._settings = settings
+        self._clock = services.clock
+        self._reference_loader = services.reference_loader
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._information = information
+
+    async def answer(self, request: RequestState) -> None:
+        """See ``gateway.pipeline.tasks.registry.EndpointHandler``."""
+        adapter, client_request = request.adapter, request.client_request
+        info = request.routing_info = (
+            adapter.read_routing_info(client_request)
+            if len(client_request.body) < LARGE_BODY
+            else await asyncio.to_thread(adapter.read_routing_info, client_request)
+        )
+        request.context = make_context(request, self._clock, self._settings)
+        if client_request.endpoint.is_stateful:
+            limit = self._settings.max_body_size
+            await load_references(request, self._reference_loader, limit)
+        if info.inform:
+            await self._information.answer(request)
+            return
+        if info.other_names or not info.model:
+            request.routing_info = replace(info, model=self._router.find_name(info))
+        self._admission.admit(request)
+        await self._dispatcher.dispatch(request)
+
+
+def make_context(request: RequestState, clock: Clock, settings: HandlerSettings) -> RequestContext:
+    """What backends see of a request whose body was read."""
+    timeouts, headers = settings.timeouts, request.client_request.headers
+    received_at = clock()
+    deadline = Deadline(clock, timeouts.total, received_at)
+    if (
+        _TIMEOUT_HEADER in headers
+        and (seconds := parse_seconds(headers[_TIMEOUT_HEADER])) is not None
+    ):
+        deadline.shorten(seconds)
+    traceparent = headers.get("traceparent")
+    return RequestContext(
+        id=request.record.id,
+        deadline=deadline,
+        clock=clock,
+        timeouts=timeouts,
+        principal=request.record.key or None,
+        traceparent=traceparent,
+        observer=request.backend_observer,
+        received_at=received_at,
+        tracestate=traceparent and headers.get("tracestate"),
+        attempt_trace=request.attempt_trace,
+        offload_to_thread=len(request.client_request.body) >= LARGE_BODY,
+    )
