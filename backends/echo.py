@@ -27,7 +27,6 @@ from protocols.core.errors import (
     Overloaded,
     RateLimitExceeded,
     StreamBroken,
-    UnsupportedFeature,
     WorkerFailed,
 )
 from protocols.core.events import (
@@ -51,22 +50,18 @@ from protocols.core.events import (
 )
 from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import build_unsupported_kind_error
-from protocols.core.loss import UnsupportedParameter
+from protocols.core.loss import CONTENT_LABELS, UnsupportedParameter, find_unseen_content
 from protocols.core.request import (
     AllowedTools,
-    AudioPart,
     ClassifyRequest,
     DetokenizeRequest,
     EmbeddingRequest,
-    FilePart,
     GenerationRequest,
-    ImagePart,
     NamedTool,
     Prompt,
     RerankRequest,
     TokenizeRequest,
     Tool,
-    VideoPart,
 )
 from protocols.core.stop_strings import StopStringFilter
 from protocols.core.units import ConfigSection, Duration
@@ -144,12 +139,15 @@ class EchoBackend(Backend):
         """Parameters are supported, since there is no sampling that they could fail to change.
 
         Parts of known fields that have no place in the internal request (``tools.web_search``) are
-        not.
+        not, nor is content beside text.
         """
-        decoded, foreign = remove_extra_fields(request.decode()[0])
+        original, names = request.decode()
+        decoded, foreign = remove_extra_fields(original)
         losses = tuple(
             UnsupportedParameter(name, "dropped") for name in decoded.extra if "." in name
         )
+        if isinstance(decoded, GenerationRequest):
+            losses += find_unseen_content(decoded, CONTENT_LABELS, names)
         return PreparedRequest(decoded, losses + foreign)
 
     async def start(self) -> None:
@@ -171,7 +169,6 @@ class EchoBackend(Backend):
             if not isinstance(request, GenerationRequest):
                 yield None, _answer_at_once(request)
                 return
-            _check_text_only(request)
             prompt_tokens, cut = self._count_prompt_tokens(request)
             yield None, [StreamStart(prompt_tokens)]
             tokens, reasoning_tokens = 0, 0
@@ -241,16 +238,6 @@ class EchoBackend(Backend):
             yield [TextDelta(remainder, index, tokens=0)]
         is_cut = cut or len(allowed) < len(pieces)
         yield [ChoiceEnd("length" if is_cut else turn.finish_reason, index)]
-
-
-def _check_text_only(request: GenerationRequest) -> None:
-    """Raises UnsupportedFeature for a part of a message that is not text."""
-    for i, message in enumerate(request.messages):
-        for k, part in enumerate(message.parts):
-            if isinstance(part, ImagePart | AudioPart | VideoPart | FilePart):
-                raise UnsupportedFeature(
-                    "the model takes text only", param=f"messages[{i}].content[{k}].type"
-                )
 
 
 def _make_text_delta(request: GenerationRequest, text: str, piece: str, index: int) -> TextDelta:

@@ -15,19 +15,19 @@ import msgspec
 
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.interfaces import PromptRenderer
-from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.loss import (
+    CONTENT_LABELS,
+    ParameterSupport,
+    UnsupportedParameter,
+    find_unseen_content,
+)
 from protocols.core.request import (
-    AudioPart,
-    ContentPart,
     EmbeddingRequest,
-    FilePart,
     GenerationRequest,
-    ImagePart,
     Message,
     RefusalPart,
     Request,
     TextPart,
-    VideoPart,
 )
 
 _ROLE_NAMES: Final[Mapping[str, str]] = {
@@ -38,13 +38,6 @@ _ROLE_NAMES: Final[Mapping[str, str]] = {
     "tool": "Tool",
     "function": "Tool",
 }
-_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
-    ImagePart: "images",
-    AudioPart: "audio",
-    VideoPart: "videos",
-    FilePart: "files",
-}
-"""Content parts that text cannot represent."""
 
 
 def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) -> str:
@@ -88,20 +81,15 @@ def find_prompt_losses(
     ``names`` is the result of ``ClientAdapter.field_names``. A worker's table must also have the
     paths of ``build_prompt_support``, whose losses are reported here.
     """
-    kinds = set()
-    for message in request.messages:
-        for part in message.parts:
-            if type(part) in _UNSUPPORTED_PARTS:
-                kinds.add(_UNSUPPORTED_PARTS[type(part)])
-    if (renderer is not None and not kinds and not request.tools) or _is_raw(request):
+    unseen = find_unseen_content(request, CONTENT_LABELS, names)
+    if (renderer is not None and not unseen and not request.tools) or _is_raw(request):
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
     wire = names.get(path, shown)
     losses = []
     if renderer is None:
         losses.append(UnsupportedParameter(wire, "approximated", "no chat template", "messages"))
-    if kinds:
-        losses.append(UnsupportedParameter(wire, "dropped", ", ".join(sorted(kinds)), "messages"))
+    losses += unseen
     if request.tools:
         tools = names.get("tools", "tools")
         if renderer is None:

@@ -42,20 +42,23 @@ from protocols.core.events import (
     ToolCallStart,
     TopLogprob,
 )
-from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
+from protocols.core.loss import (
+    CONTENT_LABELS,
+    ParameterSupport,
+    UnsupportedParameter,
+    find_unseen_content,
+    find_unsupported_parameters,
+)
 from protocols.core.request import (
     AllowedTools,
     AnyRequest,
-    AudioPart,
     ChoiceFormat,
     ClassifyRequest,
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
-    FilePart,
     GenerationRequest,
     GrammarFormat,
-    ImagePart,
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
@@ -66,7 +69,6 @@ from protocols.core.request import (
     RerankRequest,
     TokenizeRequest,
     Tool,
-    VideoPart,
 )
 
 # The parts of GenerateCommand.
@@ -701,10 +703,7 @@ _TOKENIZE_SUPPORT = {
 }
 
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
-    ImagePart: "images",
-    AudioPart: "audio",
-    VideoPart: "videos",
-    FilePart: "files",
+    **CONTENT_LABELS,
     RefusalPart: "refusals",
     ReasoningPart: "earlier reasoning",
 }
@@ -735,11 +734,7 @@ def find_unsupported_params(
         *_find_unused_sampling(request, names),
     )
     unsupported = (*unsupported, *find_unsupported_tools(request, names))
-    parts = {type(part) for message in request.messages for part in message.parts}
-    if unseen := sorted(label for kind, label in _UNSUPPORTED_PARTS.items() if kind in parts):
-        where = names.get("messages", "messages")
-        return (*unsupported, UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages"))
-    return unsupported
+    return (*unsupported, *find_unseen_content(request, _UNSUPPORTED_PARTS, names))
 
 
 def _find_unused_sampling(

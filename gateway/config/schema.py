@@ -331,6 +331,7 @@ class MetricsConfig(ConfigSection, frozen=True):
 
 
 OnLoss = Literal["report", "reject", "ignore"]
+UnsupportedContent = Literal["refuse", "report"]
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -466,6 +467,10 @@ class DefaultsConfig(ConfigSection, frozen=True):
     """What happens to a request with a parameter that its target does not support: it is served and
     the parameter reported in the header ``x-interlingua-loss`` (``report``), it gets status 400
     (``reject``), or it is served without a report (``ignore``)."""
+    unsupported_content: UnsupportedContent = "refuse"
+    """What happens to a request with images, audio, videos or files that its target can't see: it
+    gets status 400 (``refuse``), or it is served without them and ``on_loss`` applies
+    (``report``)."""
     limits: KeyRateLimitConfig | None = None
     """Rate limits of each key that has none of its own, and of each token's client. Without keys
     and tokens they apply to all clients together."""
@@ -588,6 +593,9 @@ class ModelConfig(ConfigSection, frozen=True):
     """Defaults of parameters that a request does not set."""
     on_loss: OnLoss | None = None
     """What happens to a request with an unsupported parameter; by default ``defaults.on_loss``."""
+    unsupported_content: UnsupportedContent | None = None
+    """What happens to a request with content that the target can't see; by default
+    ``defaults.unsupported_content``."""
     protocol: NonEmptyStr | None = None
     """The protocol of the model's requests where several protocols have the same path."""
     fallback: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None

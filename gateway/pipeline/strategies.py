@@ -229,6 +229,14 @@ class TargetAttempt:
                 self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
             self._encoder = self._create_encoder()
 
+    def check_content(self) -> None:
+        """Raise UnsupportedFeature for content that the target can't see, if the model refuses it.
+
+        Of fallbacks, the pipeline skips those that can't see it, whatever the model says.
+        """
+        if self.route.model.unsupported_content == "refuse":
+            loss.refuse_lost_content(self.prepared.request, self.plan.unsupported_parameters)
+
     def translate(self) -> tuple[AnyRequest, Sequence[UnsupportedParameter]]:
         """The request as it would be translated, and its unsupported parameters.
 

@@ -9,7 +9,7 @@ must meet all requirements.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from protocols.core.loss import LossReason, UnsupportedParameter
+from protocols.core.loss import CONTENT_LABELS, LossReason, UnsupportedParameter
 from protocols.core.request import AnyRequest, EmbeddingRequest, GenerationRequest, Prompt
 
 CONTEXT_LENGTH: Final = "context"
@@ -27,10 +27,7 @@ _REQUIRED_FIELDS: Final[Mapping[str, str]] = {
 }
 """The fields that are requirements, and what each requires. All others are optional."""
 _REQUIRED_CONTENT: Final[Mapping[str, str]] = {
-    "images": "images",
-    "audio": "audio",
-    "videos": "videos",
-    "files": "files",
+    **{label: label for label in CONTENT_LABELS.values()},
     "tool calls": "tools",
 }
 """The content of messages that is a requirement, as the detail of a loss names it."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from backends.interfaces import Backend
-from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig
+from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig, UnsupportedContent
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
@@ -76,6 +76,8 @@ class Model(Struct, frozen=True):
     split: TrafficSplit
     on_loss: OnLoss = "report"
     defaults: RequestDefaults = RequestDefaults()
+    unsupported_content: UnsupportedContent = "refuse"
+    """What happens to a request with content that its target can't see."""
     protocol: str | None = None
     """The protocol of its clients where several protocols have the same path."""
     fallbacks: tuple[str, ...] = ()

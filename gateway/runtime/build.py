@@ -222,6 +222,7 @@ def build_model(
     )
     return replace(
         compiled,
+        unsupported_content=model.unsupported_content or defaults.unsupported_content,
         protocol=model.protocol,
         fallbacks=model.fallback or (),
         fallback_requires_access=model.fallback_requires_access,

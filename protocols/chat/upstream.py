@@ -43,18 +43,21 @@ from protocols.chat.tools import (
 from protocols.core import loss
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.interfaces import BASIC_KINDS, UpstreamRequest
-from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
+from protocols.core.loss import (
+    CONTENT_LABELS,
+    LossReason,
+    ParameterSupport,
+    UnsupportedParameter,
+    find_unseen_content,
+)
 from protocols.core.request import (
     AnyRequest,
-    AudioPart,
     ClassifyRequest,
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
-    FilePart,
     GenerationRequest,
     GrammarFormat,
-    ImagePart,
     LogprobsOptions,
     Message,
     OutputFormat,
@@ -67,7 +70,6 @@ from protocols.core.request import (
     RerankRequest,
     TextPart,
     TokenizeRequest,
-    VideoPart,
 )
 from protocols.params import Param, ParamTable
 
@@ -130,10 +132,7 @@ or that the engine ignores.
 
 
 IGNORED_PARTS: Final[Mapping[type[ContentPart], str]] = {
-    ImagePart: "images",
-    AudioPart: "audio",
-    VideoPart: "videos",
-    FilePart: "files",
+    **CONTENT_LABELS,
     RefusalPart: "refusals",
 }
 """Content parts that the engine ignores."""
@@ -726,13 +725,8 @@ class RequestWriter:
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> Iterator[UnsupportedParameter]:
         """The losses of content parts that the worker ignores."""
-        parts = {type(part) for message in request.messages for part in message.parts}
-        if unseen := [
-            label for kind, label in self._profile.ignored_parts.items() if kind in parts
-        ]:
-            field = names.get("messages", "messages")
-            yield UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages")
-        if ReasoningPart in parts:
+        yield from find_unseen_content(request, self._profile.ignored_parts, names)
+        if any(ReasoningPart is type(part) for one in request.messages for part in one.parts):
             yield from _find_lost_reasoning(
                 request.messages, sends_text=self._profile.message_style.includes_reasoning
             )

@@ -6,12 +6,22 @@ with it: a field that the client set and the target does not support is a loss.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from protocols.core.request import AnyRequest, GenerationRequest, ResponseOptions
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.request import (
+    AnyRequest,
+    AudioPart,
+    ContentPart,
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    ResponseOptions,
+    VideoPart,
+)
 
 LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway does it for the target; only ``renamed`` loses nothing."""
@@ -53,6 +63,46 @@ _ALWAYS_SUPPORTED = frozenset(
 """Fields that every target gets, that only the gateway uses, or that are checked elsewhere."""
 _NUMBER_TYPES: Final = (int, float)
 _NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
+
+
+CONTENT_LABELS: Final[Mapping[type[ContentPart], str]] = {
+    ImagePart: "images",
+    AudioPart: "audio",
+    VideoPart: "videos",
+    FilePart: "files",
+}
+"""What a model sees or hears beside text, as the detail of a loss names it."""
+
+
+def find_unseen_content(
+    request: GenerationRequest, labels: Mapping[type[ContentPart], str], names: Mapping[str, str]
+) -> tuple[UnsupportedParameter, ...]:
+    """The loss of content parts of the types in ``labels``, if the messages have such."""
+    kinds = {type(part) for message in request.messages for part in message.parts}
+    unseen = sorted(label for kind, label in labels.items() if kind in kinds)
+    if not unseen:
+        return ()
+    field = names.get("messages", "messages")
+    return (UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages"),)
+
+
+def list_lost_content(losses: Iterable[UnsupportedParameter]) -> tuple[str, ...]:
+    """The labels of content that the target does not get."""
+    details = (one.detail.split(", ") for one in losses if one.path == "messages")
+    lost = {label for detail in details for label in detail}
+    return tuple(label for label in CONTENT_LABELS.values() if label in lost)
+
+
+def refuse_lost_content(request: AnyRequest, losses: Sequence[UnsupportedParameter]) -> None:
+    """Raise UnsupportedFeature for content that the target does not get: it would invent it."""
+    lost = list_lost_content(losses)
+    if not lost or not isinstance(request, GenerationRequest):
+        return
+    for i, message in enumerate(request.messages):
+        for k, part in enumerate(message.parts):
+            if CONTENT_LABELS.get(type(part)) in lost:
+                text = f"The model does not support {CONTENT_LABELS[type(part)]}."
+                raise UnsupportedFeature(text, param=f"messages[{i}].content[{k}].type")
 
 
 def find_unsupported_parameters(

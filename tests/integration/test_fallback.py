@@ -187,7 +187,7 @@ async def test_last_attempted_target_determines_the_error(serve: Serve) -> None:
     assert (record.model, record.fallback_from) == ("also-gone", "worse@1")
 
 
-async def test_unsupported_feature_error_of_a_fallback_keeps_the_first_error(serve: Serve) -> None:
+async def test_fallbacks_that_see_no_images_keep_the_first_error(serve: Serve) -> None:
     front = await serve(ABLE)
     message = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, *IMAGE]}
     answer = await front.http.post(
@@ -196,7 +196,7 @@ async def test_unsupported_feature_error_of_a_fallback_keeps_the_first_error(ser
 
     assert answer.status_code == 503
     [record] = front.records
-    assert record.failed_attempts == ("plain@1 lacks images", "spare@1 UnsupportedFeature")
+    assert record.failed_attempts == ("plain@1 lacks images", "spare@1 lacks images")
     assert (record.model, record.error, record.fallback_from) == ("chat", "Overloaded", "")
 
 

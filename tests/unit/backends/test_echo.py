@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.echo import EchoBackend, ScriptedFailure
-from backends.interfaces import Deadline, PreparedRequest, RequestContext
+from backends.interfaces import BackendRequest, Deadline, PreparedRequest, RequestContext
 from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
 from protocols.core.errors import (
     ContextTooLong,
@@ -18,6 +18,7 @@ from protocols.core.errors import (
     WorkerFailed,
 )
 from protocols.core.events import TokenList
+from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
     DetokenizeRequest,
@@ -199,13 +200,14 @@ async def test_echo_rejects_detokenization() -> None:
         await collect_response(HELLO, DetokenizeRequest(model="m", token_ids=(1,)))
 
 
-async def test_echo_rejects_images() -> None:
+async def test_echo_reports_images_as_lost() -> None:
     parts = (TextPart("see"), ImagePart("data:"))
+    request = make_chat(messages=(Message("user", parts),))
 
-    with pytest.raises(UnsupportedFeature) as caught:
-        await collect_response(HELLO, make_chat(messages=(Message("user", parts),)))
+    prepared = HELLO.prepare(BackendRequest(lambda: (request, {})))
 
-    assert caught.value.param == "messages[0].content[1].type"
+    lost = UnsupportedParameter("messages", "dropped", "images", "messages")
+    assert prepared.unsupported_parameters == (lost,)
 
 
 @pytest.mark.parametrize(

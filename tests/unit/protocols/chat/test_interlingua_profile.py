@@ -243,7 +243,7 @@ def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
         for loss in WORKER.unsupported_parameters(request, {})
     }
     assert reported == {
-        ("messages", "dropped", "images, audio"),
+        ("messages", "dropped", "audio, images"),
         ("messages[1].reasoning_content", "dropped", "earlier reasoning"),
         ("spaces_between_special_tokens", "dropped", ""),
     }

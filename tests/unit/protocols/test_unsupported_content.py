@@ -1,0 +1,90 @@
+"""Images, audio, videos and files reach the worker, or are reported, or are refused."""
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from gateway.config.registry import ProtocolRegistry
+from protocols import PROTOCOLS
+from protocols.core.errors import ClientError, UnsupportedFeature
+from protocols.core.loss import (
+    CONTENT_LABELS,
+    UnsupportedParameter,
+    list_lost_content,
+    refuse_lost_content,
+)
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    EmbeddingRequest,
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    TextPart,
+    VideoPart,
+)
+
+if TYPE_CHECKING:
+    from protocols.core.interfaces import UpstreamAdapter
+
+REGISTRY = ProtocolRegistry(PROTOCOLS)
+DATA = "UklGRiQAAABXQVZF"
+PARTS: dict[str, ContentPart] = {
+    "images": ImagePart(f"data:image/png;base64,{DATA}"),
+    "audio": AudioPart(DATA, "wav"),
+    "videos": VideoPart(f"data:video/mp4;base64,{DATA}"),
+    "files": FilePart(file_data=f"data:application/pdf;base64,{DATA}", filename="a.pdf"),
+}
+WORKERS = [
+    (name, profile)
+    for name in PROTOCOLS
+    if REGISTRY.serves_workers(name)
+    for profile in REGISTRY.get_profiles(name)
+]
+
+
+def build_request(label: str) -> GenerationRequest:
+    parts = (TextPart("what is this?"), PARTS[label])
+    return GenerationRequest(
+        model="m",
+        kind="chat",
+        messages=(Message("user", (TextPart("hi"),)), Message("user", parts)),
+    )
+
+
+def test_every_content_type_has_a_sample() -> None:
+    assert {*CONTENT_LABELS.values()} == PARTS.keys()
+
+
+@pytest.mark.parametrize("label", PARTS)
+@pytest.mark.parametrize(("name", "profile"), WORKERS)
+def test_worker_gets_the_content_or_the_loss_names_it(name: str, profile: str, label: str) -> None:
+    adapter = cast("UpstreamAdapter", REGISTRY.create_adapter(name, profile, {}))
+    request = build_request(label)
+    try:
+        losses = adapter.unsupported_parameters(request, {})
+        body = adapter.encode_request(request).body
+    except ClientError:
+        return  # refused
+
+    assert DATA.encode() in body or label in list_lost_content(losses)
+
+
+@pytest.mark.parametrize("label", PARTS)
+def test_refusal_names_the_first_part_that_is_lost(label: str) -> None:
+    losses = (UnsupportedParameter("messages", "dropped", f"{label}, names", "messages"),)
+
+    with pytest.raises(UnsupportedFeature, match=f"does not support {label}") as caught:
+        refuse_lost_content(build_request(label), losses)
+
+    assert caught.value.param == "messages[1].content[1].type"
+
+
+def test_other_losses_and_requests_without_messages_are_not_refused() -> None:
+    other = UnsupportedParameter("messages", "dropped", "names, earlier reasoning", "messages")
+    images = UnsupportedParameter("messages", "dropped", "images", "messages")
+
+    refuse_lost_content(build_request("images"), (other,))
+    refuse_lost_content(build_request("audio"), (images,))
+    refuse_lost_content(EmbeddingRequest(model="m", inputs=("a",)), (images,))
