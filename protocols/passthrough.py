@@ -545,8 +545,14 @@ class StandardUnaryReader(UnaryPassthroughReader):
         choices = self._skimmer.unary_choices
         for choice in choices:
             message = choice.message
-            if choice.finish_reason not in self._finish_reasons or (
-                message is not None and (message.tool_calls or message.function_call is not None)
+            reason = choice.finish_reason
+            if (
+                type(reason) is not str
+                or reason not in self._finish_reasons
+                or (
+                    message is not None
+                    and (message.tool_calls or message.function_call is not None)
+                )
             ):
                 return False
         # Embeddings may be large, and have no text.
@@ -739,13 +745,12 @@ class StreamPassthroughReader:
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""
         decoded = self._decoder.feed(block + b"\n\n")
-        if decoded:
-            self._decoder.feed(b"")  # raises an error that the decoder holds back
         if written := self._write(block, decoded):
             out.append(written)
         if not decoded:
             return
         events += decoded
+        self._decoder.feed(b"")  # raises an error that follows these events
         if _ENDS_OF_TEXT & {*map(type, decoded)}:
             self._may_forward, self._text_events = False, None
         elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
@@ -784,6 +789,8 @@ class VerbatimStreamReader(StreamPassthroughReader):
         self._max_event_bytes = max_event_bytes
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
+        if events:
+            self._decoder.feed(b"")  # raises an error that follows the events of this block
         lines = [line for line in block.splitlines() if line.startswith(b"data:")]
         if not lines:
             return b""

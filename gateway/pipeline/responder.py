@@ -25,6 +25,7 @@ from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     StreamBroken,
+    UnknownFinishReason,
 )
 from protocols.core.events import (
     ChoiceEnd,
@@ -286,6 +287,7 @@ class Responder(Struct, eq=False):
         for event in events:
             if type(event) is ChoiceEnd:
                 reasons.append(event.finish_reason)
+                self._check_finish_reason(event)
             elif type(event) is Usage:
                 record.usage = event
             elif type(event) in _PROTOCOL_EVENTS:
@@ -309,11 +311,17 @@ class Responder(Struct, eq=False):
                 self._request.record.usage = event
             elif type(event) is ChoiceEnd:
                 self._finish_reasons.append(event.finish_reason)
+                self._check_finish_reason(event)
             elif type(event) is StreamEnd:
                 self._is_stream_complete = True
             elif type(event) in _PROTOCOL_EVENTS:
                 self._report_lost_event(event)  # type: ignore[arg-type]  # as its type says
         return tokens
+
+    def _check_finish_reason(self, event: ChoiceEnd) -> None:
+        """A word that only the client may know is passed on, but it is no success."""
+        if event.unknown_word is not None:
+            record_error(self.record, UnknownFinishReason(event.unknown_word))
 
     def _report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
         self._strategy.report_lost_event(event)

@@ -16,7 +16,6 @@ from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
-    FinishReason,
     ReasoningDelta,
     ResponseMetadata,
     TextDelta,
@@ -24,6 +23,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
@@ -31,21 +31,25 @@ from protocols.json_body import JSON_ERRORS
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
-FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
-    "end_turn": "eos",
-    "pause_turn": "eos",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}
+FINISH_REASONS: Final = FinishReasonTable(
+    "anthropic",
+    {
+        "end_turn": "eos",
+        "pause_turn": "eos",
+        "stop_sequence": "stop",
+        "max_tokens": "length",
+        "model_context_window_exceeded": "length",
+        "tool_use": "tool_calls",
+        "refusal": "content_filter",
+    },
+)
 
 
 class MessageDecoder:
     """Decodes the response to one request, as a stream or as one JSON body."""
 
     def __init__(self, request: GenerationRequest) -> None:
+        self._source = request.source
         self._body_reader = sse.ResponseBodyReader()
         self._sse_parser = sse.SseParser()
         self._usage_reader = UsageReader(request)
@@ -174,6 +178,7 @@ class MessageDecoder:
 
     def _read_stop(self, fields: Mapping[str, Any]) -> None:
         self._reason = fields.get("stop_reason") or self._reason
+        FINISH_REASONS.read_word(self._reason, self._source)  # raises an error at once
         self._stop = fields.get("stop_sequence") or self._stop
 
     def _add_counts(self, fields: Mapping[str, Any]) -> None:
@@ -188,11 +193,12 @@ class MessageDecoder:
         events: list[Event] = []
         for index in tuple(self._inputs):
             self._end_call(index, events)
-        reason = FINISH_REASONS.get(_as_text(self._reason), "unknown")
-        if self._calls and reason in ("eos", "unknown"):
+        reason, word = FINISH_REASONS.read_word(self._reason, self._source)
+        if self._calls and word is None and reason in ("eos", "unknown"):
             reason = "tool_calls"
         stop = self._stop if reason == "stop" and isinstance(self._stop, str) else None
-        return [*events, ChoiceEnd(reason, 0, stop), *self._usage_reader.build_end(self._usage())]
+        end = ChoiceEnd(reason, 0, stop, word)
+        return [*events, end, *self._usage_reader.build_end(self._usage())]
 
     def _usage(self) -> Usage | None:
         """The usage; the prompt's tokens include those that a cache held or stores."""

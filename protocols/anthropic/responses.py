@@ -7,7 +7,7 @@ one message_delta with the full usage.
 
 import re
 from base64 import b32encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, Literal
 
@@ -41,6 +41,15 @@ STOP_REASONS: Final = (
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal",
     "model_context_window_exceeded",
 )  # fmt: skip
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    "eos": "end_turn",
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "end_turn",
+    "content_filter": "refusal",
+    "unknown": "end_turn",
+}
+"""A stop string is ``stop_sequence`` if it is known, and a message with calls is ``tool_use``."""
 PING_EVENT: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 _SILENCES_BEFORE_START: Final = 2
 _SILENCES_BEFORE_DELTA: Final = 4
@@ -225,9 +234,7 @@ class MessageEncoder:
     def _encode_end(self) -> bytes:
         self._blocks.close()
         end = self._end or ChoiceEnd("unknown")
-        reason, stop = self._map_stop_reason(
-            end.finish_reason, end.matched_stop, called=self._blocks.has_calls
-        )
+        reason, stop = self._map_stop_reason(end, called=self._blocks.has_calls)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = self._finish_usage(self._usage)
         return b"%bevent: message_delta\ndata: %b\n\n%b" % (
@@ -246,9 +253,8 @@ class MessageEncoder:
         self._has_refused = bool(choice.refusal)
         content = self._build_content(choice)
         called = any(isinstance(block, ToolUseBlock) for block in content)
-        reason, stop = self._map_stop_reason(
-            choice.finish_reason, choice.matched_stop, called=called
-        )
+        end = ChoiceEnd(choice.finish_reason, 0, choice.matched_stop, choice.unknown_word)
+        reason, stop = self._map_stop_reason(end, called=called)
         body = MessageBody(
             self._id,
             "message",
@@ -288,19 +294,22 @@ class MessageEncoder:
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _map_stop_reason(
-        self, reason: FinishReason, matched: str | int | None, *, called: bool
-    ) -> tuple[str, str | None]:
+    def _map_stop_reason(self, end: ChoiceEnd, *, called: bool) -> tuple[str, str | None]:
         """The stop reason, and the stop sequence if one is known to have matched."""
-        if self._options.discards or reason == "length":
+        if self._options.discards:
             return "max_tokens", None
-        if self._has_refused or reason == "content_filter":
+        if end.unknown_word is not None:
+            return end.unknown_word, None
+        reason = FINISH_REASONS[end.finish_reason]
+        if reason == "max_tokens":
+            return reason, None
+        if self._has_refused or reason == "refusal":
             return "refusal", None
         if called:
             return "tool_use", None
-        if reason == "stop" and isinstance(matched, str):
-            return "stop_sequence", matched
-        return "end_turn", None
+        if end.finish_reason == "stop" and isinstance(end.matched_stop, str):
+            return "stop_sequence", end.matched_stop
+        return reason, None
 
     def _finish_usage(self, usage: Usage | None) -> MessageUsage:
         shown = _build_usage(usage or Usage(self._prompt_tokens))

@@ -485,6 +485,8 @@ class _StreamReader(VerbatimStreamReader):
         self._token_count = 0
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
+        if events:
+            self._decoder.feed(b"")  # raises an error that follows the events of this block
         self._token_count += _estimate_tokens(events)
         lines = [line for line in block.splitlines() if line.startswith((b"event:", b"data:"))]
         event = b"\n".join(lines)

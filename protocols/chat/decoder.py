@@ -32,6 +32,7 @@ from protocols.core.events import (
     TopLogprob,
     Usage,
 )
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
 from protocols.json_body import JSON_ERRORS
@@ -116,7 +117,7 @@ class WireChoice(Struct, gc=False):
     message: WireDelta | None = None
     text: str | None = None
     logprobs: WireLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: Any = None
     stop_reason: Any = None
     matched_stop: Any = None
     token_ids: list[int] | None = None
@@ -616,19 +617,22 @@ def _read_function(wire: WireToolCall) -> tuple[str, str]:
     return function.name or "", arguments or ""
 
 
-WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
+FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
     "eos_token": "eos",
     "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
+    "model_length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
     "invalid flag": None,
+    "insufficient_system_resource": None,
 }
-"""Finish reasons by wire name, including those of related workers; None is a worker failure."""
+"""Finish reasons by wire name, including those of related workers (``model_length`` is Mistral's,
+``insufficient_system_resource`` DeepSeek's); None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
 _MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128
@@ -706,7 +710,7 @@ class GenerationDecoder:
     to return the prompt. ``complaint`` raises the error in a body that is no response.
     ``ends_calls``: the end of the stream also ends a choice that called a tool and has no finish
     reason. ``skips_logprobs``: log probabilities and unknown keys are not needed. ``source`` is the
-    worker's protocol, of which these keys are; "" is that whose form all these share.
+    worker's protocol, of which these keys and unknown finish reasons are.
     """
 
     def __init__(
@@ -720,6 +724,7 @@ class GenerationDecoder:
         source: str = "",
     ) -> None:
         self._request = request
+        self._finish_reasons = FinishReasonTable(source, FINISH_REASONS)
         self._decode = decode_response_without_logprobs if skips_logprobs else decode_response
         self._source = source
         self._response_extra: FieldValues = ()
@@ -993,7 +998,7 @@ class GenerationDecoder:
         choice.is_ended = True
         if choice.tool_calls is not None:
             choice.tool_calls.close()
-        reason = WORKER_FINISH_REASONS.get(wire.finish_reason or "", "unknown")
-        if reason is None:
-            raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
+        reason, word = self._finish_reasons.read_word(wire.finish_reason, self._request.source)
+        if word is not None:
+            return ChoiceEnd(reason, choice.index, unknown_word=word)
         return read_choice_end(wire, reason, choice.index, self._request.stopping.stop_token_ids)

@@ -183,9 +183,16 @@ def build_tool_calls(calls: Sequence[ToolCall]) -> list[ToolCallItem]:
 
 
 def map_finish_reason(
-    reasons: Mapping[FinishReason, str], reason: FinishReason, *, called: bool, legacy: bool
+    reasons: Mapping[FinishReason, str],
+    end: ChoiceEnd | UnaryChoice,
+    *,
+    called: bool = False,
+    legacy: bool = False,
 ) -> str:
     """The finish reason's wire name: an end after a tool call is ``tool_calls``."""
+    if end.unknown_word is not None:
+        return end.unknown_word
+    reason = end.finish_reason
     if called and reason in ("eos", "stop", "tool_calls"):
         return "function_call" if legacy else reasons["tool_calls"]
     return reasons[reason]
@@ -372,7 +379,7 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     version_header: str | None = "x-served-model"
     """The header with the name of the version that answered."""
     source: str = ""
-    """The protocol whose unknown keys are written; "" is that whose form all these share."""
+    """The protocol whose unknown keys are written."""
 
     @cached_property
     def chat_factories(self) -> ResponseFactories:
@@ -770,26 +777,22 @@ class ChatEncoder:
     def _encode_choice_end(self, event: ChoiceEnd) -> bytes:
         index = event.index
         before = b"" if index in self._open_choices else self._encode_first_delta(index)
-        reason = self._map_finish_reason(
-            event.finish_reason, called=index in self._tool_calling_choices
-        )
+        reason = self._map_finish_reason(event, called=index in self._tool_calling_choices)
         more = {"finish_reason": encode_json(reason)}
         return before + self._chunk_writer.write_finish(
             index, self._response_style.last_delta, more
         )
 
-    def _map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
+    def _map_finish_reason(self, end: ChoiceEnd | UnaryChoice, *, called: bool) -> str:
         legacy = self._request.legacy_functions
         return map_finish_reason(
-            self._response_style.finish_reasons, reason, called=called, legacy=legacy
+            self._response_style.finish_reasons, end, called=called, legacy=legacy
         )
 
     def _build_choice(self, choice: UnaryChoice) -> Struct:
         values = build_choice_fields(self._response_style, self._request, choice)
         values["message"] = self._build_message(choice)
-        values["finish_reason"] = self._map_finish_reason(
-            choice.finish_reason, called=bool(choice.tool_calls)
-        )
+        values["finish_reason"] = self._map_finish_reason(choice, called=bool(choice.tool_calls))
         if choice.logprobs:
             values["logprobs"] = build_chat_logprobs(choice.logprobs)
         return self._response_style.chat_factories.choice(values)
@@ -885,9 +888,10 @@ class CompletionEncoder:
         match event:
             case PromptEcho(index, text, logprobs):
                 return self._encode_text(index, text, logprobs, ())
-            case ChoiceEnd(reason, index):
-                more = {"finish_reason": encode_json(self._response_style.finish_reasons[reason])}
-                return self._chunk_writer.write_finish(index, b'""', more)
+            case ChoiceEnd():
+                reason = map_finish_reason(self._response_style.finish_reasons, event)
+                more = {"finish_reason": encode_json(reason)}
+                return self._chunk_writer.write_finish(event.index, b'""', more)
             case Usage():
                 self._chunk_writer.set_usage(event)
             case ResponseMetadata():
@@ -922,7 +926,7 @@ class CompletionEncoder:
     def _build_choice(self, choice: UnaryChoice) -> Struct:
         values = build_choice_fields(self._response_style, self._request, choice)
         values["text"] = choice.text
-        values["finish_reason"] = self._response_style.finish_reasons[choice.finish_reason]
+        values["finish_reason"] = map_finish_reason(self._response_style.finish_reasons, choice)
         if choice.logprobs:
             values["logprobs"] = build_completion_logprobs(choice.logprobs)
         return self._response_style.text_factories.choice(values)

@@ -27,6 +27,7 @@ GatewayError
 ├── WorkerError                 the worker's fault
 │   ├── WorkerUnreachable       the worker did not get the request
 │   ├── WorkerFailed            the worker sent an error or an invalid response
+│   │   └── UnknownFinishReason the response ended with a word that the gateway does not know
 │   └── StreamBroken            the response stopped before its end
 └── InternalError               the gateway's fault
 
@@ -301,6 +302,10 @@ class WorkerUnreachable(WorkerError):
 
 class WorkerFailed(WorkerError):
     """The worker sent an error or an invalid response."""
+
+
+class UnknownFinishReason(WorkerFailed):
+    """The response ended with a word that the gateway does not know, so it may be incomplete."""
 
 
 class StreamBroken(WorkerError):

@@ -7,7 +7,7 @@ the differences of 1.0.RC1, its published pages.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -21,13 +21,13 @@ from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
-    FinishReason,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
     Timing,
     Usage,
 )
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
@@ -40,19 +40,19 @@ from protocols.mindie.errors import raise_worker_error
 # token and its time. Sources: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp
 # (FillResponseBody); for ``perf_stat`` the published pages of 1.0.
 
-FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
-    "eos_token": "eos",
-    "length": "length",
-    "stop_sequence": None,
-}
-"""None: a worker failure (the request was cancelled or interrupted). Other values are unknown."""
+SOURCE: Final = "mindie"
+"""The source of requests of the protocol's own clients."""
+FINISH_REASONS: Final = FinishReasonTable(
+    SOURCE, {"eos_token": "eos", "length": "length", "stop_sequence": None}
+)
+"""None: a worker failure (the request was cancelled or interrupted)."""
 _MAX_NUMBER = 1e12
 
 
 class WorkerTextDetails(Struct):
     """Fields that the worker sends only on request."""
 
-    finish_reason: str | None = None
+    finish_reason: Any = None
     generated_tokens: Any = None
     batch_size: Any = None
     queue_wait_time: Any = None
@@ -66,7 +66,7 @@ class WorkerTextResponse(Struct):
     model_name: Any = None
     text_output: str | None = None
     details: WorkerTextDetails | None = None
-    finish_reason: str | None = None
+    finish_reason: Any = None
     prefill_time: Any = None
     decode_time: Any = None
     error: Any = None
@@ -125,6 +125,7 @@ class TextDecoder:
     """
 
     def __init__(self, request: GenerationRequest, *, early: bool) -> None:
+        self._source = request.source
         self._wants_timing = request.response_options.timing
         self._early = early
         self._body_reader = sse.ResponseBodyReader()
@@ -235,11 +236,10 @@ class TextDecoder:
             events += list_timings(wire, details)
 
     def _add_end(self, reason: str, events: list[Event]) -> None:
-        finish_reason = FINISH_REASONS.get(reason, "unknown")
-        if finish_reason is None:
-            raise WorkerFailed(_BROKEN_RESPONSE)
+        finish_reason, word = FINISH_REASONS.read_word(reason, self._source)
         self._is_done = True
-        events += [ChoiceEnd(finish_reason), *self._usage_reader.build_end()]
+        end = ChoiceEnd(finish_reason, unknown_word=word)
+        events += [end, *self._usage_reader.build_end()]
 
 
 class OpenAiStyleDecoder:
@@ -256,7 +256,7 @@ class OpenAiStyleDecoder:
         self._inner = GenerationDecoder(
             replace(request, response_options=options),
             complaint=raise_worker_error,
-            source="mindie",
+            source=SOURCE,
         )
         self._choice_index = 0
         self._usages: dict[int, Usage] = {}

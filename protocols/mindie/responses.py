@@ -57,22 +57,27 @@ from protocols.mindie.params import MindieProfile
 encode_json = msgspec.json.Encoder().encode
 
 STREAM_CONTENT_TYPE = "text/event-stream"
-_FINISH_REASONS: dict[FinishReason, str] = {
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "eos_token",
     "stop": "eos_token",
     "tool_calls": "eos_token",
     "length": "length",
     "content_filter": "stop_sequence",
+    "unknown": "invalid finishReason",
+}
+EARLY_FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    **FINISH_REASONS,
+    "unknown": "invalid flag",
 }
 
 STOPPED_FINISH_REASON: Final = "stop_sequence"
 """The finish reason of a request that its client cancelled."""
 
 
-def map_finish_reason(reason: FinishReason, profile: MindieProfile) -> str:
+def map_finish_reason(end: ChoiceEnd | UnaryChoice, profile: MindieProfile) -> str:
     """Map a finish reason to the names of the endpoints that are not OpenAI-style."""
-    unknown = "invalid flag" if profile.early else "invalid finishReason"
-    return _FINISH_REASONS.get(reason, unknown)
+    reasons = EARLY_FINISH_REASONS if profile.early else FINISH_REASONS
+    return end.unknown_word or reasons[end.finish_reason]
 
 
 def build_headers(call: ClientRequest) -> Headers:
@@ -239,7 +244,7 @@ class TextEncoder(_BaseEncoder):
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
             steps = _list_step_timings(answer.timings, tokens)
             details = _TextDetails(
-                finish_reason=map_finish_reason(choice.finish_reason, self._profile),
+                finish_reason=map_finish_reason(choice, self._profile),
                 generated_tokens=tokens,
                 batch_size=[step.batch_size or 1 for step in steps],
                 queue_wait_time=[_to_microseconds(step.queue) for step in steps],
@@ -258,8 +263,8 @@ class TextEncoder(_BaseEncoder):
                 self._batch_size = event.batch_size or self._batch_size
                 if event.queue is not None:
                     self._queue_microseconds = _to_microseconds(event.queue)
-            case ChoiceEnd(reason):
-                self._finish_reason = map_finish_reason(reason, self._profile)
+            case ChoiceEnd():
+                self._finish_reason = map_finish_reason(event, self._profile)
             case Usage():
                 self._token_count = max(event.completion_tokens, self._token_count)
             case StreamEnd():
@@ -352,15 +357,13 @@ class TokensEncoder(_BaseEncoder):
 # EncodeNonStreamJsonObject) and single_req_vllm_openai_completions_infer_interface.cpp; for
 # 1.0.RC1 the published page: the role in every chunk, an empty last delta, and no usage.
 
-_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
+OPENAI_FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    "eos": "stop",
+    "stop": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
-}
-"""Other reasons are ``stop``."""
-_EARLY_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
-    "length": "length",
-    "content_filter": "stop_sequence",
-    "unknown": "invalid flag",
+    "content_filter": "stop",
+    "unknown": "stop",
 }
 
 
@@ -380,13 +383,15 @@ class ResponseVariant(Struct, frozen=True):
         """The ``object`` of a chunk."""
         return "chat.completion.chunk" if self.is_chat else "text_completion"
 
-    def map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
-        """Map a finish reason: anything other than a length limit is ``stop``."""
+    def map_finish_reason(self, end: ChoiceEnd | UnaryChoice, *, called: bool) -> str:
+        """Map a finish reason; the first releases have the words of the other endpoints."""
+        if end.unknown_word is not None:
+            return end.unknown_word
         if self.early:
-            return _EARLY_OPENAI_FINISH_REASONS.get(reason, "eos_token")
-        if called and reason != "length":
+            return EARLY_FINISH_REASONS[end.finish_reason]
+        if called and end.finish_reason != "length":
             return "tool_calls"
-        return _OPENAI_FINISH_REASONS.get(reason, "stop")
+        return OPENAI_FINISH_REASONS[end.finish_reason]
 
 
 class OpenAiStyleEncoder(_BaseEncoder):
@@ -494,7 +499,7 @@ class OpenAiStyleEncoder(_BaseEncoder):
     def _encode_final_chunk(self, end: ChoiceEnd) -> bytes:
         variant = self._variant
         called = end.index in self._choices_with_calls
-        reason = encode_json(variant.map_finish_reason(end.finish_reason, called=called))
+        reason = encode_json(variant.map_finish_reason(end, called=called))
         if variant.early:
             return self._encode_chunk(end.index, b'"delta":{}', b"null", reason, b"")
         delta = b'"delta":{"role":"assistant","content":""}' if variant.is_chat else b'"text":""'
@@ -543,7 +548,7 @@ class OpenAiStyleEncoder(_BaseEncoder):
             message["tool_calls"] = build_tool_calls(choice.tool_calls)
             result["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
         called = bool(choice.tool_calls)
-        result["finish_reason"] = variant.map_finish_reason(choice.finish_reason, called=called)
+        result["finish_reason"] = variant.map_finish_reason(choice, called=called)
         return result
 
     def _build_completion_choice(self, choice: UnaryChoice) -> dict[str, Any]:
@@ -552,7 +557,7 @@ class OpenAiStyleEncoder(_BaseEncoder):
             "text": choice.reasoning + choice.text + choice.refusal,
             "logprobs": self._build_logprobs(choice.index, choice.logprobs),
             "stop_reason": None,
-            "finish_reason": self._variant.map_finish_reason(choice.finish_reason, called=False),
+            "finish_reason": self._variant.map_finish_reason(choice, called=False),
         }
 
     def _build_logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> Any:
@@ -652,8 +657,8 @@ class _RepeatingEncoder(_BaseEncoder, ABC):
             case Usage(prompt_tokens, completion_tokens):
                 self._prompt_tokens = prompt_tokens
                 self._token_count = max(self._token_count, completion_tokens)
-            case ChoiceEnd(reason):
-                self._finish_reason = map_finish_reason(reason, self._profile)
+            case ChoiceEnd():
+                self._finish_reason = map_finish_reason(event, self._profile)
             case StreamEnd():
                 return self._encode_end()
             case _:
@@ -713,7 +718,7 @@ class NativeEncoder(_RepeatingEncoder):
         body: dict[str, Any] = {"generated_text": join_choice_text(choice)}
         if self._request.response_options.details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
-            reason = map_finish_reason(choice.finish_reason, self._profile)
+            reason = map_finish_reason(choice, self._profile)
             body["details"] = self._build_details(reason, tokens, choice.token_ids)
         return build_json_response(encode_json(body))
 
@@ -810,7 +815,7 @@ class TgiStyleEncoder(_RepeatingEncoder):
         usage = answer.usage
         return _TgiUnaryDetails(
             usage.prompt_tokens if usage else 0,
-            map_finish_reason(choice.finish_reason, self._profile),
+            map_finish_reason(choice, self._profile),
             usage.completion_tokens if usage else choice.tokens,
             [],
             self._request.sampling.seed,

@@ -6,7 +6,7 @@ integers of nanoseconds. Source: ollama 0.9, api/types.go and server/routes.go.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    FinishReason,
     ReasoningDelta,
     RefusalDelta,
     StreamEnd,
@@ -186,8 +187,15 @@ def _clip(seconds: float, most: int) -> int:
     return max(1, min(round(seconds * _NANOSECONDS), most))
 
 
-_FINISH_REASONS: Final = {"length": "length"}
-"""All others are ``stop``: there is none for tool calls or filtered content."""
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "content_filter": "stop",
+    "unknown": "stop",
+}
+"""There is no word for tool calls or filtered content."""
 
 
 class GenerationEncoder:
@@ -228,7 +236,7 @@ class GenerationEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = response.choices[0] if response.choices else UnaryChoice(0)
         self._usage = response.usage
-        self._reason = _FINISH_REASONS.get(choice.finish_reason, "stop")
+        self._reason = FINISH_REASONS[choice.finish_reason]
         if response.timings:
             self._timer.set_timing(response.timings[0])
         calls = [_build_call(call, i) for i, call in enumerate(choice.tool_calls)]
@@ -252,7 +260,7 @@ class GenerationEncoder:
             case ToolCallDelta(_, call_index, text):
                 self._calls[call_index][1].append(text)
             case ChoiceEnd(reason):
-                self._reason = _FINISH_REASONS.get(reason, "stop")
+                self._reason = FINISH_REASONS[reason]
                 return self._encode_calls()
             case Usage():
                 self._usage = event

@@ -412,7 +412,7 @@ class OpenAI:
             worker_profile.request_rules, unknown_fields=unknown
         )
         self._response_style = ResponseStyle(
-            headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
+            headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms", source=self.name
         )
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
         if worker_api not in _WORKER_APIS:
@@ -426,6 +426,7 @@ class OpenAI:
             worker_profile,
             prefix,
             self._request_writer.forwards_field,
+            self.name,
             build_path=azure.create_path_builder(api_version) if self._is_azure else None,
         )
         self._field_names = _map_field_names(self._request_rules)
@@ -749,7 +750,8 @@ class OpenAI:
     def _create_generation_decoder(self, request: GenerationRequest) -> ResponseDecoder:
         if self._uses_responses_api(request):
             return ResponsesDecoder(request)
-        return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
+        echoes = self._request_writer.expects_echo(request)
+        return GenerationDecoder(request, echoes=echoes, source=self.name)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

@@ -32,6 +32,7 @@ from protocols.core.request import GenerationRequest
 from protocols.passthrough import (
     PassthroughRule,
     PassthroughRules,
+    create_passthrough_decoder,
 )
 
 _COMMON_FIELD_TYPES: Final[Mapping[str, Any]] = {
@@ -61,13 +62,14 @@ def build_passthrough_rules(
     profile: WorkerProfile,
     prefix: str,
     forwards_field: Callable[[str], bool],
+    source: str,
     *,
     build_path: Callable[[str], str] | None = None,
 ) -> PassthroughRules:
     """The rules for workers of one profile, under one path prefix.
 
     ``build_path`` changes the paths; ``{model}`` in one stands for the model's name.
-    ``forwards_field`` decides whether workers may get an unknown field.
+    ``forwards_field`` decides whether workers may get an unknown field. ``source`` is the protocol.
     """
     place = build_path or f"{prefix}/{{}}".format
     rule = partial(PassthroughRule, forwards_field=forwards_field)
@@ -103,7 +105,8 @@ def build_passthrough_rules(
                 worker_params=profile.embedding,
                 client_params=DEFAULT_REQUEST_RULES.embedding,
             ),
-        }
+        },
+        create_decoder=partial(create_passthrough_decoder, source=source),
     )
 
 

@@ -8,8 +8,8 @@ Source: openvinotoolkit/model_server, src/llm/apis/openai_completions.cpp, opena
 src/embeddings/embeddings_api.cpp; the first release: src/llm/http_llm_calculator.cc of 2024.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType, json
 
@@ -37,8 +37,14 @@ from protocols.core.sse import DONE_EVENT, format_event
 from protocols.ovms import errors
 
 _encode = json.Encoder().encode
-_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls"}
-_UNKNOWN_REASON = "unknown"
+FINISH_REASONS: Final[Mapping[core_events.FinishReason, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "unknown",
+    "unknown": "unknown",
+}
 
 _TEXT_MARK = "\x00"
 _ENCODED_TEXT_MARK = _encode(_TEXT_MARK)
@@ -199,7 +205,7 @@ class GenerationEncoder:
         return {} if self._variant.early else {"text": ""}
 
     def _encode_choice(self, index: int, payload: ChoicePayload, end: ChoiceEnd | None) -> bytes:
-        reason = self._map_finish_reason(end.finish_reason) if end else None
+        reason = self._map_finish_reason(end) if end else None
         payload = payload or self._build_empty_payload()
         if self._variant.early:
             choice = {"finish_reason": reason, "index": index, "logprobs": None, **payload}
@@ -228,15 +234,17 @@ class GenerationEncoder:
         )
         return format_event(_encode(chunk))
 
-    def _map_finish_reason(self, reason: core_events.FinishReason) -> str:
+    def _map_finish_reason(self, end: ChoiceEnd | UnaryChoice) -> str:
         """Map a finish reason; the first release has only ``stop``."""
-        return "stop" if self._variant.early else _FINISH_REASONS.get(reason, _UNKNOWN_REASON)
+        if end.unknown_word is not None:
+            return end.unknown_word
+        return "stop" if self._variant.early else FINISH_REASONS[end.finish_reason]
 
     # unary responses
 
     def _build_unary_choice(self, choice: UnaryChoice) -> ChoicePayload:
         out: ChoicePayload = {
-            "finish_reason": self._map_finish_reason(choice.finish_reason),
+            "finish_reason": self._map_finish_reason(choice),
             "index": choice.index,
             "logprobs": None if self._variant.early else self._build_logprobs(choice),
         }

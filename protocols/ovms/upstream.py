@@ -195,7 +195,9 @@ class OvmsUpstream:
             return RerankDecoder(request, complaint)
         adapted = self._reduce_request(request, {}).request
         echoes = self._openai_writer.expects_echo(adapted)
-        return GenerationDecoder(adapted, echoes=echoes, complaint=complaint, source="ovms")
+        return GenerationDecoder(
+            adapted, echoes=echoes, complaint=complaint, source=self._protocol_name
+        )
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

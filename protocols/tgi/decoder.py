@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from protocols.chat.decoder import WORKER_FINISH_REASONS
+from protocols.chat.decoder import FINISH_REASONS
 from protocols.core import sse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
@@ -18,6 +18,7 @@ from protocols.core.events import (
     TokenLogprob,
     TopLogprob,
 )
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
@@ -28,6 +29,9 @@ from protocols.tgi.errors import raise_worker_error
 # ``/generate`` returns one object, related servers return an array of one; each event of
 # ``/generate_stream`` holds one token, the last one also the whole text and the details. Source:
 # text-generation-inference 3.3, ``router/src/lib.rs``.
+
+
+_FINISH_REASONS: Final = FinishReasonTable("tgi", FINISH_REASONS)
 
 
 class TgiToken(Struct):
@@ -58,7 +62,7 @@ class TgiToken(Struct):
 class TgiDetails(Struct):
     """Details of a unary response, or of a stream's end. Related servers send ``input_length``."""
 
-    finish_reason: str | None = None
+    finish_reason: Any = None
     generated_tokens: Any = None
     input_length: Any = None
     prompt_tokens: Any = None
@@ -256,12 +260,10 @@ class GenerateDecoder:
         """Build a choice end, usage if known, and the end of the response."""
         if details is None:
             return [ChoiceEnd("unknown"), StreamEnd()]
-        reason = WORKER_FINISH_REASONS.get(details.finish_reason or "", "unknown")
-        if reason is None:
-            raise WorkerFailed(f"The worker broke off ({(details.finish_reason or '')[:32]}).")
+        reason, word = _FINISH_REASONS.read_word(details.finish_reason, self._request.source)
         reader = self._usage_reader
         usage = reader.read_usage(details.prompt_length, details.generated_tokens)
-        return [ChoiceEnd(reason), *reader.build_end(usage)]
+        return [ChoiceEnd(reason, unknown_word=word), *reader.build_end(usage)]
 
     def _get_token_count(self, details: TgiDetails | None) -> int:
         """Return the token count of a unary response."""

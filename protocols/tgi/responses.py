@@ -6,7 +6,7 @@ Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``server.rs``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Any, Final
 
@@ -35,6 +35,14 @@ from protocols.tgi.requests import GenerateOptions
 
 SERVER_VERSION: Final = "3.3.6"
 """The release that the gateway behaves like."""
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    "eos": "eos_token",
+    "stop": "stop_sequence",
+    "length": "length",
+    "tool_calls": "eos_token",
+    "content_filter": "eos_token",
+    "unknown": "eos_token",
+}
 _LEAST_LOGPROB: Final = -9999.0
 """For a probability of 0, which JSON can't express."""
 
@@ -186,7 +194,7 @@ class GenerateEncoder:
             usage, end = self._usage, self._end or ChoiceEnd("unknown")
             tokens = self._token_count if usage is None else usage.completion_tokens
             self._pending.details = StreamDetails(
-                self._find_finish_reason(end.finish_reason, text, tokens),
+                self._find_finish_reason(end.finish_reason, end.unknown_word, text, tokens),
                 tokens,
                 self._request.sampling.seed,
                 0 if usage is None else usage.prompt_tokens,
@@ -225,7 +233,7 @@ class GenerateEncoder:
     def _build_details(self, choice: UnaryChoice, tokens: int) -> SequenceDetails:
         text = _join_text(choice)
         details = SequenceDetails(
-            self._find_finish_reason(choice.finish_reason, text, tokens),
+            self._find_finish_reason(choice.finish_reason, choice.unknown_word, text, tokens),
             tokens,
             self._request.sampling.seed,
         )
@@ -254,15 +262,19 @@ class GenerateEncoder:
     def _build_text(self, text: str) -> str:
         return self._options.inputs + text if self._options.returns_inputs else text
 
-    def _find_finish_reason(self, reason: FinishReason, text: str, tokens: int) -> str:
+    def _find_finish_reason(
+        self, reason: FinishReason, unknown_word: str | None, text: str, tokens: int
+    ) -> str:
         """The limit wins over a stop string at the same token, if the tokens were counted."""
+        if unknown_word is not None:
+            return unknown_word
         stopping, usage = self._request.stopping, self._usage
         limit = None if usage is not None and usage.source == "estimated" else stopping.max_tokens
         if reason == "length" or (limit is not None and tokens >= limit):
             return "length"
-        if reason == "stop" or (stopping.stop and text.endswith(stopping.stop)):
+        if stopping.stop and text.endswith(stopping.stop):
             return "stop_sequence"
-        return "eos_token"
+        return FINISH_REASONS[reason]
 
 
 class V1ChatEncoder(ChatEncoder):

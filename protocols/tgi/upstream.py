@@ -363,7 +363,7 @@ class TgiUpstream:
         if uses_chat_endpoint(request):
             # A stream with a tool call ends without a finish reason.
             return GenerationDecoder(
-                request, complaint=raise_worker_error, ends_calls=True, source="tgi"
+                request, complaint=raise_worker_error, ends_calls=True, source=self.name
             )
         return GenerateDecoder(request)
 

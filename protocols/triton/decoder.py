@@ -17,7 +17,6 @@ from protocols.core.errors import GatewayError, MalformedRequest, StreamBroken, 
 from protocols.core.events import (
     ChoiceEnd,
     Event,
-    FinishReason,
     ResponseMetadata,
     StreamStart,
     TextDelta,
@@ -25,6 +24,7 @@ from protocols.core.events import (
     TopLogprob,
     Usage,
 )
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
@@ -40,17 +40,18 @@ _MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
 """Bytes that require a closer look for numbers that are not JSON."""
 NO_REASON: Final = "None"
 """Finish reason values that mean "none yet"."""
-FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
-    "stop": "eos",
-    "eos": "eos",
-    "length": "length",
-    "max_tokens": "length",
-    "abort": None,
-    "error": None,
-    "cancelled": None,
-    "timeout": None,
-    "not_finished": None,
-}
+FINISH_REASONS: Final = FinishReasonTable(
+    "triton",
+    {
+        "stop": "eos",
+        "eos": "eos",
+        "length": "length",
+        "max_tokens": "length",
+        "cancelled": None,
+        "timeout": None,
+        "not_finished": None,
+    },
+)
 """Finish reasons of vLLM and TensorRT-LLM; None is a worker failure."""
 _decode_json = msgspec.json.Decoder().decode
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
@@ -465,10 +466,10 @@ class GenerateDecoder:
         return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)
 
     def _build_choice_end(self, wire: str, index: int, parsed: ParsedResponse) -> ChoiceEnd:
-        reason = FINISH_REASONS.get(wire, "unknown")
-        if reason is None:
-            raise WorkerFailed(f"The worker broke off ({wire}).")
+        reason, word = FINISH_REASONS.read_word(wire, self._request.source)
         self._ended_choices.add(index)
+        if word is not None:
+            return ChoiceEnd(reason, index, unknown_word=word)
         stop = parsed.stop_reasons[index] if index < len(parsed.stop_reasons) else NO_REASON
         if reason != "eos" or stop == NO_REASON:
             return ChoiceEnd(reason, index)

@@ -25,6 +25,7 @@ from protocols.core.errors import (
     WorkerFailed,
 )
 from protocols.core.events import ChoiceEnd, Event, StreamStart, TextDelta
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.interfaces import (
     ClientRequest,
     PassthroughReader,
@@ -148,6 +149,13 @@ _PROMPT_TOKENS: Final = TokenCountReplacer("num_input_tokens")
 _COMPLETION_TOKENS: Final = TokenCountReplacer("num_output_tokens", keeps_lists=True)
 
 
+_FINISH_REASONS: Final = FinishReasonTable(
+    FINISH_REASONS.source,
+    {word: reason for word, reason in FINISH_REASONS.words.items() if reason is not None},
+)
+"""Clients of the same protocol get the words with which a server says that it cancelled."""
+
+
 class _ResponseTracker:
     """Collects what the gateway records of a response."""
 
@@ -172,6 +180,7 @@ class _ResponseTracker:
         for reason in _list_values(outputs, "finish_reason"):
             if isinstance(reason, str) and (self._finish_reason is None or reason != _NO_REASON):
                 self._finish_reason = reason
+                _FINISH_REASONS.read_word(reason, "")  # raises an error at once
         values = (
             _list_values(outputs, TEXT_OUTPUT)
             if TEXT_OUTPUT in outputs
@@ -196,8 +205,10 @@ class _ResponseTracker:
         """Raise StreamBroken if the model reports finish reasons, and sent none."""
         if self._token_per_event and self._finish_reason == _NO_REASON:
             raise StreamBroken("The worker's stream stopped before its end.")
+        word = None if self._finish_reason == _NO_REASON else self._finish_reason
+        reason, unknown_word = _FINISH_REASONS.read_word(word, "")
         usage = self._usage_reader.read_usage(self._prompt_tokens, self._token_count)
-        end = ChoiceEnd(FINISH_REASONS.get(self._finish_reason or "") or "unknown")
+        end = ChoiceEnd(reason, unknown_word=unknown_word)
         return [end, *self._usage_reader.build_end(usage)]
 
 

@@ -46,7 +46,7 @@ from protocols.triton.tensors import flatten_values
 
 # The values of a response next to its text, for each choice.
 
-_FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
+FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
     "eos": "stop",
     "stop": "stop",
     "length": "length",
@@ -55,7 +55,7 @@ _FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
     "unknown": "None",
     None: "None",
 }
-"""Triton writes Python's None while a choice is running."""
+"""``unknown``: the worker gave no reason. Triton writes Python's None while a choice is running."""
 
 
 class ChoiceOutput(Struct):
@@ -68,6 +68,7 @@ class ChoiceOutput(Struct):
     tokens: int = 0
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    unknown_word: str | None = None
     logprobs: Sequence[TokenLogprob] = ()
     cumulative_logprob: float | None = None
 
@@ -87,6 +88,7 @@ def _build_choice_output(choice: UnaryChoice, answer: UnaryResponse) -> ChoiceOu
         tokens=tokens,
         finish_reason=choice.finish_reason,
         matched_stop=choice.matched_stop,
+        unknown_word=choice.unknown_word,
         logprobs=own,
         cumulative_logprob=sum_logprobs(own) if own else None,
     )
@@ -138,7 +140,7 @@ _LOGPROB_OUTPUTS: Final = frozenset(
 )
 _OUTPUT_READERS: Final[Mapping[str, Callable[[ChoiceOutput], Any]]] = {
     "text_output": lambda piece: piece.text,
-    "finish_reason": lambda piece: _FINISH_REASONS[piece.finish_reason],
+    "finish_reason": lambda piece: piece.unknown_word or FINISH_REASONS[piece.finish_reason],
     "stop_reason": lambda piece: str(piece.matched_stop),
     "num_output_tokens": lambda piece: piece.tokens,
     "cumulative_logprob": lambda piece: piece.cumulative_logprob,
@@ -268,6 +270,7 @@ class GenerateEncoder:
                 case ChoiceEnd(reason, index, stop) if rows or self._reports_finish_reason():
                     piece = self._get_choice_output(rows, index, fresh=False)
                     piece.finish_reason, piece.matched_stop = reason, stop
+                    piece.unknown_word = event.unknown_word
                 case _:
                     pass
         return rows

@@ -94,7 +94,7 @@ async def test_other_line_ends_of_a_stream_are_not_forwarded(
 
 
 @every_protocol
-@pytest.mark.parametrize("word", ["eos_token", "stop_sequence", "EOS", "eos"])
+@pytest.mark.parametrize("word", ["eos_token", "stop_sequence", "eos"])
 async def test_foreign_finish_reasons_of_a_stream_are_not_forwarded(
     serve: Serve, protocol: str, word: str
 ) -> None:

@@ -18,7 +18,6 @@ from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
-    FinishReason,
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
@@ -28,8 +27,10 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
+from protocols.openai.responses_api.requests import SOURCE
 from protocols.openai.responses_api.tools import join_tool_name
 
 _encode = msgspec.json.Encoder().encode
@@ -67,10 +68,14 @@ _CALL_KEYS: Final[Mapping[str, str]] = {
 }
 """The types of calls, with the field of their arguments."""
 _CONTENT_TYPES: Final = frozenset({"message", "reasoning"})
-_INCOMPLETE_REASONS: Final[Mapping[Any, FinishReason]] = {
-    "max_output_tokens": "length",
-    "content_filter": "content_filter",
-}
+STATUSES: Final = FinishReasonTable(SOURCE, {"completed": "eos"})
+INCOMPLETE_REASONS: Final = FinishReasonTable(
+    SOURCE, {"max_output_tokens": "length", "content_filter": "content_filter"}
+)
+INCOMPLETE_PREFIX: Final = "incomplete: "
+"""Starts the unknown word of a choice's end if that is the reason of an incomplete response; else
+it is the response's status."""
+_FAILED_STATUSES: Final = frozenset({"failed", "cancelled"})
 
 
 class _OutputState(Struct):
@@ -92,6 +97,7 @@ class ResponsesDecoder:
         self, request: GenerationRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
         self._raise_if_error = complaint
+        self._source = request.source
         self._body_reader = sse.ResponseBodyReader()
         self._sse_parser = sse.SseParser()
         self._usage_reader = UsageReader(request)
@@ -158,8 +164,10 @@ class ResponsesDecoder:
                 self._read_item(event, events, is_done=True)
             case "response.created" | "response.in_progress":
                 self._read_metadata(_as_object(event.response), events)
-            case "response.completed" | "response.incomplete" | "response.failed":
+            case "response.completed" | "response.incomplete":
                 self._end_response(_as_object(event.response), events)
+            case "response.failed":
+                self._end_response({**_as_object(event.response), "status": "failed"}, events)
             case "response.queued" | "response.output_text.done":
                 pass
             case _:
@@ -260,23 +268,30 @@ class ResponsesDecoder:
 
     def _end_response(self, response: _Object, events: list[Event]) -> None:
         """The last events, from the final response. Raises the error of one that failed."""
-        status = response.get("status")
-        if status in ("failed", "cancelled"):
+        if response.get("status") in _FAILED_STATUSES:
             self._raise_if_error(_encode({"error": response.get("error")}))
-            raise WorkerFailed(f"The worker's response is {status}.")
+            raise WorkerFailed(f"The worker's response is {response['status']}.")
         self._read_metadata(response, events)
         output = response.get("output")
         for index, item in enumerate(output if isinstance(output, list) else ()):
             event = _WireEvent(output_index=index, item=item)
             if not self._find_item(event).is_done:
                 self._read_item(event, events, is_done=True)
-        reason: FinishReason = "tool_calls" if self._call_count else "eos"
-        if status == "incomplete":
-            details = _as_object(response.get("incomplete_details"))
-            reason = _INCOMPLETE_REASONS.get(details.get("reason"), "unknown")
-        events.append(ChoiceEnd(reason))
+        events.append(self._build_choice_end(response))
         self._is_done = True
         events += self._usage_reader.build_end(self._read_usage(response.get("usage")))
+
+    def _build_choice_end(self, response: _Object) -> ChoiceEnd:
+        """The end, whose unknown word is the status, or the reason of an incomplete response."""
+        status = response.get("status")
+        if status == "incomplete":
+            details = _as_object(response.get("incomplete_details"))
+            reason, word = INCOMPLETE_REASONS.read_word(details.get("reason"), self._source)
+            return ChoiceEnd(reason, unknown_word=word and INCOMPLETE_PREFIX + word)
+        reason, word = STATUSES.read_word(status, self._source)
+        if word is None and self._call_count:
+            reason = "tool_calls"
+        return ChoiceEnd(reason, unknown_word=word)
 
     def _read_usage(self, value: Any) -> Usage | None:
         usage = _as_object(value)

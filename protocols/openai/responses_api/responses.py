@@ -38,6 +38,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
+from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
 from protocols.openai.responses_api.requests import ResponsesRequest
@@ -403,10 +404,15 @@ _OutputItem = _MessageItem | _ReasoningItem | _CallItem
 
 _GENERATED_CALL_ID: Final = re.compile(r"call_\d{1,4}_\d{1,4}")
 """An id that a decoder made, because the worker sent none. It would repeat in the next turn."""
-_INCOMPLETE_REASONS: Final[Mapping[FinishReason, str]] = {
+FINISH_REASONS: Final[Mapping[FinishReason, str | None]] = {
+    "eos": None,
+    "stop": None,
     "length": "max_output_tokens",
+    "tool_calls": None,
     "content_filter": "content_filter",
+    "unknown": None,
 }
+"""Why a response is incomplete; None if it is complete."""
 _ITEM_PREFIXES: Final = {
     "message": "msg",
     "reasoning": "rs",
@@ -444,6 +450,7 @@ class ResponsesEncoder:
         self._item_count = 0
         self._output: list[Mapping[str, Any]] = []
         self._usage: Usage | None = None
+        self._status = "completed"
         self._incomplete_reason: str | None = None
         self._final: Mapping[str, Any] = {}
 
@@ -618,22 +625,34 @@ class ResponsesEncoder:
 
     def _end_output(self, event: ChoiceEnd) -> bytes:
         """End the last item; before it, encode what waited for an open call."""
-        self._incomplete_reason = _INCOMPLETE_REASONS.get(event.finish_reason)
+        self._set_status(event)
         out = []
         while self._waiting:
             out.append(self._end_item("completed"))
             waiting, self._waiting = self._waiting, []
             out += [self._encode_output(one) for one in waiting]
-        out.append(self._end_item("incomplete" if self._incomplete_reason else "completed"))
+        out.append(self._end_item("completed" if self._status == "completed" else "incomplete"))
         return b"".join(out)
+
+    def _set_status(self, end: ChoiceEnd) -> None:
+        word = end.unknown_word
+        if word is not None and not word.startswith(INCOMPLETE_PREFIX):
+            self._status = word
+            return
+        self._incomplete_reason = (
+            FINISH_REASONS[end.finish_reason]
+            if word is None
+            else word.removeprefix(INCOMPLETE_PREFIX)
+        )
+        self._status = "completed" if self._incomplete_reason is None else "incomplete"
 
     def _end_response(self) -> bytes:
         begun = self._begin()
-        status = "incomplete" if self._incomplete_reason else "completed"
-        self._final = self._build_response(status)
+        self._final = self._build_response(self._status)
         if self._decoded.stores:
             self.stored_response = self._build_stored()
-        return begun + self._writer.write(f"response.{status}", response=self._final)
+        kind = "completed" if self._status == "completed" else "incomplete"
+        return begun + self._writer.write(f"response.{kind}", response=self._final)
 
     # --- objects ----------------------------------------------------------------------------------
 
@@ -740,7 +759,7 @@ def list_choice_events(choice: UnaryChoice) -> list[Event]:
     for number, call in enumerate(choice.tool_calls):
         events.append(ToolCallStart(0, number, call.id, call.name, call.kind))
         events.append(ToolCallDelta(0, number, call.arguments))
-    events.append(ChoiceEnd(choice.finish_reason))
+    events.append(ChoiceEnd(choice.finish_reason, unknown_word=choice.unknown_word))
     return events
 
 

@@ -356,9 +356,11 @@ def test_rc1_stop_sequence_in_a_chat_stream_is_raised() -> None:
         [format_chat_chunk("Hi") + format_chat_chunk("x", '"stop_sequence"') + END]
     )
     assert data is not None
-    assert json.loads(data[6:]) == json.loads(
-        format_chat_chunk("Hi").replace(b"served", b"llama_65b")[6:]
-    )
+    first, second = data.split(b"\n\n")[:-1]
+    for event, text in ((first, "Hi"), (second, "x")):
+        assert json.loads(event[6:]) == json.loads(
+            format_chat_chunk(text).replace(b"served", b"llama_65b")[6:]
+        )
     with pytest.raises(WorkerFailed):
         passage.close()
 
