@@ -111,7 +111,7 @@ async def test_w98_openai_client_raises_not_found(client: openai.AsyncOpenAI) ->
 
 
 async def test_broken_stream_raises_in_the_openai_client(client: openai.AsyncOpenAI) -> None:
-    """The dialect's own error shape would pass for a short answer there."""
+    """The protocol's own error shape would pass for a short answer there."""
     async with client:
         stream = await client.chat.completions.create(
             model="mock-cut", messages=[{"role": "user", "content": "say hi"}], stream=True

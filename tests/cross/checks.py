@@ -1,4 +1,4 @@
-"""What a worker holds a request's fields against: its dialect's names, types and ranges."""
+"""What a worker holds a request's fields against: its protocol's names, types and ranges."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final

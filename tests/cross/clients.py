@@ -1,4 +1,4 @@
-"""How each client dialect asks, and how its answers are read: by their bytes alone."""
+"""How each client protocol asks, and how its answers are read: by their bytes alone."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class DecodedResponse(Struct):
     error: str = ""
     """What an error in a stream says."""
     done: bool = False
-    """The dialect's own end has come, where it has one."""
+    """The protocol's own end has come, where it has one."""
 
     def more(self, index: int, text: str | None) -> None:
         """A piece of a choice."""
@@ -62,7 +62,7 @@ class Client(Struct, frozen=True, kw_only=True):
     counts: bool = False
     """By its contract an answer of so many tokens as it may have has reached its limit."""
     limits: bool = False
-    """It always says how long an answer may be, or its dialect does."""
+    """It always says how long an answer may be, or its protocol does."""
     end: bytes = b"data: [DONE]\n\n"
     """The last thing in a stream that came to its end."""
     prefix: bytes = b"data: "
@@ -156,7 +156,7 @@ def _build_chat_body(model: str, options: RequestOptions) -> Json:
 
 
 def _build_chat_body_without_stream_options(model: str, options: RequestOptions) -> Json:
-    """Without what this dialect does not name."""
+    """Without what this protocol does not name."""
     return {
         name: got
         for name, got in _build_chat_body(model, options).items()
@@ -634,4 +634,4 @@ CLIENTS: Final = (
         end=b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
     ),
 )  # fmt: skip
-"""Adding a client dialect costs one row and what reads its answers."""
+"""Adding a client protocol costs one row and what reads its answers."""

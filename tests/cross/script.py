@@ -1,4 +1,4 @@
-"""What every scripted worker says: a small model that does as it is told, in no dialect yet."""
+"""What every scripted worker says: a small model that does as it is told, in no protocol yet."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The same question in every client dialect has the same answer from every worker dialect."""
+"""The same question in every client protocol has the same answer from every worker protocol."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Where the scripted workers stand: one server, a path prefix for each, every byte its own.
 
-A desk is one kind of worker. It reads what it is asked after its dialect's documents, notes all
+A desk is one kind of worker. It reads what it is asked after its protocol's documents, notes all
 that a real one would refuse or not know, and tells which bytes it would answer with.
 """
 
@@ -47,7 +47,7 @@ class ReceivedRequest(Struct, kw_only=True):
     body: bytes
     scenario: str = ""
     faults: list[str] = field(default_factory=list)
-    """What is wrong with it, in its dialect."""
+    """What is wrong with it, in its protocol."""
     disconnected_at: float | None = None
     """When the other side left the unfinished answer, on the loop's clock."""
 

@@ -1,6 +1,6 @@
 """What answers in the place of a reader's own workers, page by page: scripted echoes.
 
-Each speaks the dialect of the server that a page names, on the port that it names. Nothing here is
+Each speaks the protocol of the server that a page names, on the port that it names. Nothing here is
 vLLM, Triton, MindIE or an OpenVINO Model Server: what these really do is proved elsewhere, by
 transcripts, and before Triton itself (tests/oracle).
 """

@@ -1,4 +1,4 @@
-"""A small dialect for tests of the pool, and the pool around it.
+"""A small protocol for tests of the pool, and the pool around it.
 
 A worker writes lines: JSON objects ``{"text": "..."}``, and at last ``end``. A line that begins
 with ``start`` says nothing of the answer.
@@ -78,7 +78,7 @@ class LineDecoder:
 
 
 class LineProtocol:
-    """A WorkerDialect."""
+    """An UpstreamAdapter."""
 
     name = "lines"
     health_request = UpstreamRequest("/health", b"", method="GET")

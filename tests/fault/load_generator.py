@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 class LoadGenerator:
-    """Sends requests in every dialect in turn, streamed and whole.
+    """Sends requests in every protocol in turn, streamed and whole.
 
     Of every ``leaves`` requests one leaves when it has heard something; 0: all stay.
     """

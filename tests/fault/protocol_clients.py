@@ -1,4 +1,4 @@
-"""A gateway before raw workers that speak OpenAI, and clients of every dialect before it.
+"""A gateway before raw workers that speak OpenAI, and clients of every protocol before it.
 
 async with raw(STREAM, HANG) as worker:
     front = await before(serve, worker)
@@ -83,7 +83,7 @@ def build_pool_config(
     timeouts: Mapping[str, str] | None = None,
     **pool: Any,
 ) -> str:
-    """A gateway in every dialect before workers of these URLs. ``pool`` as in the file."""
+    """A gateway in every protocol before workers of these URLs. ``pool`` as in the file."""
     times = TIMEOUTS | dict(timeouts or {})
     config: dict[str, Any] = {
         "listeners": [{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
@@ -143,7 +143,7 @@ async def get_single_record(front: RunningGateway) -> RequestRecord:
 
 
 class Client(Struct, frozen=True):
-    """One dialect: how a request is written, and how a stream's end and an error in it show."""
+    """One protocol: how a request is written, and how a stream's end and an error in it show."""
 
     way: ClientProtocol
     ends: bytes
@@ -196,13 +196,13 @@ def parametrize_cases(cases: Mapping[str, Any], *common: str) -> pytest.MarkDeco
 
 
 async def send_request(front: RunningGateway, client: Client, *, stream: bool) -> httpx.Response:
-    """One request in this dialect, and its answer."""
+    """One request in this protocol, and its answer."""
     path, body = client.way.call("m", stream=stream)
     return await front.http.post(path, content=body, headers=JSON)
 
 
 def is_complete(got: httpx.Response, client: Client) -> bool:
-    """Whether a stream had its dialect's end, and no error."""
+    """Whether a stream had its protocol's end, and no error."""
     return (
         got.status_code == 200
         and client.ends in got.content

@@ -1,4 +1,4 @@
-"""Streams of every dialect, heard word by word while they come."""
+"""Streams of every protocol, heard word by word while they come."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ class StreamingRequest:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ended as a good answer does in its dialect."""
+        """Whether it ended as a good answer does in its protocol."""
         client = self.client
         return (
             self.status == 200 and client.ends in self.data and client.error_text not in self.data

@@ -1,4 +1,4 @@
-"""A dialect with a request that stops another: it is sent when an answer is given up."""
+"""A protocol with a request that stops another: it is sent when an answer is given up."""
 
 import asyncio
 from contextlib import aclosing, suppress

@@ -39,7 +39,7 @@ def refusing_url() -> Iterator[str]:
 
 
 async def send_requests(front: RunningGateway, times: int, at_once: int) -> list[httpx.Response]:
-    """So many requests, of every dialect in turn, streamed and not; so many at a time."""
+    """So many requests, of every protocol in turn, streamed and not; so many at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> httpx.Response:

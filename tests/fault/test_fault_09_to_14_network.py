@@ -41,7 +41,7 @@ async def network_link() -> AsyncIterator[NetworkLink]:
 
 
 async def send_to_all_protocols(front: RunningGateway, *, stream: bool) -> list[int]:
-    """One request of every dialect, at once; the statuses of the answers that are complete."""
+    """One request of every protocol, at once; the statuses of the answers that are complete."""
     hearings = [StreamingRequest(front, client, stream=stream) for client in CLIENTS]
     await wait_for_end(hearings, within=10.0)
     return [one.status for one in hearings if one.words == list(range(5))]

@@ -35,7 +35,7 @@ REFUSED = (
     f'"param": "{CANARY}", "code": "{CANARY}"}}}}'
 )
 PLAIN_FIELDS = frozenset({"role", "type", "model", "tool_choice"})
-"""Fields whose texts are words of their dialects."""
+"""Fields whose texts are words of their protocols."""
 
 
 def insert_canary(value: Any, name: str = "") -> Any:
@@ -52,7 +52,7 @@ def insert_canary(value: Any, name: str = "") -> Any:
 
 
 def list_request_bodies(model: str) -> Iterator[tuple[str, Any]]:
-    """Paths, and what is sent there: good requests of every dialect, and what spoils them."""
+    """Paths, and what is sent there: good requests of every protocol, and what spoils them."""
     for client in CLIENTS:
         for request_fields in REQUEST_FIELDS:
             path = (request_fields.stream and client.stream_path) or client.path

@@ -41,12 +41,12 @@ NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
     "mindie chat": (422, b"Got model m, but not found in server"),
     "ovms": (404, b"Mediapipe graph definition with requested name is not found"),
 }
-"""How each dialect says that there is no such model."""
+"""How each protocol says that there is no such model."""
 LISTENER = {"address": "127.0.0.1:0", "protocols": PROTOCOLS}
 
 
 def build_pool_config(worker: str, **parts: Any) -> str:
-    """A gateway in every dialect before this worker."""
+    """A gateway in every protocol before this worker."""
     pool = POOL | {"workers": [worker], "timeouts": TIMEOUTS, "policy": "least_load"}
     response = {
         "listeners": [LISTENER],
@@ -62,7 +62,7 @@ def build_pool_config(worker: str, **parts: Any) -> str:
 async def run_under_load(
     gateway: GatewayProcess, observations: list[ClientObservation], rate: float = RATE
 ) -> AsyncIterator[None]:
-    """Clients of every dialect come all the while; what they heard is kept at the end."""
+    """Clients of every protocol come all the while; what they heard is kept at the end."""
     async with LoadGenerator(gateway.port) as load:
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -243,7 +243,7 @@ class StreamedRequest:
 async def test_fault_46_removed_model_finishes_its_streams_and_returns_404(
     tmp_path: Path,
 ) -> None:
-    """In every dialect. The model's pool goes, too."""
+    """In every protocol. The model's pool goes, too."""
     async with (
         WorkerProcess(words=WORDS, pace=PACE) as worker,
         GatewayProcess(tmp_path, build_pool_config(worker.url), "--no-watch") as gateway,

@@ -31,7 +31,7 @@ REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content"
 async def test_fault_49_upgrade_under_load_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """In every dialect, streams and whole answers, on kept connections and new ones."""
+    """In every protocol, streams and whole answers, on kept connections and new ones."""
     got = await run_upgrades(tmp_path, upgrades=2, rate=RATE)
     record_property("requests a second", round(got.rate))
 

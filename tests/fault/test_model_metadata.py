@@ -1,4 +1,4 @@
-"""A dialect that has to know something of a model has its workers asked about it."""
+"""A protocol that has to know something of a model has its workers asked about it."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A pool that speaks a real dialect to a worker which misbehaves in it."""
+"""A pool that speaks a real protocol to a worker which misbehaves in it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -229,7 +229,7 @@ async def test_failure_is_raised_after_the_received_events(
 
 
 async def test_stream_end_is_reported_before_the_http_body_ends() -> None:
-    """What comes after the dialect's end can neither break the answer nor hold up its end."""
+    """What comes after the protocol's end can neither break the answer nor hold up its end."""
     never = asyncio.Event()
     async with (
         ScriptedWorker([build_stream(HELLO, STOP, DONE), never]) as worker,

@@ -99,7 +99,7 @@ BROKEN = [
     Fault("cut inside a chunk", [CHUNKED + SAYS + b"ff\r\n{", CLOSE], StreamBroken, "Hello"),
     Fault("cut before the last chunk", [CHUNKED + SAYS, CLOSE], StreamBroken, "Hello"),
     Fault("a chunk of no size", [CHUNKED + SAYS, 0.05, b"zz\r\n"], StreamBroken, "Hello"),
-    Fault("no end in the dialect", [chunked(encode_line("Hello"))], StreamBroken, "Hello"),
+    Fault("no end in the protocol", [chunked(encode_line("Hello"))], StreamBroken, "Hello"),
     Fault("ended by the close", [head() + encode_line("Hello"), CLOSE], StreamBroken, "Hello"),
     Fault(
         "too short",

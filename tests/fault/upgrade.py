@@ -3,7 +3,7 @@
     python -m tests.fault.upgrade --runs 5 --rate 200
 
 Each time another process takes over the listeners, and the one before it ends when what runs in it
-has. Clients of every dialect come all the while, on connections that they keep and on new ones.
+has. Clients of every protocol come all the while, on connections that they keep and on new ones.
 """
 
 import asyncio

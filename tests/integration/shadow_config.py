@@ -50,7 +50,7 @@ TRIED = (
     + """
 backends:
   one: {kind: echo, script: [a, b, c], delay: 5ms}
-  tried: {protocol: DIALECT, workers: [WORKERS], health: {interval: 1h}, timeouts: {connect: 1s}}
+  tried: {protocol: PROTOCOL, workers: [WORKERS], health: {interval: 1h}, timeouts: {connect: 1s}}
 models:
   chat: {versions: {"1": {backend: one}, "2": {backend: tried, model: new}},
          split: {weights: {"1": 1, "2": 0}}, SHADOW}
@@ -70,7 +70,7 @@ def build_worker_config(
     *workers: ScriptedWorker, protocol: str = "openai", shadow: str = SHADOW, text: str = TRIED
 ) -> str:
     urls = ", ".join(f'"{worker.url}"' for worker in workers)
-    return text.replace("DIALECT", protocol).replace("WORKERS", urls).replace("SHADOW", shadow)
+    return text.replace("PROTOCOL", protocol).replace("WORKERS", urls).replace("SHADOW", shadow)
 
 
 PROBED = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

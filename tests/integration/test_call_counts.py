@@ -43,7 +43,7 @@ class Calls(Struct, frozen=True):
 
 
 STATED: Final = {
-    # client's dialect, worker's dialect; "varied" is OpenAI's, with requests that differ,
+    # client's protocol, worker's protocol; "varied" is OpenAI's, with requests that differ,
     # have tools and headers of an ingress, and are answered with streamed tool calls
     ("openai", "openai"): Calls(324, 610, 31),
     ("openai", "triton"): Calls(520, 672, 35),
@@ -64,7 +64,7 @@ listeners:
 admin: {{address: "127.0.0.1:0"}}
 backends:
   pool:
-    protocol: {dialect}
+    protocol: {protocol}
     {more}
     workers: ["{url}"]
     health: {{interval: 1h}}
@@ -122,7 +122,7 @@ REQUESTS: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
 
 
 def get_worker_form(client: str, protocol: str) -> str:
-    """As what a worker of this dialect is asked for this client."""
+    """As what a worker of this protocol is asked for this client."""
     if protocol == "triton":
         return "generate"
     return {"openai": "chat", "varied": "tools"}.get(client, "completion")
@@ -317,7 +317,7 @@ async def measure_calls(client: str, protocol: str, folder: Path) -> Calls:
     worker = Worker()
     more = f'profile: vllm\n    chat_template: "{template}"' if protocol == "triton" else ""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    text = CONFIG.format(dialect=protocol, more=more, url=worker.url, digest=digest)
+    text = CONFIG.format(protocol=protocol, more=more, url=worker.url, digest=digest)
     outside, _, _ = set_up_metrics(build_services(), dict, "")
     now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
     [listener_id] = now.handlers

@@ -1,4 +1,4 @@
-"""What cannot be added later, over a real socket and in every dialect."""
+"""What cannot be added later, over a real socket and in every protocol."""
 
 import asyncio
 from typing import Any
@@ -196,7 +196,7 @@ async def test_malformed_body_is_rejected_and_the_next_request_succeeds(
     path, good = way.call("mock", stream=False)
 
     refused = await mock.http.post(path, content=bad, headers=JSON)
-    # Triton answers 500 to what its JSON layer refuses; every other dialect has a 4xx for it.
+    # Triton answers 500 to what its JSON layer refuses; every other protocol has a 4xx for it.
     assert refused.status_code in ({400, 500} if way.name == "triton" else range(400, 500))
     assert msgspec.json.decode(refused.content)
     assert mock.records[0].outcome == "client_error"

@@ -318,7 +318,7 @@ async def test_invalid_explain_request_is_rejected(
         ("/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "a"}]}),
         ("/v2/models/chat/generate", {"text_input": "a", "parameters": {"temperature": 0.25}}),
     ],
-    ids=["translated", "passed-on", "another-dialect"],
+    ids=["translated", "passed-on", "another-protocol"],
 )
 async def test_dry_run_predicts_the_exact_worker_request(
     serve: Serve, path: str, body: dict[str, Any]

@@ -88,7 +88,7 @@ async def send_chat(
 
 
 async def test_jwt_authenticates_like_an_api_key(serve: Serve) -> None:
-    """And its keys are found, rotated and refused in the dialect's words."""
+    """And its keys are found, rotated and refused in the protocol's words."""
     async with run_issuer() as one:
         listeners = [{"address": "127.0.0.1:0", "protocols": ["openai", "databricks"]}]
         gateway = await serve(

@@ -1,4 +1,4 @@
-"""What keys may take, over a real socket and in every dialect."""
+"""What keys may take, over a real socket and in every protocol."""
 
 import asyncio
 import hashlib
@@ -81,7 +81,7 @@ async def wait_until(true: Any) -> None:
 
 
 class ProtocolErrors(Struct, frozen=True):
-    """How a dialect is asked, and how it refuses: status and body."""
+    """How a protocol is asked, and how it refuses: status and body."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""What a newcomer sees: the built-in configuration, the built-in model, every dialect, Paris."""
+"""What a newcomer sees: the built-in configuration, the built-in model, every protocol, Paris."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Forms and functions with the built-in model, in every dialect that has words for them."""
+"""Forms and functions with the built-in model, in every protocol that has words for them."""
 
 import re
 from collections.abc import Iterator
@@ -238,7 +238,7 @@ def test_unsupported_schema_keyword_is_rejected_by_name(url: str, schema: Any, n
     assert name in error["message"]
 
 
-# --- every dialect ------------------------------------------------------------------------------
+# --- every protocol ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PATHS)

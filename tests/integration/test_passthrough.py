@@ -1,4 +1,4 @@
-"""A client and workers of one dialect: the client's own bytes go on, the worker's come back."""
+"""A client and workers of one protocol: the client's own bytes go on, the worker's come back."""
 
 import json
 from typing import Any

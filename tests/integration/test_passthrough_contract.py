@@ -40,7 +40,7 @@ async def ask(serve: Serve, protocol: str, *events: bytes, is_stream: bool = Tru
     if protocol == "databricks":
         del body["model"]
     async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(FRONT.format(dialect=protocol, worker=worker.url))
+        front = await serve(FRONT.format(protocol=protocol, worker=worker.url))
         answer = await front.http.post(PATHS[protocol], json=body)
     assert answer.status_code == 200, answer.text
     [record] = front.records

@@ -1,4 +1,4 @@
-"""Clients and workers of one dialect, other than OpenAI's: bytes go on, and bytes come back."""
+"""Clients and workers of one protocol, other than OpenAI's: bytes go on, and bytes come back."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ from tests.fakes import CLOSE, HANG, ScriptedWorker
 from tests.integration.test_passthrough import build_stream_reply, get_post_bodies, whole
 
 FRONT = """
-listeners: [{{address: "127.0.0.1:0", protocols: [{dialect}]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [{protocol}]}}]
 limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{protocol: {dialect}, workers: ["{worker}"], health: {{interval: 1h}}}}
+  pool: {{protocol: {protocol}, workers: ["{worker}"], health: {{interval: 1h}}}}
 models:
   chat: {{backend: pool, model: llama}}
 """
@@ -113,7 +113,7 @@ WAYS = {
 
 
 async def serve_gateway(serve: Serve, worker: ScriptedWorker, protocol: str) -> RunningGateway:
-    return await serve(FRONT.format(dialect=protocol, worker=worker.url))
+    return await serve(FRONT.format(protocol=protocol, worker=worker.url))
 
 
 async def send_case(front: RunningGateway, way: PassthroughCase) -> Any:

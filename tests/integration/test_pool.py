@@ -1,4 +1,4 @@
-"""Every client dialect before a pool of OpenAI-speaking workers, which are gateways themselves."""
+"""Every client protocol before a pool of OpenAI-speaking workers, which are gateways themselves."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Two dialects have the same paths; which is meant is configuration, never the body."""
+"""Two protocols have the same paths; which is meant is configuration, never the body."""
 
 import hashlib
 
@@ -28,7 +28,7 @@ WITHOUT_HEADER = SHARED.replace("    protocol_header: true\n", "")
 async def detect_error_protocol(
     gateway: RunningGateway, model: str, key: str, **headers: str
 ) -> str:
-    """The dialect of the answer, by how it tells of a body that can't be read."""
+    """The protocol of the answer, by how it tells of a body that can't be read."""
     answer = await gateway.http.post(
         f"/v2/models/{model}/generate",
         content=b"{",

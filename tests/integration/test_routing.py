@@ -1,4 +1,4 @@
-"""Sticky splits and rules on a running gateway, in every dialect that shares its listener."""
+"""Sticky splits and rules on a running gateway, in every protocol that shares its listener."""
 
 import hashlib
 from collections.abc import Mapping

@@ -62,7 +62,7 @@ BODY = b'{"model": "mock", "messages": [{"role": "user", "content": "hi"}]}'
 
 
 def list_endpoints() -> Iterator[tuple[str, Endpoint]]:
-    """Every endpoint of every dialect, and the prefix under which it is."""
+    """Every endpoint of every protocol, and the prefix under which it is."""
     for name in filter(REGISTERED.serves_clients, REGISTERED.names):
         prefix = f"/{name}" if name in ("mindie", "tgi") else ""
         for endpoint in REGISTERED.load_adapter_class(name)(None).endpoints:
@@ -84,7 +84,7 @@ async def get_status(running: RunningGateway, method: str, path: str, **headers:
 
 
 async def test_every_non_public_endpoint_requires_a_key(serve: Serve) -> None:
-    """Each dialect has a status of its own for that, so the record is asked what it meant."""
+    """Each protocol has a status of its own for that, so the record is asked what it meant."""
     running = await serve(CONFORMANCE)
     for prefix, endpoint in list_endpoints():
         path = prefix + endpoint.path.format_map(PathParameters())
@@ -141,7 +141,7 @@ async def run_canary_server() -> AsyncIterator[tuple[str, list[bytes]]]:
 async def test_request_fields_and_headers_cannot_choose_the_upstream_address(
     serve: Serve, worker: str
 ) -> None:
-    """The client's bytes are passed on where the dialects are the same, and else translated."""
+    """The client's bytes are passed on where the protocols are the same, and else translated."""
     behind = await serve(CONFORMANCE.partition("\nkeys:")[0])
     running = await serve(f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]

@@ -1,4 +1,4 @@
-"""The dialect held against a real Triton server: the same requests, the same answers."""
+"""The protocol held against a real Triton server: the same requests, the same answers."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""A real Triton server as the gateway's worker, asked in the dialects of clients."""
+"""A real Triton server as the gateway's worker, asked in the protocols of clients."""
 
 from collections.abc import Callable
 from typing import Any

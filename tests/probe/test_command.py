@@ -73,7 +73,7 @@ def test_json_output_lists_each_probe_and_the_totals(url: str) -> None:
 
 
 def test_write_option_saves_unsupported_parameters(url: str, tmp_path: Path) -> None:
-    """What speaks the dialect of another kind of worker does not honour all of it."""
+    """What speaks the protocol of another kind of worker does not honour all of it."""
     file = tmp_path / "found.yaml"
 
     result = run_probe_command(

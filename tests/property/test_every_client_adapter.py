@@ -1,4 +1,4 @@
-"""Laws that hold for every dialect of the registry, whatever it says on the wire."""
+"""Laws that hold for every protocol of the registry, whatever it says on the wire."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ ABOUT = ResponseContext("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
 
 
 def list_profiles() -> Iterator[Any]:
-    """Each dialect that clients speak, in each of its profiles."""
+    """Each protocol that clients speak, in each of its profiles."""
     for name, reference in PROTOCOLS.items():
         kind = load_symbol(reference)
         for profile in kind.profiles if hasattr(kind, "read_routing_info") else ():
@@ -285,7 +285,7 @@ def test_every_adapter_decodes_a_minimal_request(adapter: ClientAdapter) -> None
 
 
 @every_adapter
-@settings(max_examples=100)  # each plays every endpoint of the dialect, streamed and whole
+@settings(max_examples=100)  # each plays every endpoint of the protocol, streamed and whole
 @given(texts=pieces, cuts=st.integers(1, 6))
 def test_unary_and_streaming_responses_contain_the_complete_text(
     adapter: ClientAdapter, texts: list[str], cuts: int

@@ -1,4 +1,4 @@
-"""Laws that hold for every dialect that is spoken to workers, in each of its profiles."""
+"""Laws that hold for every protocol that is spoken to workers, in each of its profiles."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
@@ -34,7 +34,7 @@ from tests.requested_parameters import list_requested_parameters
 
 
 class BidirectionalAdapter(ClientAdapter, UpstreamAdapter, Protocol):
-    """A dialect that is spoken to clients and to workers."""
+    """A protocol that is spoken to clients and to workers."""
 
 
 def clock() -> float:
@@ -234,14 +234,14 @@ def test_truncated_stream_never_emits_an_end_event(
 def encode_worker_stream(
     adapter: BidirectionalAdapter, request: GenerationRequest, events: list[Event]
 ) -> bytes:
-    """What a worker of this dialect sends."""
+    """What a worker of this protocol sends."""
     call = create_client_request(adapter, adapter.encode_request(request))
     decoded = cast("GenerationRequest", adapter.decode_request(call))
     return adapter.create_encoder(call, decoded, ABOUT).encode_events(events)
 
 
 def create_client_request(adapter: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
-    """What a worker of this dialect makes of the request."""
+    """What a worker of this protocol makes of the request."""
     path, _, query = wire.path.partition("?")
     match = PathRouter([AdapterMount(adapter)]).find_endpoint(wire.method, path)
     headers = {name.lower(): value for name, value in wire.headers}

@@ -1,6 +1,6 @@
 """The workers, one row each: who they are, and what a client may expect of them.
 
-Adding a worker dialect costs one module and one row.
+Adding a worker protocol costs one module and one row.
 """
 
 from collections.abc import Mapping

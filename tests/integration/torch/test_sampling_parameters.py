@@ -27,7 +27,7 @@ from tests.tiny_model import EngineDriver
 Json = dict[str, Any]
 Drive = Callable[..., Any]
 STILL: Final = 1e-6
-"""A temperature so low that the likeliest token is taken, and which every dialect takes."""
+"""A temperature so low that the likeliest token is taken, and which every protocol takes."""
 HOT: Final = 1.5
 MANY: Final = 8
 
@@ -452,15 +452,15 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, str]]] = {
 """What is not done, and why: the client is told of each."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "stream": "how an answer is framed: the tests of the dialects",
+    "stream": "how an answer is framed: the tests of the protocols",
     "timeout": "when, not what: test_engine",
     "priority": "when, not what: test_scheduler",
     "client_id": "a name",
     "parallel_tools": "calls: test_calls",
     "suffix": "put behind the text by the gateway: test_emulation",
     "request.raw_prompt": "how the prompt is made: test_engine",
-    "request.details": "how an answer is framed: the tests of the dialect",
-    "request.prefill": "how an answer is framed: the tests of the dialect",
+    "request.details": "how an answer is framed: the tests of the protocol",
+    "request.prefill": "how an answer is framed: the tests of the protocol",
     "extra.batch_size": "MindIE reads it and makes nothing of it",
     "extra.return_full_text": "MindIE reads it and makes nothing of it",
     "templating.add_generation_prompt": "how the prompt is made: test_engine",
@@ -483,7 +483,7 @@ def iterate_rows() -> Iterator[tuple[EndpointCase, Param]]:
 
 
 def parametrize_rows(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Each row of these fields; one that is said alike in several places of a dialect once."""
+    """Each row of these fields; one that is said alike in several places of a protocol once."""
     rows, seen = [], []
     for case, row in iterate_rows():
         key = (case.name.split()[0], case.body, row)

@@ -1,4 +1,4 @@
-"""What a dialect's tests need: a call, and what an answer says of itself."""
+"""What a protocol's tests need: a call, and what an answer says of itself."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What dialects tell of themselves, setting by setting. That it is true: tests/schema."""
+"""What protocols tell of themselves, setting by setting. That it is true: tests/schema."""
 
 from typing import Any
 

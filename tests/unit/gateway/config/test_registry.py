@@ -1,4 +1,4 @@
-"""What the checks ask of a dialect's class, with one that asks for everything."""
+"""What the checks ask of a protocol's class, with one that asks for everything."""
 
 import sys
 from types import ModuleType
@@ -28,7 +28,7 @@ class ClientAdapterWithOptions:
         self.arguments = (profile, depth, prefix)
 
     def read_routing_info(self) -> None:
-        """What a dialect has that clients speak."""
+        """What a protocol has that clients speak."""
 
 
 class UpstreamOnlyAdapter:
@@ -41,7 +41,7 @@ class UpstreamOnlyAdapter:
         self.arguments = profile
 
     def read_error(self) -> None:
-        """What a dialect has that is spoken to workers."""
+        """What a protocol has that is spoken to workers."""
 
 
 @pytest.fixture(autouse=True)

@@ -119,7 +119,7 @@ models: {chat: {backend: a}}
 
 
 class FakeAdapter:
-    """A dialect that no worker speaks."""
+    """A protocol that no worker speaks."""
 
     name = "mute"
 

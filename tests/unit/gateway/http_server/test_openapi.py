@@ -1,4 +1,4 @@
-"""One document for a listener, from what each of its dialects tells."""
+"""One document for a listener, from what each of its protocols tells."""
 
 import importlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ANSWER = {"responses": {"200": {"description": "."}}}
 
 
 class FakeAdapter:
-    """A dialect, as far as it matters here."""
+    """A protocol, as far as it matters here."""
 
     roots = ("/",)
 

@@ -1,4 +1,4 @@
-"""A path leads to a dialect and an endpoint before anything of the body is read."""
+"""A path leads to a protocol and an endpoint before anything of the body is read."""
 
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from protocols.core.interfaces import ClientAdapter, Endpoint
 
 
 class FakeAdapter(Struct):
-    """As much of a dialect as paths need."""
+    """As much of a protocol as paths need."""
 
     name: str
     path_prefixes: tuple[str, ...]

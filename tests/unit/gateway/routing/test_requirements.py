@@ -1,4 +1,4 @@
-"""What a request needs, and which worker dialects say that they lack it."""
+"""What a request needs, and which worker protocols say that they lack it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -108,7 +108,7 @@ def test_only_token_id_prompts_exceed_the_context(
     assert find_missing_requirements(request_, (), context) == missing
 
 
-# --- a law over all worker dialects ---------------------------------------------------------------
+# --- a law over all worker protocols -------------------------------------------------------------
 
 
 def iterate_upstream_adapters() -> Iterator[Any]:

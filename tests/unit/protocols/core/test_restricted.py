@@ -149,7 +149,7 @@ def test_restricted_adapter_has_no_capability_that_the_adapter_lacks() -> None:
 
 
 class ClientStub:
-    """A client's dialect of which only the reading matters here."""
+    """A client's protocol of which only the reading matters here."""
 
     def __init__(self, decoded: GenerationRequest | None) -> None:
         self._decoded = decoded

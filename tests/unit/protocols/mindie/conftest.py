@@ -17,7 +17,7 @@ from protocols.mindie.endpoints import MindIE
 
 
 class MindIETestBench:
-    """One dialect, a clock that stands still until it is moved, and fixed ids and times."""
+    """One protocol, a clock that stands still until it is moved, and fixed ids and times."""
 
     def __init__(
         self, profile: str | None = None, *, keep_alive: bool = False, **options: Any

@@ -1,4 +1,4 @@
-"""A client of the dialect without a socket, before the models of the conformance cases."""
+"""A client of the protocol without a socket, before the models of the conformance cases."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -239,7 +239,7 @@ def test_custom_name_of_unknown_field_is_rejected() -> None:
         Triton("plain", fields={"PROMPT": "text_input", "TEXT": "x"})
 
 
-# --- what a client of the same dialect sent beside ------------------------------------------------
+# --- what a client of the same protocol sent beside ----------------------------------------------
 
 
 def build_request_with_extra(source: str = "triton", **fields: str) -> GenerationRequest:

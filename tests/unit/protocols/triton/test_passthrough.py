@@ -112,7 +112,7 @@ def test_passthrough_path_uses_the_escaped_worker_model_name(served: str, path: 
         (VLLM, OpenAI()),
         (Triton("vllm", fields={"text_input": "PROMPT"}), Triton("vllm")),
     ],
-    ids=["another profile", "prompts that are chats", "another dialect", "other names"],
+    ids=["another profile", "prompts that are chats", "another protocol", "other names"],
 )
 def test_client_with_other_profile_or_options_is_translated(worker: Triton, client: Any) -> None:
     assert (
