@@ -44,8 +44,10 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import (
+    NO_SETTINGS,
     ClientRequest,
     Headers,
+    ModelSettings,
     PassthroughReader,
     PassthroughRequest,
     ResponseContext,
@@ -61,7 +63,7 @@ from protocols.core.request import (
 )
 from protocols.core.sse import is_plain_event, normalize_newlines, split_plain_events
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
-from protocols.params import Param, find_common_type
+from protocols.params import Param, clamp_value, find_common_type
 
 _encode = msgspec.json.Encoder().encode
 
@@ -217,6 +219,47 @@ FINISH_REASONS: Final = frozenset(
 )
 
 
+_MAX_TOKENS: Final = "stopping.max_tokens"
+
+
+def apply_model_settings(
+    fields: dict[str, Any],
+    settings: ModelSettings,
+    client_params: Sequence[Param],
+    worker_params: Sequence[Param],
+) -> bool:
+    """Add the model's defaults and its limit to a client's own fields.
+
+    Returns False if they can't be written as they are, or the client asks for more than the limit:
+    then the request must be translated.
+    """
+    if settings is NO_SETTINGS:
+        return True
+    sent = [row for row in client_params if not is_null(fields.get(row.wire))]
+    paths = {row.field for row in sent}
+    values = {path: one for path, one in settings.defaults.items() if path not in paths}
+    if settings.max_tokens is not None:
+        requested = [
+            msgspec.json.decode(fields[row.wire]) for row in sent if row.field == _MAX_TOKENS
+        ]
+        if any(not one <= settings.max_tokens for one in (*requested, values.get(_MAX_TOKENS, 0))):
+            return False
+        if not requested:
+            values.setdefault(_MAX_TOKENS, settings.max_tokens)
+    rows = {row.field: row for row in reversed(worker_params)}
+    for path, value in values.items():
+        row = rows.get(path)
+        if row is None or row.loss_reason or clamp_value(row, value) != value:
+            return False
+        fields[row.wire] = value
+    return True
+
+
+def is_null(raw: Any) -> bool:
+    """Whether a field is absent or null."""
+    return raw is None or raw == b"null"
+
+
 class PassthroughResponse(Struct, frozen=True):
     """How a response is written to the client.
 
@@ -291,6 +334,11 @@ class PassthroughRules:
             if stream is None:
                 stream = "stream" in known and body.stream
             request = compiled.build_request(body, about, stream=stream, timeout=timeout)
+            rule = compiled.rule
+            if isinstance(request, GenerationRequest) and not apply_model_settings(
+                fields, about.settings, rule.client_params, rule.worker_params
+            ):
+                return None
         except (*JSON_ERRORS, ClientError):
             return None
         # Offsets of log probabilities, and choices that never end, need every event.

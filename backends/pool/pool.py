@@ -21,6 +21,7 @@ from backends.interfaces import (
     Deadline,
     EventSink,
     ForwardedRequest,
+    PassthroughSource,
     PreparedRequest,
     RequestContext,
     RequestObserver,
@@ -81,6 +82,8 @@ from protocols.core.errors import (
 )
 from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import (
+    NO_SETTINGS,
+    AppliesModelSettings,
     ClientAdapter,
     Clock,
     ModelMetadataReader,
@@ -258,12 +261,14 @@ class PoolBackend:
     def prepare(self, request: BackendRequest) -> PreparedRequest:
         """See ``backends.interfaces.Backend``."""
         adapter, source = self._passthrough_adapter, request.passthrough
-        if adapter is not None and source is not None:
+        if adapter is not None and source is not None and self._can_pass(source):
             passthrough = adapter.prepare_passthrough(
                 source.adapter, source.client_request, source.response_context
             )
             if passthrough is not None:
-                return PreparedRequest(passthrough.request, passthrough=passthrough)
+                return PreparedRequest(
+                    passthrough.request, passthrough.unsupported_parameters, passthrough
+                )
         decoded, names = request.decode()
         if decoded.kind not in self._request_kinds:
             raise build_unsupported_kind_error(decoded.kind, UnsupportedEndpoint)
@@ -271,6 +276,12 @@ class PoolBackend:
         # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
         unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
         return PreparedRequest(decoded, unsupported + foreign)
+
+    def _can_pass(self, source: PassthroughSource) -> bool:
+        """Whether the adapter applies the settings of the model, if it has any."""
+        return source.response_context.settings is NO_SETTINGS or isinstance(
+            self._adapter, AppliesModelSettings
+        )
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""

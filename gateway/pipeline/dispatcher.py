@@ -202,6 +202,7 @@ def _make_strategy(request: RequestState, route: Route) -> TargetAttempt:
         backend_model=target.backend_model,
         clock=request.context.clock,
         context_length=route.model.info.context_length,
+        settings=route.model.settings,
     )
     strategy = TargetAttempt(
         request.adapter,

@@ -22,7 +22,7 @@ from gateway.emulation.execute import (
     send_emulated,
     send_emulated_unary,
 )
-from gateway.emulation.planner import NO_EMULATION, plan_emulation
+from gateway.emulation.planner import NO_EMULATION, EmulationPlan, plan_emulation
 from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
@@ -213,20 +213,21 @@ class TargetAttempt:
         adapter, client_request, route = self.adapter, self.client_request, self.route
         headers = client_request.headers
         is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
-        source = (
-            PassthroughSource(adapter, client_request, self._response_context)
-            if route.target.allows_passthrough and not is_strict
-            else None
-        )
+        source = PassthroughSource(adapter, client_request, self._response_context)
         self.prepared = route.target.backend.prepare(BackendRequest(self._decode_request, source))
-        if self.prepared.passthrough is None:
+        rule: OnLoss = "reject" if is_strict else route.model.on_loss
+        if self.prepared.passthrough is not None:
+            if changed := self.prepared.unsupported_parameters:
+                self.plan = EmulationPlan(changed)
+                self._apply_loss_rule(rule)
+        else:
             request, unsupported = self.prepared.request, self.prepared.unsupported_parameters
             if isinstance(request, GenerationRequest) and request.clamped_fields:
                 unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
             if unsupported:
                 refuse_lost_state(adapter.stateful_fields, request.extra, unsupported)
                 self.plan = plan_emulation(request, unsupported)
-                self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
+                self._apply_loss_rule(rule)
             self._encoder = self._create_encoder()
 
     def check_content(self) -> None:
@@ -284,7 +285,7 @@ class TargetAttempt:
     def get_stream_headers(self) -> Headers:
         """The headers of a stream, after its first events."""
         if self.prepared.passthrough is not None:
-            return self.prepared.passthrough.build_headers()
+            return self.prepared.passthrough.build_headers() + self._build_loss_headers()
         encoder = self.get_encoder()
         return (
             ("Content-Type", encoder.content_type),
@@ -299,7 +300,8 @@ class TargetAttempt:
         """
         passthrough = self.prepared.passthrough
         if body is not None and passthrough is not None:
-            return HttpResponse(200, body, passthrough.build_headers())
+            headers = passthrough.build_headers() + self._build_loss_headers()
+            return HttpResponse(200, body, headers)
         encoder = self.get_encoder()
         response = encoder.encode_unary(aggregate(events))
         headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())

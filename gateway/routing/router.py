@@ -18,7 +18,7 @@ from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
-from protocols.core.interfaces import RoutingInfo
+from protocols.core.interfaces import NO_SETTINGS, ModelSettings, RoutingInfo
 from protocols.core.units import has_dot_segment
 
 AllowedModels = frozenset[str] | None
@@ -47,6 +47,15 @@ class RequestDefaults(Struct, frozen=True):
         """Whether there are any defaults."""
         return bool(self.sampling or self.stopping)
 
+    @property
+    def by_path(self) -> Mapping[str, Any]:
+        """The defaults by field path of the internal request."""
+        return {
+            f"{section}.{name}": value
+            for section, values in (("sampling", self.sampling), ("stopping", self.stopping))
+            for name, value in values.items()
+        }
+
 
 class Target(Struct, frozen=True):
     """A backend, and that backend's name for the model."""
@@ -55,8 +64,6 @@ class Target(Struct, frozen=True):
     backend_model: str
     backend: Backend
     backend_name: str
-    allows_passthrough: bool = False
-    """Whether the model changes nothing of a request, so that it may be passed through."""
     computes_choices: bool = False
     """Whether the backend is a local model, where each choice needs a slot."""
 
@@ -78,6 +85,8 @@ class Model(Struct, frozen=True):
     defaults: RequestDefaults = RequestDefaults()
     unsupported_content: UnsupportedContent = "refuse"
     """What happens to a request with content that its target can't see."""
+    settings: ModelSettings = NO_SETTINGS
+    """The limit and the defaults, for requests that are passed through."""
     protocol: str | None = None
     """The protocol of its clients where several protocols have the same path."""
     fallbacks: tuple[str, ...] = ()
@@ -491,14 +500,15 @@ def compile_model(
 
     ``salt`` is the split's name; "" uses the model's name.
     """
-    if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
-        targets = {
-            name: replace(target, allows_passthrough=True) for name, target in targets.items()
-        }
+    settings = NO_SETTINGS
+    if defaults.has_values or info.max_tokens is not None:
+        settings = ModelSettings(info.max_tokens, defaults.by_path)
     total = sum(weights.values())
     versions = tuple(
         VersionInfo(name, target.backend_model, round(100 * weights.get(name, 0) / total))
         for name, target in targets.items()
     )
     split = TrafficSplit({name: weights.get(name, 0) for name in targets}, salt or info.name)
-    return Model(replace(info, versions=versions), targets, split, on_loss, defaults)
+    return Model(
+        replace(info, versions=versions), targets, split, on_loss, defaults, settings=settings
+    )

@@ -144,6 +144,7 @@ class Anthropic:
     stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
     version_header: ClassVar[str] = VERSION_HEADER
     own_headers: ClassVar[frozenset[str]] = frozenset({VERSION_HEADER, BETA_HEADER})
+    applies_model_settings: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -281,12 +282,16 @@ class Anthropic:
         self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
-        if not isinstance(client, Anthropic) or client._rules != RequestRules():  # noqa: SLF001
+        if not isinstance(client, Anthropic):
             return None
+        rules = client._rules  # noqa: SLF001
+        if (rules.server_tools, rules.mid_system) != ("reject", "keep"):
+            return None  # the listener changes what clients send
         if call.endpoint.operation == "count_tokens":
-            return upstream.build_count_passthrough(call, context)
+            is_checked = rules.unknown == "reject" or rules.strict_version
+            return None if is_checked else upstream.build_count_passthrough(call, context)
         try:
-            request = read_request(call, client._rules)  # noqa: SLF001
+            request = read_request(call, rules)
         except UnsupportedFeature:  # the worker may support it
             info = client.read_routing_info(call)
             request = GenerationRequest(model=info.model, kind="chat", stream=info.stream)
@@ -294,7 +299,9 @@ class Anthropic:
             return None
         request = request.bind_target(context.backend_model, self.name, context.context_length)
         encoder = MessageEncoder(request, context, MessageOptions())
-        return upstream.build_passthrough(call, context, request, encoder)
+        return upstream.build_passthrough(
+            call, context, request, encoder, clamps=rules.over_limit == "clamp"
+        )
 
 
 def _build_response(call: ClientRequest, body: dict[str, Any]) -> HttpResponse:

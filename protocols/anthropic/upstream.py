@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from protocols import params
 from protocols.anthropic.decoder import MessageDecoder
-from protocols.anthropic.params import DEFAULT_MAX_TOKENS
+from protocols.anthropic.params import DEFAULT_MAX_TOKENS, MESSAGE_PARAMS
 from protocols.anthropic.requests import (
     BETA_HEADER,
     CITATIONS_FIELD,
@@ -55,7 +55,12 @@ from protocols.core.request import (
 from protocols.core.token_counts import has_implausible_counts
 from protocols.json_body import JSON_ERRORS, read_fields
 from protocols.params import Param, ParamTable
-from protocols.passthrough import JSON_HEADERS, NameReplacer, VerbatimStreamReader
+from protocols.passthrough import (
+    JSON_HEADERS,
+    NameReplacer,
+    VerbatimStreamReader,
+    apply_model_settings,
+)
 from protocols.prompt import require_generation
 
 _encode = msgspec.json.Encoder().encode
@@ -387,9 +392,20 @@ def build_passthrough(
     about: ResponseContext,
     request: GenerationRequest,
     encoder: ResponseEncoder,
-) -> PassthroughRequest:
-    """A client's own valid request for a worker. ``encoder`` writes errors in the stream."""
+    *,
+    clamps: bool,
+) -> PassthroughRequest | None:
+    """A client's own valid request for a worker. ``encoder`` writes errors in the stream.
+
+    ``clamps``: more tokens than the model's limit become the limit. None if the request must be
+    translated.
+    """
     fields: dict[str, Any] = {**read_fields(call), "model": about.backend_model}
+    clamped: dict[str, str] = {}
+    if clamps and about.settings.max_tokens is not None:
+        _clamp_tokens(fields, about.settings.max_tokens, clamped)
+    if not apply_model_settings(fields, about.settings, MESSAGE_PARAMS, WORKER_PARAMS):
+        return None
     kind = encoder.content_type if request.stream else "application/json"
     response_headers = (("Content-Type", kind), *encoder.headers())
 
@@ -405,7 +421,24 @@ def build_passthrough(
         lambda: response_headers,
         create_reader,
         lambda: encoder,
+        unsupported_parameters=tuple(
+            UnsupportedParameter(name, "clamped", detail) for name, detail in clamped.items()
+        ),
     )
+
+
+def _clamp_tokens(fields: dict[str, Any], limit: int, clamped: dict[str, str]) -> None:
+    """Limit ``max_tokens``, and the budget of thinking, which must be smaller."""
+    requested = _decode_value(fields.get("max_tokens", b"null"))
+    if type(requested) is not int or requested <= limit:
+        return
+    fields["max_tokens"] = Raw(b"%d" % limit)
+    clamped["max_tokens"] = f"{requested} to {limit}"
+    thinking = _decode_value(fields.get("thinking", b"null"))
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    if type(budget) is int and budget >= limit > _MIN_BUDGET:
+        fields["thinking"] = {**thinking, "budget_tokens": limit - 1}
+        clamped["thinking.budget_tokens"] = f"{budget} to {limit - 1}"
 
 
 def _build_passthrough_headers(call: ClientRequest) -> Headers:

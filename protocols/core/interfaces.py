@@ -109,11 +109,22 @@ class RoutingInfo(Struct, frozen=True, gc=False):
     """``ClientAdapter.handle_info_request`` answers this request, and no model runs."""
 
 
+class ModelSettings(Struct, frozen=True):
+    """What a model's configuration changes of its requests: a limit, and defaults by field path."""
+
+    max_tokens: int | None = None
+    defaults: Mapping[str, Any] = {}
+
+
+NO_SETTINGS: Final = ModelSettings()
+
+
 class ResponseContext(Struct, frozen=True):
     """Metadata of a response that is not in its events.
 
-    ``created`` is Unix time in seconds. ``model`` is the name that the client requested,
-    ``version`` the name of the version and ``backend_model`` the backend's name of the model.
+    ``settings`` are the model's, for a request that is passed through. ``created`` is Unix time in
+    seconds. ``model`` is the name that the client requested, ``version`` the name of the version
+    and ``backend_model`` the backend's name of the model.
     ``clock`` returns monotonic seconds, ``context_length`` is the model's, if known.
     """
 
@@ -124,6 +135,7 @@ class ResponseContext(Struct, frozen=True):
     backend_model: str
     clock: Clock
     context_length: int | None = None
+    settings: ModelSettings = NO_SETTINGS
 
 
 class HttpResponse(Struct, frozen=True):
@@ -544,6 +556,8 @@ class PassthroughRequest(Struct, frozen=True):
     create_reader: Callable[[], PassthroughReader]
     create_encoder: Callable[[], ResponseEncoder] | None = None
     read_error: Callable[[int, Mapping[str, str], bytes], GatewayError] | None = None
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
+    """What the model's settings changed of the request."""
 
 
 @runtime_checkable
@@ -558,3 +572,13 @@ class SupportsPassthrough(Protocol):
         None if the request must be translated: the protocols differ, the body may be invalid, or
         it has fields that must not reach a worker.
         """
+
+
+@runtime_checkable
+class AppliesModelSettings(Protocol):
+    """An upstream adapter that applies ``ResponseContext.settings`` to what it passes through.
+
+    Requests to models with settings are translated for any other.
+    """
+
+    applies_model_settings: bool

@@ -76,6 +76,7 @@ class Databricks(DatabricksUpstream):
     name = "databricks"
     profiles: ClassVar[tuple[str, ...]] = ("2026",)
     model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
+    applies_model_settings: ClassVar[bool] = True
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     path_prefixes: tuple[str, ...] = (
         "/serving-endpoints",

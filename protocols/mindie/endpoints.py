@@ -308,6 +308,7 @@ class MindIE(MindieUpstream):
     health_request = UpstreamRequest("/v2/health/ready", b"", method="GET")
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
+    applies_model_settings: ClassVar[bool] = True
     param_tables: Mapping[str, tuple[Param, ...]]
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")

@@ -375,6 +375,7 @@ class OpenAI:
     name: str = "openai"
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
+    applies_model_settings: ClassVar[bool] = True
     stateful_fields: Sequence[StatefulField] = (*RESPONSES_STATEFUL_FIELDS, *CHAT_STATEFUL_FIELDS)
 
     def __init__(

@@ -115,6 +115,7 @@ class OVMS(OvmsUpstream):
 
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     name = "ovms"
+    applies_model_settings: ClassVar[bool] = True
     profiles: ClassVar[tuple[str, ...]] = ("2026", "2024")
 
     def __init__(

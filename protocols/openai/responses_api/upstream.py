@@ -52,7 +52,11 @@ from protocols.core.request import (
 from protocols.json_body import JSON_ERRORS, pop_fields
 from protocols.openai.responses_api.decoder import ResponsesDecoder
 from protocols.openai.responses_api.items import Item, open_reasoning
-from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
+from protocols.openai.responses_api.params import (
+    INCLUDE_LOGPROBS,
+    INCLUDE_REASONING,
+    RESPONSES_PARAMS,
+)
 from protocols.openai.responses_api.requests import (
     SOURCE,
     References,
@@ -60,6 +64,7 @@ from protocols.openai.responses_api.requests import (
     read_request,
 )
 from protocols.params import Param, ParamTable
+from protocols.passthrough import apply_model_settings
 
 _encode = msgspec.json.Encoder().encode
 
@@ -203,9 +208,12 @@ class ResponsesRequestWriter:
         if not is_understood(decoded):
             return None
         request = decoded.request.bind_target(about.backend_model, SOURCE, about.context_length)
+        body = self._write_own(decoded, request)
+        if not apply_model_settings(body, about.settings, RESPONSES_PARAMS, self._params):
+            return None
         return PassthroughRequest(
             request,
-            UpstreamRequest(self._path, _encode(self._write_own(decoded, request)), _JSON_HEADERS),
+            UpstreamRequest(self._path, _encode(body), _JSON_HEADERS),
             build_headers,
             partial(ResponsesPassthroughReader, request),
             partial(create_encoder, decoded),

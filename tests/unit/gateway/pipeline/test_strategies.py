@@ -1,6 +1,7 @@
 """A client's request as the model takes it."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,12 @@ from gateway.routing.router import Route, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.events import ChoiceEnd, Event, PromptEcho, TextDelta, Usage
-from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.interfaces import (
+    ClientRequest,
+    PassthroughRequest,
+    ResponseContext,
+    UpstreamRequest,
+)
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.openai.endpoints import OpenAI
@@ -102,9 +108,9 @@ def make_strategy(
 
 @pytest.mark.parametrize(
     ("on_loss", "strict", "offered"),
-    [("report", "", 1), ("ignore", "", 1), ("report", "0", 1), ("report", "1", 0)],
+    [("report", "", 1), ("ignore", "", 1), ("report", "0", 1), ("report", "1", 1)],
 )
-def test_strict_request_is_not_offered_for_passthrough(
+def test_strict_request_is_offered_for_passthrough_as_any_other(
     on_loss: OnLoss, strict: str, offered: int
 ) -> None:
     backend = LossyBackend()
@@ -118,11 +124,43 @@ def test_strict_request_is_not_offered_for_passthrough(
     assert backend.offered == offered
 
 
-def test_on_loss_reject_disables_passthrough() -> None:
+def test_on_loss_reject_rejects_what_is_not_passed_through() -> None:
     backend = LossyBackend()
     with pytest.raises(UnsupportedFeature):
         make_strategy(backend, "reject")
-    assert backend.offered == 0
+    assert backend.offered == 1
+
+
+class ClampingBackend(EchoBackend):
+    """Passes each request through, with its limit of tokens changed by the model's settings."""
+
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        assert request.passthrough is not None
+        passed = PassthroughRequest(
+            request.decode()[0], UpstreamRequest("/", b""), lambda: (("a", "b"),), CLAMPED_READER
+        )
+        changed = (UnsupportedParameter("max_tokens", "clamped", "9 to 5"),)
+        return PreparedRequest(passed.request, changed, passed)
+
+
+CLAMPED_READER: Any = None
+"""No response is read."""
+
+
+def test_what_the_model_s_settings_change_of_a_passed_through_request_is_reported() -> None:
+    made = make_strategy(ClampingBackend())
+
+    headers = (("a", "b"), ("x-interlingua-loss", "max_tokens=clamped"))
+    assert made.get_stream_headers() == headers
+    assert made.build_response((), b"{}").headers == headers
+
+
+@pytest.mark.parametrize(("on_loss", "strict"), [("reject", ""), ("report", "1")])
+def test_what_the_model_s_settings_change_is_rejected_in_strict_mode(
+    on_loss: OnLoss, strict: str
+) -> None:
+    with pytest.raises(UnsupportedFeature, match="can't honour: max_tokens"):
+        make_strategy(ClampingBackend(), on_loss, strict=strict)
 
 
 async def collect_events(strategy: TargetAttempt, *, unary: bool) -> list[Event]:

@@ -9,7 +9,7 @@ from gateway.config.schema import OnLoss
 from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
-from protocols.core.interfaces import RoutingInfo
+from protocols.core.interfaces import NO_SETTINGS, ModelSettings, RoutingInfo
 
 BACKEND = EchoBackend()
 
@@ -164,25 +164,34 @@ def test_model_list_contains_shares_in_percent_and_readiness() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "on_loss", "defaults", "as_it_is"),
+    ("most", "on_loss", "defaults", "settings"),
     [
-        (None, "report", RequestDefaults(), True),
-        (None, "ignore", RequestDefaults(), True),
-        (None, "reject", RequestDefaults(), False),
-        (9, "report", RequestDefaults(), False),
-        (None, "report", RequestDefaults(sampling={"top_k": 1}), False),
-        (None, "report", RequestDefaults(stopping={"max_tokens": 1}), False),
+        (None, "report", RequestDefaults(), NO_SETTINGS),
+        (None, "reject", RequestDefaults(), NO_SETTINGS),
+        (9, "report", RequestDefaults(), ModelSettings(9)),
+        (
+            None,
+            "report",
+            RequestDefaults(sampling={"top_k": 1}),
+            ModelSettings(None, {"sampling.top_k": 1}),
+        ),
+        (
+            None,
+            "report",
+            RequestDefaults(stopping={"max_tokens": 1}),
+            ModelSettings(None, {"stopping.max_tokens": 1}),
+        ),
     ],
 )
-def test_passthrough_is_allowed_only_if_the_model_changes_nothing(
-    most: int | None, on_loss: OnLoss, defaults: RequestDefaults, *, as_it_is: bool
+def test_requests_that_are_passed_through_get_the_limit_and_the_defaults_of_the_model(
+    most: int | None, on_loss: OnLoss, defaults: RequestDefaults, settings: ModelSettings
 ) -> None:
     info = ModelInfo("*", (), max_tokens=most)
     table = make_router(
         compile_model(info, {"1": make_target("1", "m")}, {"1": 1}, on_loss, defaults)
     )
 
-    assert table.route("any").target.allows_passthrough is as_it_is
+    assert table.route("any").model.settings == settings
 
 
 NAMES = [

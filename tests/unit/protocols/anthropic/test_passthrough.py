@@ -65,7 +65,9 @@ def test_what_only_the_worker_may_support_is_forwarded(
     [
         ({"max_tokens": -1}, Anthropic()),
         (b"{", Anthropic()),
-        ({}, Anthropic(unknown="reject")),
+        ({"later": 1}, Anthropic(unknown="reject")),
+        ({}, Anthropic(mid_system="fold")),
+        ({}, Anthropic(server_tools="drop")),
         ({}, OpenAI()),
     ],
 )
