@@ -642,6 +642,11 @@ class EmbeddingEngine:
     def tokenize(self, command: TokenizeCommand) -> None:
         """Tokenize a text."""
         text = next(iter(command.input.prompts), None)
+        limit = self._model.max_length
+        if isinstance(text, str) and is_surely_too_long(text, limit, self._longest_token):
+            rejection = make_too_long_error(None, limit, "prompt")
+            self._emit(rejection.make_failed_event(command.request_id))
+            return
         self._background_tokenizer.run(
             command.request_id,
             0 if text is None else len(text),

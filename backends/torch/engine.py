@@ -223,6 +223,11 @@ class TorchEngine:
     def tokenize(self, order: TokenizeCommand) -> None:
         """Tokenize a prompt or a conversation; needs no slot."""
         token_bytes = self._token_selector.token_bytes
+        try:
+            self._input_processor.check_prompt_lengths(order.input)
+        except RequestRejectedError as rejection:
+            self._emit(rejection.make_failed_event(order.request_id))
+            return
         self._background_tokenizer.run(
             order.request_id,
             measure_prompts(order.input),

@@ -173,9 +173,13 @@ class InputProcessor:
                 message = f"{name} has {length} characters; at most {MAX_WORDS_LENGTH} are accepted"
                 raise RequestRejectedError("invalid", message, param=name)
         if spec.input.truncate_to is None:
-            self._check_prompt_lengths(spec.input)
+            self.check_prompt_lengths(spec.input)
 
-    def _check_prompt_lengths(self, prompt_input: PromptInput) -> None:
+    def check_prompt_lengths(self, prompt_input: PromptInput) -> None:
+        """Reject prompts that surely have more tokens than the context.
+
+        Raises RequestRejectedError.
+        """
         limit = self._context_length
         for prompt in prompt_input.prompts:
             if isinstance(prompt, tuple):
@@ -205,7 +209,7 @@ class InputProcessor:
         return [self._fit_context(ids, prompt_input, stopping, param) for ids in prompts]
 
     def tokenize_input(self, prompt_input: PromptInput) -> list[int]:
-        """The token ids of a conversation or of one text, however long; of "" none.
+        """The token ids of a conversation or of one text; of "" none.
 
         Raises RequestRejectedError.
         """

@@ -91,6 +91,11 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     body: Size = 8 << 20
     """The largest body of a request; a larger one gets status 413. Stored responses and items that
     it refers to count as often as it names them."""
+    body_objects: PositiveInt = 20_000
+    """The most JSON objects (messages, parts, schemas) of a body; with more it gets status 413."""
+    body_values: PositiveInt = 1_000_000
+    """The most values in the arrays and objects of a JSON body, such as token ids; with more it
+    gets status 413."""
     header: Size = 16 << 10
     """The largest head of a request: its request line and headers."""
     buffered_bodies: Size = 512 << 20

@@ -187,9 +187,7 @@ class RequestHandler:
                 record.key = "" if principal is None else principal.name
             handler = self._endpoint_handlers[match.endpoint.task]
             if handler.reads_body and match.endpoint.method not in _BODILESS_METHODS:
-                body = await http.body(self._settings.max_body_size)
-                if "content-encoding" in http.headers:
-                    body = await self._decompress_body(http, body)
+                body = await self._read_body(http)
             request.client_request = request.build_client_request(body)
             if request.stages or self._header_stages:
                 self._report_read(request)
@@ -264,14 +262,15 @@ class RequestHandler:
             await self._authenticator.wait_keys()
             return self._authenticator.authenticate(headers)
 
-    async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
-        """Decode the body in a thread: a small one may become a large one."""
-        encoding = http.headers["content-encoding"]
-        if not encoding:
-            return body
-        return await asyncio.to_thread(
-            decompress_body, body, encoding, self._settings.max_body_size
-        )
+    async def _read_body(self, http: HttpRequest) -> bytes:
+        """The decoded body. Raises ClientError and Overloaded."""
+        settings, encoding = self._settings, http.headers.get("content-encoding")
+        body = await http.body(settings.max_body_size)
+        if encoding:  # a small body may become a large one
+            body = await asyncio.to_thread(decompress_body, body, encoding, settings.max_body_size)
+        if settings.body_counts.needs_check(body):
+            await asyncio.to_thread(settings.body_counts.check, body)
+        return body
 
 
 def _send_error(

@@ -9,6 +9,7 @@ from backends.interfaces import Timeouts
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RecordObserver
 from gateway.observability.recording_writer import RequestRecorder
+from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.shadow import ShadowManager
 from gateway.pipeline.state import Stage
@@ -23,6 +24,7 @@ class HandlerSettings(Struct, frozen=True):
     """The settings of a listener's requests. ``max_body_size`` is in bytes."""
 
     max_body_size: int = 8 << 20
+    body_counts: BodyCounts = BodyCounts()
     timeouts: Timeouts = Timeouts()
     allow_protocol_header: bool = False
     """Whether a request header may select the protocol of a path that several have."""

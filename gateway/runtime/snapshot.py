@@ -22,6 +22,7 @@ from gateway.http_server.forwarded import ForwardedHandler
 from gateway.http_server.overload import TrustedProxies
 from gateway.http_server.web_pages import WebPageGuard
 from gateway.observability.recording_writer import RecordingPolicy
+from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.feedback import FEEDBACK_PATH
 from gateway.pipeline.handler import RequestHandler
 from gateway.pipeline.services import GatewayServices, HandlerSettings
@@ -190,7 +191,10 @@ class ConfigSnapshot:
         keyring = Authenticator(build.build_principals(config), tokens)
         keyed = bool(config.keys or config.identity)
         settings = HandlerSettings(
-            config.limits.body, config.defaults.timeouts, config_hash=config_hash
+            config.limits.body,
+            BodyCounts(config.limits.body_objects, config.limits.body_values),
+            config.defaults.timeouts,
+            config_hash=config_hash,
         )
         handlers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():

@@ -15,6 +15,7 @@ from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
 from protocols.core.units import has_dot_segment
+from protocols.openai import OpenAI
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
 from tests.tcp_server import run_server
 
@@ -272,3 +273,35 @@ async def test_large_body_is_parsed_outside_the_event_loop_thread(
         await mock.http.post(path, content=content, headers=headers)
     assert threads
     assert all(threading.main_thread() not in one for one in threads.values()), threads
+
+
+@pytest.mark.parametrize(
+    ("field", "setting"),
+    [("messages", "body_objects"), ("stop", "body_values")],
+)
+async def test_body_of_too_many_values_is_refused_before_it_is_decoded(
+    mock: RunningGateway, monkeypatch: pytest.MonkeyPatch, field: str, setting: str
+) -> None:
+    """What takes long to decode, and would delay others, is counted first."""
+    decoded: list[int] = []
+    read = OpenAI.read_routing_info
+
+    def note_decoding(adapter: OpenAI, call: Any) -> Any:
+        decoded.append(len(call.body))
+        return read(adapter, call)
+
+    monkeypatch.setattr(OpenAI, "read_routing_info", note_decoding)
+    value = '{"role":"user","content":"a"}' if field == "messages" else "0"
+    count = 20_001 if field == "messages" else 1_000_001
+    body = f'{{"model":"mock","{field}":[{",".join([value] * count)}]}}'
+
+    answer = await mock.http.post("/v1/chat/completions", content=body)
+    assert (answer.status_code, decoded) == (413, [])
+    assert f"`limits.{setting}`" in answer.json()["error"]["message"]
+
+    text = "{,[" * (1 << 20)
+    answer = await mock.http.post(
+        "/v1/chat/completions",
+        json={"model": "mock", "messages": [{"role": "user", "content": text}]},
+    )
+    assert (answer.status_code, len(decoded)) == (200, 1)

@@ -44,6 +44,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.loader import ModelLocation
 from backends.torch.settings import TorchSettings
+from backends.torch.tokenization import BackgroundTokenizer
 from tests.tiny_model import byte_tokenizer
 
 
@@ -162,12 +163,15 @@ def test_embedding_model_tokenizes_text(encoder: EmbeddingModel) -> None:
     assert events == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
 
 
-def test_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> None:
+def test_long_text_is_tokenized_in_the_background(
+    encoder: EmbeddingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundTokenizer, "LONG_INPUT", 8)
     events: list[EngineEvent] = []
     is_ready = threading.Event()
     embedder = EmbeddingEngine(encoder, 4, events.append, lambda: 0.0, is_ready.set)
     embedder.submit(EmbedCommand(1, ("x" * 100_000,), max_tokens=-1))
-    embedder.tokenize(TokenizeCommand(2, PromptInput(prompts=("y" * 100_000,))))
+    embedder.tokenize(TokenizeCommand(2, PromptInput(prompts=("y" * 9,))))
     embedder.submit(EmbedCommand(3, ("y" * 100_000,), max_tokens=-1))
     embedder.cancel(3)
     while len(events) < 3:
@@ -195,8 +199,13 @@ def test_oversized_text_is_rejected_without_tokenization(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("backends.torch.embeddings.TokenBytes", lambda _: None)
         (failed,) = run_embed_command(blind, EmbedCommand(1, ("x" * 4_000_000,)))
-    assert isinstance(failed, RequestFailedEvent)
-    assert (failed.kind, failed.limit) == ("too_long", 64)
+        events: list[EngineEvent] = []
+        engine = EmbeddingEngine(blind, 4, events.append, float)
+        engine.tokenize(TokenizeCommand(2, PromptInput(prompts=("x" * 4_000_000,))))
+    for event in (failed, *events):
+        assert isinstance(event, RequestFailedEvent)
+        assert (event.kind, event.limit) == ("too_long", 64)
+    assert len(events) == 1
 
 
 def test_text_over_the_context_is_rejected_or_truncated(encoder: EmbeddingModel) -> None:

@@ -16,6 +16,7 @@ from backends.torch.ipc import (
     RequestFinishedEvent,
     StopParams,
     TextEvent,
+    TokenizeCommand,
 )
 from backends.torch.model_files import ModelError
 from backends.torch.sampling import SamplingRules, sample_tokens
@@ -353,6 +354,9 @@ def test_oversized_input_is_rejected_without_tokenization(
     ids = PromptInput(prompts=((7,) * 200,))
     got.run(msgspec.structs.replace(make_command(3), input=ids))
     assert (got.failed(3).kind, got.failed(3).tokens) == ("too_long", 200)
+    for number, prompt in ((4, PromptInput(prompts=("y" * 4_000_000,))), (5, turns)):
+        got.engine.tokenize(TokenizeCommand(number, prompt))
+        assert (got.failed(number).kind, got.failed(number).limit) == ("too_long", 128)
 
 
 @pytest.mark.parametrize(

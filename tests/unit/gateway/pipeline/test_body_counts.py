@@ -1,0 +1,84 @@
+"""The objects and values of a body are counted before it is decoded."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.pipeline.body_counts import BodyCounts
+from protocols.core.errors import RequestTooLarge
+
+COUNTS = BodyCounts(objects=10, values=20)
+
+
+def check(body: bytes, counts: BodyCounts = COUNTS) -> str | None:
+    """Which setting refuses the body."""
+    try:
+        counts.check(body)
+    except RequestTooLarge as error:
+        return "body_objects" if "`limits.body_objects`" in error.message else "body_values"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        (b"{" * 10, None),
+        (b"{" * 11, "body_objects"),
+        (b"[" + b"0," * 18 + b"0]", None),
+        (b"[" + b"0," * 19 + b"0]", "body_values"),
+        (b"[" * 21, "body_values"),
+        (b'"' + b"{," * 99 + b'"', None),
+        (rb'["\"' + b"{," * 99 + rb"\\\"" + b"{," * 99 + b'"]', None),
+        (rb'["a\\"' + b",{}" * 11 + b"]", "body_objects"),
+        (b'["' + b"{," * 99 + b'"' + b",0" * 20 + b"]", "body_values"),
+    ],
+)
+def test_structure_is_counted_and_text_is_not(body: bytes, refused: str | None) -> None:
+    assert check(body) == refused
+
+
+def count_values(value: Any) -> tuple[int, int]:
+    """The objects of a decoded value, and its arrays and commas."""
+    if not isinstance(value, list | dict):
+        return 0, 0
+    items = list(value.values()) if isinstance(value, dict) else value
+    counts = [count_values(item) for item in items]
+    objects = isinstance(value, dict) + sum(one for one, _ in counts)
+    values = isinstance(value, list) + max(len(items) - 1, 0) + sum(one for _, one in counts)
+    return objects, values
+
+
+def test_strings_are_left_out_across_slices() -> None:
+    """A body whose structure is scanned in several slices has the counts of its parts together."""
+    body = b"[" + b",".join([b'"{,\\""', b"{}"] * 100_000) + b"]"
+
+    assert check(body, BodyCounts(objects=100_000, values=200_001)) is None
+    assert check(body, BodyCounts(objects=99_999, values=200_001)) == "body_objects"
+    assert check(body, BodyCounts(objects=100_000, values=200_000)) == "body_values"
+
+
+@given(
+    st.recursive(
+        st.text('a{}[],"\\\u00e9') | st.integers() | st.none(),
+        lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text('{,"\\'), inner),
+        max_leaves=40,
+    )
+)
+def test_counts_are_those_of_the_decoded_body(value: Any) -> None:
+    objects, values = count_values(value)
+    for body in (json.dumps(value).encode(), msgspec.json.encode(value)):
+        limits = BodyCounts(objects=max(objects, 1), values=values + 1)
+        assert check(body, limits) is None
+        if objects:
+            assert check(body, BodyCounts(objects=objects - 1, values=values + 1)) is not None
+        assert check(body, BodyCounts(objects=objects, values=values)) is not None
+
+
+def test_small_bodies_and_those_that_cannot_have_so_many_are_not_scanned() -> None:
+    assert not BodyCounts(objects=1, values=1).needs_check(b"{" * (64 << 10))
+    assert BodyCounts(objects=1, values=1).needs_check(b"{" * (65 << 10))
+    assert not BodyCounts(objects=50_000, values=1 << 20).needs_check(b"{" * (140 << 10))
