@@ -92,8 +92,12 @@ class TagArguments(ArgumentSyntax, frozen=True):
             declared = marks.get("type") or {"true": "string", "false": "json"}.get(
                 marks.get("is_string") or ""
             )
+            value = _CDATA.fullmatch(match["value"])
             arguments[key] = _read_value(
-                match["value"], get_property(schema, key), schema, declared
+                match["value"] if value is None else value[1],
+                get_property(schema, key),
+                schema,
+                declared,
             )
         return arguments
 
@@ -214,6 +218,11 @@ def _write_python_branch(
             return writer.add_schema(add_definitions(branch, root), strict=strict)
 
 
+_PYTHON_WORDS: Final = {"None": "null", "True": "true", "False": "false"}
+"""Words that chat templates write instead of those of JSON."""
+_CDATA: Final = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
+
+
 class GemmaArguments(ArgumentSyntax, frozen=True):
     """An object without quotes around its keys, and with a mark of its own around strings."""
 
@@ -237,6 +246,9 @@ class GemmaArguments(ArgumentSyntax, frozen=True):
         body = re.sub(f"{mark}(.*?){mark}", hold, text.strip() or "{}", flags=re.DOTALL)
         body = re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:", r'\1"\2":', body)
         body = re.sub(r"([{,]\s*)(\0\d+\0)\s*:", r"\1\2:", body)
+        body = re.sub(
+            r"(?<=[:,\[])\s*(None|True|False)\b", lambda found: _PYTHON_WORDS[found[1]], body
+        )
         body = re.sub("\0(\\d+)\0", lambda found: strings[int(found[1])], body)
         return read_object(msgspec.json.decode(body))
 
@@ -457,14 +469,24 @@ def _read_value(text: str, declared: Any, root: Schema, kind: str | None) -> Any
     types = {_get_type(one) for one in constants}
     types |= {str(one["type"]) for one in branches if "type" in one}
     try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        truth = {"True": True, "False": False}.get(text.strip()) if "boolean" in types else None
-        return text if truth is None else truth
+        value = _decode_value(text, types)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
     if "string" not in types or kind is not None:
         return value
     types |= {"integer"} if "number" in types else set()
     return value if not isinstance(value, str) and _get_type(value) in types else text
+
+
+def _decode_value(text: str, types: set[str]) -> Any:
+    """JSON, or a Python literal of these types, as chat templates write some. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = ast.literal_eval(text.strip())
+        if _get_type(value) not in types - {"string", "integer", "number"}:
+            raise
+        return value
 
 
 def _get_type(value: Any) -> str:

@@ -356,7 +356,7 @@ _ARGUMENTS: Final = '", "arguments": '
 _DEEPSEEK: Final = "<｜tool▁calls▁begin｜>"
 _HARMONY_HEADER: Final = (
     r"(?:<\|start\|>assistant)?(?:\s*<\|channel\|>(?:commentary|analysis))?\s*to=(?:functions\.)?"
-    r"(?P<name>[\w.-]+)[^{]*?<\|message\|>(?P<body>.*?)(?:<\|call\|>|\Z)"
+    r"(?P<name>[\w.-]+)[^{]*?<\|message\|>(?P<body>.*?)(?:<\|call\|>|<\|end\|>|\Z)"
 )
 
 
