@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from protocols.anthropic.errors import read_event_error
 from protocols.core import sse
+from protocols.core.call_ids import CallIds
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -50,12 +51,14 @@ class MessageDecoder:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._source = request.source
+        self._call_ids = CallIds()
         self._body_reader = sse.ResponseBodyReader()
         self._sse_parser = sse.SseParser()
         self._usage_reader = UsageReader(request)
         self._counts: dict[str, Any] = {}
         """The token counts so far; the last one of each counts."""
         self._calls: dict[Any, int] = {}
+        self._call_count = 0
         """The number of the tool call of each block, by the block's index."""
         self._inputs: dict[Any, Any] = {}
         """The input in the start of each tool's block, as long as no delta came."""
@@ -124,9 +127,13 @@ class MessageDecoder:
             case {"type": "redacted_thinking", "data": str() as data}:
                 events.append(ReasoningDelta("", redacted=data))
             case {"type": "tool_use", "name": str() as name}:
-                call = self._calls[index] = len(self._calls)
+                self._end_call(index, events)  # of an earlier block with the same index
+                call = self._calls[index] = self._call_count
+                self._call_count += 1
                 self._inputs[index] = block.get("input")
-                identifier = _as_text(block.get("id")) or f"call_{call}"
+                identifier = self._call_ids.claim(
+                    _as_text(block.get("id")) or f"call_{call}", 0, call
+                )
                 events.append(ToolCallStart(0, call, identifier, name))
             case {"type": "tool_use"}:
                 raise StreamBroken("The worker called a tool without its name.")

@@ -14,6 +14,7 @@ from msgspec import Meta, Raw, Struct, field
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.extra_keys import EXTRA_KEY, separate_unknown_keys
 from protocols.core import sse
+from protocols.core.call_ids import CallIds
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -85,7 +86,8 @@ class WireDelta(Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: Any = None
     refusal: str | None = None
-    tool_calls: list[WireToolCall] | None = None
+    tool_calls: list[WireToolCall] | WireToolCall | None = None
+    """Some releases of TGI send the only call itself."""
     function_call: WireFunction | None = None
     extra: FieldValues = field(default=(), name=EXTRA_KEY)
 
@@ -150,7 +152,7 @@ class _KnownToolCall(WireToolCall, gc=False, forbid_unknown_fields=True):
 
 
 class _KnownDelta(WireDelta, gc=False, forbid_unknown_fields=True):
-    tool_calls: list[_KnownToolCall] | None = None  # type: ignore[assignment]
+    tool_calls: list[_KnownToolCall] | _KnownToolCall | None = None  # type: ignore[assignment]
     function_call: _KnownFunction | None = None
     role: Any = None
     audio: None = None
@@ -513,35 +515,47 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _PartialToolCall:
-    __slots__ = ("call_index", "id", "pending_arguments", "pending_extra")
+    __slots__ = ("arguments", "call_index", "id", "pending_extra")
 
     def __init__(self) -> None:
         self.id: str | None = None
         self.call_index: int | None = None
         """Its position in the choice, once its name is known."""
-        self.pending_arguments: list[str] = []
-        """Arguments that came before the name."""
+        self.arguments: list[str] = []
+        """The pieces of its arguments so far."""
         self.pending_extra: FieldValues = ()
         """Unknown keys that came before the name."""
 
 
 class ToolCallAssembler:
-    """Orders the tool calls of one choice."""
+    """Orders the tool calls of one choice, and keeps them apart whatever their ids and indices are.
+
+    Each element of a message is a call of its own. A fragment of a stream with a name begins a new
+    call if its place is taken by a call that it can't continue.
+    """
 
     def __init__(self, index: int, source: str = "") -> None:
         self._choice_index = index
         self._source = source
         self._calls: dict[int, _PartialToolCall] = {}
+        """The latest call of each key."""
+        self._ids = CallIds()
         self._keys_by_id: dict[str, int] = {}
         self._last_key = -1
         """The largest key of a call."""
         self._started_count = 0
+        self._has_nameless = False
+        """Whether a call was replaced by another before its name was known."""
 
-    def read_delta(self, delta: WireDelta) -> list[Event]:
+    def read_delta(self, delta: WireDelta, *, is_message: bool = False) -> list[Event]:
         """The events of the calls in a message or delta."""
         events: list[Event] = []
-        for position, wire in enumerate(delta.tool_calls or ()):
-            self._read_fragment(self._find_key(wire, position), wire, events)
+        found, seen = delta.tool_calls or [], set[int]()
+        for position, wire in enumerate(found if isinstance(found, list) else [found]):
+            key = position if is_message else self._find_key(wire, position)
+            self._drop_finished(key, wire, is_repeated=key in seen)
+            seen.add(key)
+            self._read_fragment(key, wire, events)
         if delta.function_call is not None:
             self._read_fragment(0, WireToolCall(function=delta.function_call), events)
         return events
@@ -553,7 +567,8 @@ class ToolCallAssembler:
 
     def close(self) -> None:
         """End the choice. Raises StreamBroken for a call without a name."""
-        if self._calls and any(call.call_index is None for call in self._calls.values()):
+        nameless = [call for call in self._calls.values() if call.call_index is None]
+        if nameless or self._has_nameless:
             raise StreamBroken("The worker called a tool without its name.")
 
     def _find_key(self, wire: WireToolCall, position: int) -> int:
@@ -568,6 +583,22 @@ class ToolCallAssembler:
             return self._last_key + 1
         return position if position in self._calls or started else max(self._last_key, 0)
 
+    def _drop_finished(self, key: int, wire: WireToolCall, *, is_repeated: bool) -> None:
+        """Forget the call of a key if this fragment begins another one.
+
+        ``is_repeated``: an earlier fragment of the same delta has the key.
+        """
+        call = self._calls.get(key)
+        if call is None:
+            return
+        name, arguments = _read_function(wire)
+        if not name:
+            return
+        has_other_id = bool(wire.id and call.id and wire.id != call.id)
+        if is_repeated or has_other_id or (arguments and _is_complete(call.arguments)):
+            self._has_nameless = self._has_nameless or call.call_index is None
+            del self._calls[key]
+
     def _read_fragment(self, key: int, wire: WireToolCall, events: list[Event]) -> None:
         call = self._calls.get(key)
         if call is None:
@@ -578,17 +609,15 @@ class ToolCallAssembler:
             self._keys_by_id.setdefault(wire.id, key)
         name, arguments = _read_function(wire)
         call.pending_extra += wire.extra
+        call.arguments.append(arguments)
         if call.call_index is None:
-            call.pending_arguments.append(arguments)
             if not name:
                 return
-            call.call_index, arguments = self._started_count, "".join(call.pending_arguments)
+            call.call_index, arguments = self._started_count, "".join(call.arguments)
             self._started_count += 1
-            made_up = f"call_{self._choice_index}_{call.call_index}"
+            call_id = self._ids.claim(call.id, self._choice_index, call.call_index)
             self._add_extra(call, events)
-            events.append(
-                ToolCallStart(self._choice_index, call.call_index, call.id or made_up, name)
-            )
+            events.append(ToolCallStart(self._choice_index, call.call_index, call_id, name))
         elif call.pending_extra:
             self._add_extra(call, events)
         if arguments:
@@ -600,6 +629,18 @@ class ToolCallAssembler:
             place = self._choice_index, call.call_index
             events.append(ResponseExtra(self._source, "tool_call", call.pending_extra, *place))
             call.pending_extra = ()
+
+
+def _is_complete(arguments: Sequence[str]) -> bool:
+    """Whether these pieces are a whole JSON object."""
+    text = "".join(arguments)
+    if not text.rstrip().endswith("}"):
+        return False
+    try:
+        msgspec.json.decode(text)
+    except JSON_ERRORS:
+        return False
+    return True
 
 
 def _read_function(wire: WireToolCall) -> tuple[str, str]:
@@ -972,7 +1013,8 @@ class GenerationDecoder:
             if delta.tool_calls or delta.function_call is not None:
                 if choice.tool_calls is None:
                     choice.tool_calls = ToolCallAssembler(choice.index, self._source)
-                own_events += choice.tool_calls.read_delta(delta)
+                is_message = delta is wire.message
+                own_events += choice.tool_calls.read_delta(delta, is_message=is_message)
         if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
         events += own_events

@@ -239,7 +239,7 @@ class GenerationEncoder:
         self._reason = FINISH_REASONS[choice.finish_reason]
         if response.timings:
             self._timer.set_timing(response.timings[0])
-        calls = [_build_call(call, i) for i, call in enumerate(choice.tool_calls)]
+        calls = self._build_calls(choice.tool_calls)
         text = choice.text + choice.refusal
         answer = self._build_answer(text, choice.reasoning, calls, done=True)
         metrics = self._build_metrics()
@@ -287,14 +287,24 @@ class GenerationEncoder:
         return encode_ascii(self._build_answer(text, thinking, calls, done=False)) + b"\n"
 
     def _encode_calls(self) -> bytes:
-        """The line of all calls, which are complete. Raises WorkerFailed."""
-        if not self._calls:
-            return b""
-        entries = [
-            _build_call(ToolCall(start.id, start.name, "".join(pieces)), i)
-            for i, (start, pieces) in enumerate(self._calls)
-        ]
-        return self._encode_line("", calls=entries)
+        """The line of all calls. Raises WorkerFailed."""
+        calls = [ToolCall(start.id, start.name, "".join(pieces)) for start, pieces in self._calls]
+        entries = self._build_calls(calls)
+        return self._encode_line("", calls=entries) if entries else b""
+
+    def _build_calls(self, calls: Sequence[ToolCall]) -> list[ToolCallEntry]:
+        """The calls. Raises WorkerFailed.
+
+        One that the token limit cut has no form in this protocol: ``done_reason`` tells of it.
+        """
+        entries = []
+        for index, call in enumerate(calls):
+            try:
+                entries.append(_build_call(call, index))
+            except WorkerFailed:
+                if self._reason != "length":
+                    raise
+        return entries
 
     def _build_answer(
         self, text: str, thinking: str, calls: Sequence[ToolCallEntry], *, done: bool

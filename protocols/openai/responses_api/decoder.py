@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from protocols.chat.decoder import WireLogprobs, read_logprobs, read_text
 from protocols.chat.errors import raise_worker_error
 from protocols.core import sse
+from protocols.core.call_ids import CallIds
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -104,6 +105,7 @@ class ResponsesDecoder:
         self._items: dict[Any, _OutputState] = {}
         """By id and by index."""
         self._call_count = 0
+        self._call_ids = CallIds()
         self._has_metadata = False
         self._is_done = False
         self._pending_error: GatewayError | None = None
@@ -173,15 +175,18 @@ class ResponsesDecoder:
             case _:
                 self._raise_if_error(payload)
 
-    def _find_item(self, event: _WireEvent) -> _OutputState:
-        """The item of an event."""
+    def _find_item(self, event: _WireEvent, *, is_new: bool = False) -> _OutputState:
+        """The item of an event. ``is_new``: none of those before, though it may have its id."""
         item = _as_object(event.item)
         keys = [
             key
             for key in (event.item_id, item.get("id"), event.output_index)
             if isinstance(key, str | int)
         ]
-        state = next((self._items[key] for key in keys if key in self._items), None)
+        if event.type == "response.output_item.added" and isinstance(event.output_index, int):
+            is_new = is_new or event.output_index not in self._items
+        known = () if is_new else [self._items[key] for key in keys if key in self._items]
+        state = next(iter(known), None)
         if state is None:
             state = _OutputState()
         self._items |= dict.fromkeys(keys or [len(self._items)], state)
@@ -236,7 +241,7 @@ class ResponsesDecoder:
                 return
             flat = join_tool_name(read_text(item.get("namespace")), name)
             kind = "custom" if item.get("type") == "custom_tool_call" else "function"
-            call_id = _as_text(item.get("call_id")) or f"call_0_{self._call_count}"
+            call_id = self._call_ids.claim(_as_text(item.get("call_id")), 0, self._call_count)
             state.call_index, self._call_count = self._call_count, self._call_count + 1
             events.append(ToolCallStart(0, state.call_index, call_id, flat, kind))
             if state.arguments:
@@ -273,9 +278,10 @@ class ResponsesDecoder:
             raise WorkerFailed(f"The worker's response is {response['status']}.")
         self._read_metadata(response, events)
         output = response.get("output")
+        is_unary = not self._items
         for index, item in enumerate(output if isinstance(output, list) else ()):
             event = _WireEvent(output_index=index, item=item)
-            if not self._find_item(event).is_done:
+            if not self._find_item(event, is_new=is_unary).is_done:
                 self._read_item(event, events, is_done=True)
         events.append(self._build_choice_end(response))
         self._is_done = True
