@@ -9,7 +9,8 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import to_thread
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
 
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
 from gateway.runtime.build import cap_connections, compute_body_budget
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
-from gateway.runtime.shutdown import drain_listeners, drain_snapshots
+from gateway.runtime.shutdown import Service, ServiceStack, drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import (
     set_up_exporters,
@@ -293,6 +294,45 @@ class Gateway:
             )
             filename = origin.loaded.filename if origin else ""
             self._admin_server = self._make_admin_server(config.admin, metrics, filename)
+        self._service_stack = ServiceStack(self._list_services())
+
+    def _list_services(self) -> Iterator[Service]:
+        """What runs beside the listeners, in the order of its start; it stops in reverse order.
+
+        What reports on requests stops after what serves them, and the admin API after the backends
+        that it shows.
+        """
+        recorder, usage, limits = self._request_recorder, self._usage_recorder, self._shared_limits
+        yield Service(lambda: to_thread(recorder.close, _RECORDING_FLUSH_TIMEOUT), recorder.start)
+        if usage is not None:
+            yield Service(lambda: to_thread(usage.close, _USAGE_FLUSH_TIMEOUT), usage.start)
+        if self._exporters:
+            yield Service(self._close_exporters)
+        if (process := self._process_metrics) is not None:
+            yield Service(process.stop, process.start)
+        if self._admin_server is not None:
+            yield Service(self._admin_server.close)  # ``start`` binds it last
+        yield Service(self._close_backends, self._start_backends)
+        if (loader := self._services.reference_loader) is not None:
+            yield Service(loader.store.aclose)
+        if limits is not None:
+            yield Service(limits.aclose, limits.start)
+        yield Service(self._close_snapshot)
+        yield Service(self._services.shadow_manager.aclose)
+
+    async def _start_backends(self) -> None:
+        await asyncio.gather(*(backend.start() for backend in self.backends.values()))
+
+    async def _close_backends(self) -> None:
+        backends = (*self.backends.values(), *self._closing_backends)
+        await asyncio.gather(*(backend.aclose() for backend in backends))
+
+    async def _close_snapshot(self) -> None:
+        await self._current.aclose()
+
+    async def _close_exporters(self) -> None:
+        closing = (to_thread(one.close, _EXPORT_FLUSH_TIMEOUT) for one in self._exporters)
+        await asyncio.gather(*closing)
 
     @property
     def backends(self) -> dict[str, Backend]:
@@ -323,14 +363,7 @@ class Gateway:
         backends finish their warmup before a listener is bound. Raises OSError, or WorkerError for
         a backend that cannot start.
         """
-        if self._usage_recorder is not None:
-            self._usage_recorder.start()
-        self._request_recorder.start()
-        if self._process_metrics is not None:
-            self._process_metrics.start()
-        if self._shared_limits is not None:
-            self._shared_limits.start()
-        await asyncio.gather(*(backend.start() for backend in self.backends.values()))
+        await self._service_stack.start()
         if warmed:
             backends = [one for one in self.backends.values() if isinstance(one, SupportsWarmup)]
             await asyncio.gather(*(backend.warm_up() for backend in backends))
@@ -389,23 +422,7 @@ class Gateway:
             await asyncio.sleep(limits.shutdown_delay)
         active_listeners = [*self.listeners.values(), *self._closing_listeners]
         await drain_listeners(active_listeners, self.active_snapshots, limits.drain_timeout)
-        await self._services.shadow_manager.aclose()
-        await self._current.aclose()
-        if self._shared_limits is not None:
-            await self._shared_limits.aclose()
-        if self._services.reference_loader is not None:
-            await self._services.reference_loader.store.aclose()
-        backends = (*self.backends.values(), *self._closing_backends)
-        await asyncio.gather(*(backend.aclose() for backend in backends))
-        if self._admin_server is not None:
-            await self._admin_server.close()
-        if self._process_metrics is not None:
-            self._process_metrics.stop()
-        closing = (asyncio.to_thread(one.close, _EXPORT_FLUSH_TIMEOUT) for one in self._exporters)
-        await asyncio.gather(*closing)
-        if self._usage_recorder is not None:
-            await asyncio.to_thread(self._usage_recorder.close, _USAGE_FLUSH_TIMEOUT)
-        await asyncio.to_thread(self._request_recorder.close, _RECORDING_FLUSH_TIMEOUT)
+        await self._service_stack.aclose()
 
     # --- another configuration --------------------------------------------------------------------
 

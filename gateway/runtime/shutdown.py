@@ -6,14 +6,14 @@ A shutdown has these steps, which ``Gateway.stop`` takes in this order:
 2. The shutdown delay passes, so that load balancers notice. New requests are still answered.
 3. Listeners close. Running requests may take the drain timeout to finish.
 4. Requests that outlast it end with an error, and all connections close.
-5. Backends, exporters and the usage store close.
+5. The services close in the reverse order of their start: backends, exporters, the usage store.
 """
 
 import asyncio
 import signal
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Final, NamedTuple
 
 from gateway.http_server.listener import Listener
 from gateway.pipeline.shadow import ShadowManager
@@ -79,3 +79,38 @@ async def drain_snapshots(
             for snapshot in snapshots:
                 await snapshot.wait_idle()
             await shadow_manager.wait_idle()
+
+
+class Service(NamedTuple):
+    """A part of the gateway that runs beside its listeners."""
+
+    close: Callable[[], Awaitable[object] | None]
+    """Also called if it was not started."""
+    start: Callable[[], Awaitable[object] | None] | None = None
+    """None if there is nothing to start."""
+
+
+class ServiceStack:
+    """Starts services in their order and closes them in reverse; all, even if one fails."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = list(services)
+        self._exit_stack = AsyncExitStack()
+        for service in self._services:
+            self._exit_stack.push_async_callback(_call, service.close)
+
+    async def start(self) -> None:
+        """Start them all. Raises what one raises; ``aclose`` still closes all."""
+        for service in self._services:
+            if service.start is not None:
+                await _call(service.start)
+
+    async def aclose(self) -> None:
+        """Close them all, and raise the last exception if some failed."""
+        await self._exit_stack.aclose()
+
+
+async def _call(function: Callable[[], Awaitable[object] | None]) -> None:
+    result = function()
+    if result is not None:
+        await result
