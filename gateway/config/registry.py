@@ -152,8 +152,8 @@ class ProtocolRegistry:
 
 
 def find_template_error(path: str) -> str | None:
-    """Why a chat template can't be compiled; None if it can. Jinja must be installed."""
-    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - Jinja may not be installed
+    """Why a chat template can't be compiled; None if it can."""
+    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - importing Jinja takes time
 
     try:
         ChatTemplate(path)

@@ -144,13 +144,8 @@ def _tls_error(error: OSError) -> str:
 
 
 def _check_template(template: str | None, path: ConfigPath, context: ValidationContext) -> None:
-    """Report a chat template that can't be compiled, or a missing library."""
+    """Report a chat template that can't be compiled."""
     if not is_set(template) or template is None:
-        return
-    if importlib.util.find_spec("jinja2") is None:
-        context.add_issue(
-            path, "needs Jinja; install it with: pip install 'interlingua[templates]'"
-        )
         return
     if error := find_template_error(template):
         context.add_issue(path, error)

@@ -173,7 +173,7 @@ def build_upstream_adapter(pool: PoolSettings) -> ClientAdapter:
     if pool.fields is not None:
         options["fields"] = pool.fields
     if pool.chat_template is not None:
-        from backends.chat_template import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
+        from backends.chat_template import ChatTemplate  # noqa: PLC0415 - importing Jinja takes time
 
         options["renderer"] = ChatTemplate(pool.chat_template)
     adapter = build_adapter(pool.protocol, pool.profile, options)

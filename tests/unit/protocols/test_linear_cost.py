@@ -27,6 +27,9 @@ from protocols.core.events import (
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from tests.unit.protocols.test_worker_claims import PROTOCOLS, build
 
+pytestmark = pytest.mark.slow
+"""Each instruction of Python is traced."""
+
 FEW, MANY = 25, 250
 MOST: Final = 11
 """How many times the cost of ``FEW`` events ``MANY`` may cost."""

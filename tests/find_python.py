@@ -1,0 +1,43 @@
+"""``python -m tests.find_python 3.12`` prints the path of that interpreter, or exits with 1.
+
+Looked for on PATH, among pyenv's and among uv's.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_FOLDERS = (
+    Path(os.environ.get("PYENV_ROOT") or "~/.pyenv") / "versions",
+    Path("~/.local/share/uv/python"),
+)
+
+
+def find_python(release: str) -> str | None:
+    """The first interpreter that starts and is of this release."""
+    for path in _list_candidates(release):
+        command = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError:
+            continue
+        if done.stdout.strip() == release:
+            return path
+    return None
+
+
+def _list_candidates(release: str) -> Iterator[str]:
+    yield f"python{release}"  # one of pyenv's shims there may not start
+    for folder in _FOLDERS:
+        for found in sorted(folder.expanduser().glob(f"*{release}*/bin/python"), reverse=True):
+            yield str(found)
+
+
+if __name__ == "__main__":
+    [wanted] = sys.argv[1:]
+    found = find_python(wanted)
+    if found is None:
+        sys.exit(1)
+    sys.stdout.write(f"{found}\n")
