@@ -1,6 +1,6 @@
 """Folds the events of a stream into a unary response."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -75,6 +75,8 @@ class UnaryResponse(Struct):
     timings: list[Timing] = []
     metadata: ResponseMetadata = ResponseMetadata()
     extra: list[ResponseExtra] = []
+    events: Sequence[Event] = ()
+    """The events in their order, for protocols whose responses are lists of items."""
 
 
 _INDEX: Final = attrgetter("index")
@@ -213,8 +215,10 @@ class ResponseAccumulator:
                 self._arguments.setdefault((choice.index, call), []).append(event.text)
 
 
-def aggregate(events: Iterable[Event]) -> UnaryResponse:
+def aggregate(events: Sequence[Event]) -> UnaryResponse:
     """The response that these events make. Raises StreamBroken if they are incomplete."""
     fold = ResponseAccumulator()
     fold.add(events)
-    return fold.result()
+    response = fold.result()
+    response.events = events
+    return response

@@ -62,12 +62,16 @@ class TextDelta(Struct, frozen=True, gc=False, tag=True):
 
 
 class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
-    """A piece of reasoning, its signature, or encrypted reasoning (``redacted``)."""
+    """A piece of reasoning, its signature, or encrypted reasoning (``redacted``).
+
+    ``id`` is the worker's name of the item that the piece belongs to, if it has one.
+    """
 
     text: str
     index: int = 0
     signature: str | None = None
     redacted: str | None = None
+    id: str | None = None
 
 
 class RefusalDelta(Struct, frozen=True, gc=False, tag=True):
@@ -114,12 +118,14 @@ FieldValues = tuple[tuple[tuple[str, ...], Any], ...]
 class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     """Keys of one object of a response that no other event represents, as the worker sent them.
 
-    They come before the events of the same object. Only an encoder of the protocol ``source`` can
-    write them.
+    They come before the events of the same object, except for items. Only an encoder of the
+    protocol ``source`` can write them.
     """
 
     source: str
-    scope: Literal["response", "choice", "message", "tool_call"]
+    scope: Literal["response", "choice", "message", "tool_call", "item"]
+    """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
+    ``call_index`` that of a call, else -1."""
     values: FieldValues
     index: int = 0
     call_index: int = 0
@@ -131,6 +137,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
         match self.scope:
             case "response":
                 return self.scope
+            case "item":
+                return f"response.output[{self.index}]"
             case "choice":
                 return choice
             case "message":

@@ -22,12 +22,14 @@ from protocols.core.events import (
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
     Usage,
 )
+from protocols.core.extra import KeyTree, find_unknown_keys
 from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
@@ -69,6 +71,14 @@ _CALL_KEYS: Final[Mapping[str, str]] = {
 }
 """The types of calls, with the field of their arguments."""
 _CONTENT_TYPES: Final = frozenset({"message", "reasoning"})
+_COMMON_KEYS: Final = ("id", "type", "status")
+_CALL_FIELDS: Final = (*_COMMON_KEYS, "call_id", "name", "namespace", "execution")
+_ITEM_KEYS: Final[Mapping[str, KeyTree]] = {
+    "message": dict.fromkeys((*_COMMON_KEYS, "role", "content")),
+    "reasoning": dict.fromkeys((*_COMMON_KEYS, "summary", "content")),
+    **{kind: dict.fromkeys((*_CALL_FIELDS, key)) for kind, key in _CALL_KEYS.items()},
+}
+"""The keys of items that events represent."""
 STATUSES: Final = FinishReasonTable(SOURCE, {"completed": "eos"})
 INCOMPLETE_REASONS: Final = FinishReasonTable(
     SOURCE, {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -157,7 +167,7 @@ class ResponsesDecoder:
                 self._read_delta(event, events)
             case kind if kind in _REASONING_DELTAS:
                 self._find_item(event).has_output = True
-                events.append(ReasoningDelta(_as_text(event.delta)))
+                events.append(ReasoningDelta(_as_text(event.delta), id=read_text(event.item_id)))
             case kind if kind in _CALL_DELTAS:
                 self._read_call_delta(event, events)
             case "response.output_item.added":
@@ -219,7 +229,24 @@ class ResponsesDecoder:
                 events += _read_content(item)
             elif kind:
                 events.append(HostedToolCall(kind, Raw(_encode(item))))
+        if is_done and not state.is_done:
+            self._add_extra(state, event.output_index, item, events)
         state.is_done = state.is_done or is_done
+
+    def _add_extra(
+        self, state: _OutputState, place: Any, item: _Object, events: list[Event]
+    ) -> None:
+        """Add the keys of an item that no event represents."""
+        known = _ITEM_KEYS.get(_as_text(item.get("type")))
+        if known is None:
+            return
+        values = tuple(
+            (path, one) for path, one in find_unknown_keys(item, known).items() if one is not None
+        )
+        if values:
+            index = place if isinstance(place, int) else 0
+            call = -1 if state.call_index is None else state.call_index
+            events.append(ResponseExtra(SOURCE, "item", values, index, call))
 
     def _read_call(
         self,
@@ -312,7 +339,7 @@ class ResponsesDecoder:
 def _read_content(item: _Object) -> list[Event]:
     """The events of a complete message, or of complete reasoning."""
     events: list[Event] = []
-    content = item.get("content")
+    content, name = item.get("content"), read_text(item.get("id"))
     for value in content if isinstance(content, list) else ():
         part = _as_object(value)
         match part.get("type"):
@@ -323,13 +350,15 @@ def _read_content(item: _Object) -> list[Event]:
             case "refusal":
                 events.append(RefusalDelta(_as_text(part.get("refusal"))))
             case "reasoning_text":
-                events.append(ReasoningDelta(_as_text(part.get("text"))))
+                events.append(ReasoningDelta(_as_text(part.get("text")), id=name))
             case _:
                 pass
     summary = item.get("summary")
     if not events and isinstance(summary, list):
         texts = [_as_text(_as_object(part).get("text")) for part in summary]
-        events += [ReasoningDelta(text) for text in texts if text]
+        events += [ReasoningDelta(text, id=name) for text in texts if text]
+    if not events and item.get("encrypted_content"):
+        events.append(ReasoningDelta("", id=name))
     return events
 
 

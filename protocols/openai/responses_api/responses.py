@@ -15,7 +15,7 @@ from msgspec import Raw
 from protocols.chat.errors import build_error_body
 from protocols.chat.responses import HeaderBuilder, build_chat_logprobs
 from protocols.chat.unary import UnaryEncoder
-from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import (
     ClientError,
     ContextTooLong,
@@ -30,6 +30,7 @@ from protocols.core.events import (
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     StreamEnd,
     TextDelta,
     TokenLogprob,
@@ -41,7 +42,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, St
 from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
-from protocols.openai.responses_api.requests import ResponsesRequest
+from protocols.openai.responses_api.requests import SOURCE, ResponsesRequest
 from protocols.openai.responses_api.tools import list_tool_objects
 
 _encode = msgspec.json.Encoder().encode
@@ -110,6 +111,8 @@ class _MessageItem:
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._template = b"", b""
+        self.extra: dict[str, Any] = {}
+        """The worker's keys that no event represents."""
 
     def build(self, status: str) -> dict[str, Any]:
         """The item."""
@@ -151,7 +154,7 @@ class _MessageItem:
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item."""
         ended = self._end_part()
-        item = self.build(status)
+        item = {**self.build(status), **self.extra}
         done = "response.output_item.done"
         return ended + self._writer.write(done, output_index=self._index, item=item), item
 
@@ -206,7 +209,9 @@ class _ReasoningItem:
         seals: bool,
     ) -> None:
         self._writer = writer
-        self._id = id
+        self.id = id
+        self.extra: dict[str, Any] = {}
+        """The worker's keys that no event represents."""
         self._is_summary = is_summary
         self._seals = seals
         self._index = index
@@ -219,11 +224,9 @@ class _ReasoningItem:
         self._template = build_delta_template(f"{self._event}.delta", self._place)
 
     def _build(self, status: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-        item: dict[str, Any] = {"id": self._id, "type": "reasoning", "summary": []}
-        if self._is_summary:
-            item["summary"] = parts
-        else:
-            item["content"] = parts
+        item: dict[str, Any] = {"id": self.id, "type": "reasoning", "summary": []}
+        if parts:
+            item["summary" if self._is_summary else "content"] = parts
         return item | {"status": status}
 
     def _write_part(self, step: str, text: str) -> bytes:
@@ -232,28 +235,32 @@ class _ReasoningItem:
         return self._writer.write(f"response.{name}.{step}", **self._place, part=part)
 
     def begin(self) -> bytes:
-        """The events that add the item and its part."""
+        """The event that adds the item."""
         item = self._build("in_progress")
         added = "response.output_item.added"
-        begun = self._writer.write(added, output_index=self._index, item=item)
-        return begun + self._write_part("added", "")
+        return self._writer.write(added, output_index=self._index, item=item)
 
     def add(self, text: str, signature: str | None) -> bytes:
         """A piece of reasoning."""
         self._signature = signature or self._signature
-        if not text:
+        if not text and not signature:
             return b""
+        begun = b"" if self._pieces else self._write_part("added", "")
         self._pieces.append(text)
-        return self._writer.write_delta(self._template, _encode(text))
+        return begun + (self._writer.write_delta(self._template, _encode(text)) if text else b"")
 
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
-        """The last events, and the complete item."""
-        text = "".join(self._pieces)
-        item = self._build(status, {"type": self._part_type, "text": text})
+        """The last events, and the complete item. What the worker encrypted is not packed again."""
+        text, ended = "".join(self._pieces), b""
+        item = self._build(
+            status, *([{"type": self._part_type, "text": text}] if self._pieces else ())
+        )
         if self._seals:
             item["encrypted_content"] = seal_reasoning(text, self._signature)
-        ended = self._writer.write(f"{self._event}.done", **self._place, text=text)
-        ended += self._write_part("done", text)
+        item |= self.extra
+        if self._pieces:
+            ended = self._writer.write(f"{self._event}.done", **self._place, text=text)
+            ended += self._write_part("done", text)
         done = "response.output_item.done"
         return ended + self._writer.write(done, output_index=self._index, item=item), item
 
@@ -350,6 +357,8 @@ class _CallItem:
         place = {"item_id": id, "output_index": index}
         self._template = build_delta_template(f"{self._event}.delta", place)
         self._pieces: list[str] = []
+        self.extra: dict[str, Any] = {}
+        """The worker's keys that no event represents."""
 
     def _build(self, status: str, arguments: Any) -> dict[str, Any]:
         return {"id": self._id, **self._fields, "status": status, self._key: arguments}
@@ -386,7 +395,7 @@ class _CallItem:
             more = {"name": self._fields["name"]} if self._kind == "function_call" else {}
             place = {"item_id": self._id, "output_index": self._index}
             ended += self._writer.write(f"{self._event}.done", **place, **more, **{self._key: text})
-        item = self._build(status, text)
+        item = {**self._build(status, text), **self.extra}
         done = "response.output_item.done"
         return ended + self._writer.write(done, output_index=self._index, item=item), item
 
@@ -429,6 +438,7 @@ class ResponsesEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     writes_hosted_tools = True
+    extra_source = SOURCE
 
     def __init__(
         self, decoded: ResponsesRequest, about: ResponseContext, build_headers: HeaderBuilder
@@ -464,10 +474,7 @@ class ResponsesEncoder:
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        events = [event for choice in response.choices for event in list_choice_events(choice)]
-        if response.usage is not None:
-            events.append(response.usage)
-        self.encode_events([*events, StreamEnd()])
+        self.encode_events(response.events)
         return HttpResponse(200, _encode(self._final))
 
     def encode_error_event(self, error: GatewayError) -> bytes:
@@ -493,6 +500,8 @@ class ResponsesEncoder:
                 return b""
             case StreamEnd():
                 return self._end_response()
+            case ResponseExtra(source=source) if source == SOURCE:
+                return self._begin() + self._encode_output(event)
             case (
                 TextDelta()
                 | ReasoningDelta()
@@ -518,6 +527,8 @@ class ResponsesEncoder:
         if isinstance(event, ChoiceEnd):
             return self._end_output(event)
         if self._open_call >= 0:
+            if isinstance(event, ResponseExtra) and event.call_index == self._open_call:
+                return self._encode_item_event(event)
             if isinstance(event, ToolCallDelta) and event.call_index == self._open_call:
                 assert isinstance(self._open_item, _CallItem)  # noqa: S101 - as _open_call says
                 return self._open_item.add(event.text)
@@ -535,8 +546,11 @@ class ResponsesEncoder:
             case RefusalDelta(text):
                 begun, message = self._open_message()
                 return begun + (message.add_refusal(text) if text else b"")
-            case ReasoningDelta(text, _, signature):
-                return self._encode_reasoning(text, signature)
+            case ReasoningDelta():
+                return self._encode_reasoning(event)
+            case ResponseExtra(values=values) if self._open_item is not None:
+                self._open_item.extra |= {path[0]: value for path, value in values}
+                return b""
             case ToolCallStart():
                 return self._begin_call(event)
             case HostedToolCall():
@@ -544,22 +558,23 @@ class ResponsesEncoder:
             case _:  # the arguments of a call that parallel_tool_calls forbids
                 return b""
 
-    def _encode_reasoning(self, text: str, signature: str | None) -> bytes:
-        if not text and not signature:
+    def _encode_reasoning(self, event: ReasoningDelta) -> bytes:
+        """A piece of reasoning. The worker's id is kept: what it encrypts is bound to it."""
+        if not event.text and not event.signature and event.id is None:
             return b""
         item, begun = self._open_item, b""
-        if not isinstance(item, _ReasoningItem):
+        if not isinstance(item, _ReasoningItem) or event.id not in (None, item.id):
             begun = self._end_item("completed")
             item = _ReasoningItem(
                 self._writer,
-                self._make_item_id("reasoning"),
+                event.id or self._make_item_id("reasoning"),
                 len(self._output),
                 is_summary=self._decoded.uses_summaries,
                 seals=self._seals_reasoning,
             )
             self._open_item = item
             begun += item.begin()
-        return begun + item.add(text, signature)
+        return begun + item.add(event.text, event.signature)
 
     @property
     def _seals_reasoning(self) -> bool:
@@ -744,23 +759,6 @@ class InputTokensEncoder(UnaryEncoder):
 def build_input_tokens_response(count: int) -> HttpResponse:
     """The response to ``POST /responses/input_tokens``."""
     return HttpResponse(200, _encode({"object": "response.input_tokens", "input_tokens": count}))
-
-
-def list_choice_events(choice: UnaryChoice) -> list[Event]:
-    """The events of a complete choice, in the order of its items."""
-    events: list[Event] = []
-    if choice.reasoning or choice.reasoning_signature:
-        events.append(ReasoningDelta(choice.reasoning, signature=choice.reasoning_signature))
-    events += choice.hosted_tool_calls
-    if choice.text or choice.logprobs:
-        events.append(TextDelta(choice.text, logprobs=tuple(choice.logprobs)))
-    if choice.refusal:
-        events.append(RefusalDelta(choice.refusal))
-    for number, call in enumerate(choice.tool_calls):
-        events.append(ToolCallStart(0, number, call.id, call.name, call.kind))
-        events.append(ToolCallDelta(0, number, call.arguments))
-    events.append(ChoiceEnd(choice.finish_reason, unknown_word=choice.unknown_word))
-    return events
 
 
 def _repeat_reasoning(fields: Mapping[str, Raw]) -> Mapping[str, Any]:

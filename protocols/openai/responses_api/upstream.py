@@ -225,7 +225,7 @@ class ResponsesRequestWriter:
         }
         body["model"] = request.model
         items = (*decoded.history, *decoded.input)
-        body["input"] = [_open_item(item, keeps_foreign=self._is_original) for item in items]
+        body["input"] = [_open_item(item) for item in items]
         body["store"] = False
         if INCLUDE_REASONING not in decoded.include or self._is_original:
             return body
@@ -276,16 +276,16 @@ def _has_common_features(decoded: ResponsesRequest) -> bool:
     )
 
 
-def _open_item(item: Item, *, keeps_foreign: bool) -> Item:
+def _open_item(item: Item) -> Item:
     """An item whose sealed reasoning is in clear: the worker can't open what the gateway sealed."""
     sealed = item.get("encrypted_content")
     if not isinstance(sealed, str):
         return {name: value for name, value in item.items() if value is not None}
     part = open_reasoning(sealed)
-    if part is None and keeps_foreign:
+    if part is None:
         return item
     opened = {name: value for name, value in item.items() if name != "encrypted_content"}
-    if part is not None and not opened.get("content"):
+    if not opened.get("content"):
         opened["content"] = [{"type": "reasoning_text", "text": part.text}]
     return opened
 

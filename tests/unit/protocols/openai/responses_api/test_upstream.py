@@ -317,7 +317,7 @@ def test_sealed_reasoning_is_opened() -> None:
     assert other["input"][0] == {"role": "user", "content": "x"}
     assert other["input"][1]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     assert other["input"][2]["content"] == [{"text": "own"}]
-    assert "encrypted_content" not in other["input"][3]
+    assert other["input"][3]["encrypted_content"] == "gAAA"
     assert original["input"][3]["encrypted_content"] == "gAAA"
     assert other["include"] == ["message.output_text.logprobs"]
     assert original["include"] == include
