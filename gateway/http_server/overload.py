@@ -1,10 +1,8 @@
 """Overload protection: limits of connections, and of the time and memory of request bodies."""
 
 import asyncio
-import functools
 import ipaddress
 import logging
-import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -14,6 +12,7 @@ from msgspec import Struct
 
 from gateway.config.schema import ServerLimitsConfig
 from protocols.core.errors import Overloaded
+from protocols.core.units import get_client_network
 
 log = logging.getLogger("interlingua")
 
@@ -66,9 +65,6 @@ _LOG_INTERVAL: Final = 1.0
 """Seconds between two log lines about refused connections."""
 _EVICTION_CANDIDATES: Final = 64
 """How many of the oldest unfinished bodies are compared for the slowest one."""
-_IPV6_NETWORK_BYTES: Final = 8
-"""The network part of an IPv6 address: a client usually has all addresses of a /64."""
-_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 class TrackedConnection(Protocol):
@@ -136,7 +132,7 @@ class ConnectionTracker:
 
     def admit(self, connection: TrackedConnection) -> bool:
         """Count a connection; returns False if it must be closed. ``release`` it in any case."""
-        limits, network = self.limits, _get_network(connection.peer)
+        limits, network = self.limits, get_client_network(connection.peer)
         count = self._per_network[network] = self._per_network.get(network, 0) + 1
         max_count = limits.connections_per_address
         if max_count is None and not _is_loopback(connection.peer):
@@ -219,15 +215,3 @@ def get_peer_address(transport: asyncio.BaseTransport) -> str:
 
 def _is_loopback(address: str) -> bool:
     return address.startswith(("127.", "::ffff:127.")) or address in ("::1", "")
-
-
-@functools.lru_cache(maxsize=4096)
-def _get_network(address: str) -> str | bytes:
-    """What counts as one client: an IPv4 address or the network of an IPv6 address."""
-    try:
-        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    except OSError:
-        return address
-    if packed.startswith(_IPV4_MAPPED):
-        return socket.inet_ntop(socket.AF_INET, packed[len(_IPV4_MAPPED) :])
-    return address if address == "::1" else packed[:_IPV6_NETWORK_BYTES]

@@ -152,8 +152,9 @@ class AccessLogWriter:
 
     def _write_batch(self, batch: Sequence[Struct | bytes]) -> int:
         """Write a batch; returns how many lines were dropped."""
+        lines = [line for line in batch if type(line) is not RequestRecord or not line.is_throttled]
         try:
-            for piece in _encode_batch(batch, is_text=self._is_text):
+            for piece in _encode_batch(lines, is_text=self._is_text):
                 self._write_all(piece)
             if lost := self._writer.dropped - self._logged_dropped:
                 self._logged_dropped += lost

@@ -63,6 +63,8 @@ class RequestRecord(Struct, omit_defaults=True):
     ``pinned`` if the client named the version."""
     split: str = ""
     """The name of the traffic split that chose the version; "" if no split did."""
+    is_throttled: bool = False
+    """Whether it is one of many with wrong API keys, which get no log lines of their own."""
     response_id: str = ""
     """The id in the response, if feedback is collected and the protocol has one."""
     user_hash: str = ""

@@ -86,6 +86,7 @@ class RequestHandler:
         self._new_id = services.new_id
         self._observe_request = services.observe_request
         self._own_endpoints = services.own_endpoints
+        self._failed_keys = services.failed_keys
         deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
         self.dispatcher = Dispatcher(router, deadline_timer)
         self._endpoint_handlers = build_endpoint_handlers(
@@ -183,7 +184,7 @@ class RequestHandler:
             if request.stages:
                 request.notify(lambda stage: stage.on_found(request))
             if not match.endpoint.public:
-                principal = request.principal = await self._authenticate(http.headers)
+                principal = request.principal = await self._authenticate_request(request)
                 record.key = "" if principal is None else principal.name
             handler = self._endpoint_handlers[match.endpoint.task]
             if handler.reads_body and match.endpoint.method not in _BODILESS_METHODS:
@@ -220,7 +221,7 @@ class RequestHandler:
             _send_error(error, None, request)
             return
         try:
-            principal = request.principal = await self._authenticate(http.headers)
+            principal = request.principal = await self._authenticate_request(request)
             record.key = "" if principal is None else principal.name
             response = await endpoint.answer(http, principal)
         except GatewayError as failure:
@@ -253,6 +254,17 @@ class RequestHandler:
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
         yield from match.list_default_protocols()
+
+    async def _authenticate_request(self, request: RequestState) -> Principal | None:
+        """The caller. Raises Unauthorized, and RateLimitExceeded after too many wrong keys."""
+        try:
+            return await self._authenticate(request.http.headers)
+        except Unauthorized as error:
+            if self._failed_keys is None:
+                raise
+            answer = self._failed_keys.count_failure(request.http.peer, error)
+            request.record.is_throttled = answer is not error
+            raise answer from None
 
     async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """The caller, once the issuer's keys are there. Raises Unauthorized."""

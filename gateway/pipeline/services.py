@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from backends.interfaces import Timeouts
 from gateway.auth.api_keys import Principal
+from gateway.auth.failed_keys import FailedKeyThrottle
 from gateway.observability.record import RecordObserver
 from gateway.observability.recording_writer import RequestRecorder
 from gateway.pipeline.body_counts import BodyCounts
@@ -67,6 +68,8 @@ class GatewayServices(Struct, frozen=True):
     """The features beside the path, in the order in which they observe a request."""
     own_endpoints: Mapping[str, OwnEndpoint] = {}
     """By path; a protocol that has the path comes first."""
+    failed_keys: FailedKeyThrottle | None = None
+    """Throttles requests with wrong API keys; None if they are answered all alike."""
     dropped_counts: Mapping[str, Callable[[], int]] = {}
     """Counts dropped log lines, usage rows and traces; see ``observability.metrics.system``."""
     request_recorder: RequestRecorder | None = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, SupportsWarmup
+from gateway.auth.failed_keys import FailedKeyThrottle
 from gateway.config import listeners, loader, schema
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplainStage, ExplanationStore
@@ -173,6 +174,7 @@ def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
         observe_request=observe_request,
         shadow_manager=ShadowManager(time.monotonic, observe_request),
         counter_registry=CounterRegistry(time.monotonic, time.time),  # noqa: TID251 - as above
+        failed_keys=FailedKeyThrottle(time.monotonic),
         dropped_counts={} if log is None else {"log_lines": log.count_dropped},
     )
 

@@ -4,6 +4,7 @@ Each type has a unit, which parses the text of the configuration: durations beco
 become bytes. A Struct names the type in its fields, such as ``timeout: Duration``.
 """
 
+import functools
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
@@ -115,6 +116,19 @@ def parse_ip(host: str) -> IpAddress | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+_IPV6_NETWORK_BYTES: Final = 8
+"""The network part of an IPv6 address: a client usually has all addresses of a /64."""
+
+
+@functools.lru_cache(maxsize=4096)
+def get_client_network(address: str) -> str | bytes:
+    """What counts as one client: an IPv4 address or the network of an IPv6 address."""
+    ip = parse_ip(address.partition("%")[0])
+    if not isinstance(ip, ipaddress.IPv6Address):
+        return address if ip is None else str(ip)
+    return address if ip.is_loopback else ip.packed[:_IPV6_NETWORK_BYTES]
 
 
 def is_hostname(host: str) -> bool:

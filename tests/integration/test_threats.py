@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.auth import failed_keys
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
@@ -60,6 +61,12 @@ ODD = [
     "*",
 ]
 BODY = b'{"model": "mock", "messages": [{"role": "user", "content": "hi"}]}'
+
+
+@pytest.fixture(autouse=True)
+def _many_wrong_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many attempts gets its own answer, not that of one attempt too many."""
+    monkeypatch.setattr(failed_keys, "_BURST", 100_000)
 
 
 def list_endpoints() -> Iterator[tuple[str, Endpoint]]:

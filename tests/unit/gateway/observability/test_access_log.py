@@ -227,3 +227,15 @@ def test_request_format_text_is_independent_of_the_format_of_messages(pipe: Pipe
     record, *notices = pipe.rest().splitlines()
     assert record.endswith(b"id=r-1")
     assert [msgspec.json.decode(one)["message"] for one in notices] == ["first", "second"]
+
+
+def test_throttled_requests_have_no_lines(pipe: Pipe) -> None:
+    """Of many requests with wrong keys, a message says how many there were."""
+    lines = AccessLogWriter(pipe.writes, 10)
+    lines.write_record(RequestRecord("first"))
+    lines.write_record(RequestRecord("throttled", is_throttled=True))
+    lines.write_record(RequestRecord("last"))
+    lines.start()
+    assert lines.close(PATIENCE)
+    written = [msgspec.json.decode(line) for line in pipe.rest().splitlines()]
+    assert written == [{"id": "first"}, {"id": "last"}]

@@ -1,0 +1,106 @@
+"""Wrong keys are throttled by address, without harm to others, and without a line for each."""
+
+import asyncio
+import hashlib
+import logging
+
+import pytest
+
+from gateway.auth import failed_keys
+from gateway.auth.failed_keys import FailedKeyThrottle
+from protocols.core.errors import RateLimitExceeded, Unauthorized
+from tests.conftest import Serve
+from tests.fakes import FakeClock
+
+ERROR = Unauthorized("the API key is not known", missing=False)
+
+
+def count_failures(throttle: FailedKeyThrottle, address: str, count: int) -> list[bool]:
+    """Which of so many failures are throttled."""
+    answers = [throttle.count_failure(address, ERROR) for _ in range(count)]
+    assert all(answer is ERROR or isinstance(answer, RateLimitExceeded) for answer in answers)
+    return [answer is not ERROR for answer in answers]
+
+
+async def test_failures_after_the_first_hundred_are_throttled_for_a_while() -> None:
+    clock = FakeClock()
+    throttle = FailedKeyThrottle(clock)
+
+    assert count_failures(throttle, "10.0.0.1", 150) == [False] * 100 + [True] * 50
+    clock.now += 1.0
+    assert count_failures(throttle, "10.0.0.1", 20) == [False] * 10 + [True] * 10
+    clock.now += 60.0
+    assert not any(count_failures(throttle, "10.0.0.1", 100))
+
+
+async def test_throttled_failure_says_when_to_retry() -> None:
+    throttle = FailedKeyThrottle(FakeClock())
+    count_failures(throttle, "10.0.0.1", 100)
+    answer = throttle.count_failure("10.0.0.1", ERROR)
+
+    assert isinstance(answer, RateLimitExceeded)
+    assert answer.retry_after == 1.0
+
+
+async def test_networks_are_throttled_on_their_own() -> None:
+    throttle = FailedKeyThrottle(FakeClock())
+    count_failures(throttle, "2001:db8::1", 100)
+
+    assert count_failures(throttle, "2001:db8::2", 1) == [True]
+    assert count_failures(throttle, "2001:db8:0:1::1", 1) == [False]
+    assert count_failures(throttle, "10.0.0.1", 1) == [False]
+    assert count_failures(throttle, "::ffff:10.0.0.1", 100) == [False] * 99 + [True]
+
+
+async def test_number_of_networks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failed_keys, "_MAX_NETWORKS", 2)
+    throttle = FailedKeyThrottle(FakeClock())
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.3"):
+        count_failures(throttle, address, 60)
+
+    assert len(throttle._networks) == 2
+    assert count_failures(throttle, "10.0.0.1", 1) == [True]
+
+
+async def test_one_line_tells_how_many_were_throttled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(failed_keys, "_LOG_INTERVAL", 0.01)
+    throttle = FailedKeyThrottle(FakeClock())
+    with caplog.at_level(logging.WARNING, "interlingua"):
+        count_failures(throttle, "10.0.0.1", 130)
+        await asyncio.sleep(0.05)
+        count_failures(throttle, "10.0.0.1", 1)
+        await asyncio.sleep(0.05)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "30 requests without a valid API key were answered with 429",
+        "1 requests without a valid API key were answered with 429",
+    ]
+
+
+async def test_wrong_keys_get_429_and_valid_ones_of_the_same_address_are_served(
+    serve: Serve,
+) -> None:
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    gateway = await serve(f"""
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends: {{e: {{kind: echo, script: [noon]}}}}
+models: {{chat: {{backend: e}}}}
+keys: [{{name: k, sha256: "{digest}"}}]
+""")
+
+    async def ask(key: str) -> int:
+        answer = await gateway.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+        if answer.status_code == 429:
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["message"].startswith("too many requests without a valid")
+        return answer.status_code
+
+    statuses = [await ask(f"wrong-{number}") for number in range(110)]
+
+    assert statuses[:100] == [401] * 100
+    assert 429 in statuses[100:]
+    assert await ask("sk-1") == 200
+    throttled = [record.is_throttled for record in gateway.records]
+    assert throttled.count(True) == statuses.count(429)
