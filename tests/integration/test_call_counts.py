@@ -6,6 +6,9 @@ uvloop, which adds none of its own. Keys, limits, metrics and the access log are
 
 A change that adds work raises the number below on purpose, and one that saves work lowers it: the
 test fails in both directions and shows what it counted.
+
+``python -m tests.integration.test_call_counts`` also counts the changes of module: how often a call
+is in another module of the project than the call before. A path that a reader follows has few.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +46,7 @@ class Calls(Struct, frozen=True):
     token: int
 
 
+PACKAGES: Final = ("gateway.", "backends.", "protocols.")
 STATED: Final = {
     # client's protocol, worker's protocol; "varied" is OpenAI's, with requests that differ,
     # have tools and headers of an ingress, and are answered with streamed tool calls
@@ -310,8 +315,29 @@ class CallCounter:
             self.calls += 1
 
 
-async def measure_calls(client: str, protocol: str, folder: Path) -> Calls:
-    """Run a gateway, ask it, and count."""
+class ModuleChangeCounter(CallCounter):
+    """Counts how often a call of the project's code is in another module than the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: set[str] = set()
+        """All modules with a call."""
+        self._module = ""
+
+    def __call__(self, frame: Any, event: str, arg: object) -> None:
+        if event != "call":
+            return
+        module: str = frame.f_globals.get("__name__", "")
+        if module != self._module and module.startswith(PACKAGES):
+            self._module = module
+            self.modules.add(module)
+            self.calls += 1
+
+
+async def measure_calls(
+    client: str, protocol: str, folder: Path, counter: CallCounter | None = None
+) -> Calls:
+    """Run a gateway, ask it, and count: its calls, unless another ``counter`` is given."""
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     worker = Worker()
@@ -325,9 +351,9 @@ async def measure_calls(client: str, protocol: str, folder: Path) -> Calls:
     for backend in now.backends.values():
         await backend.start()
     port = await listener.listen("127.0.0.1", 0)
-    counter = CallCounter()
-    caller = Client(port, worker, lambda: counter.calls)
-    sys.setprofile(counter)
+    used = CallCounter() if counter is None else counter
+    caller = Client(port, worker, lambda: used.calls)
+    sys.setprofile(used)
     try:
         return await asyncio.to_thread(count_fewest_calls, caller, client, protocol)
     finally:
@@ -382,3 +408,23 @@ def test_hot_path_makes_the_stated_number_of_function_calls(
 )
 def test_call_count_check_reports_more_calls_and_many_fewer_calls(calls: Calls, wrong: int) -> None:
     assert len([*find_deviations(calls, Calls(100, 100, 100))]) == wrong
+
+
+def print_counts() -> None:
+    """Print calls, changes of module and modules of each pair of protocols."""
+    print(f"{'':>20} {'calls':>22} {'changes of module':>22} {'modules':>8}")  # noqa: T201
+    print(f"{'':>20} {' '.join(['  whole stream token'] * 2)}")  # noqa: T201
+    for client, protocol in STATED:
+        counts = []
+        for counter in (CallCounter(), changes := ModuleChangeCounter()):
+            with (
+                TemporaryDirectory() as folder,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                counts.append(runner.run(measure_calls(client, protocol, Path(folder), counter)))
+        row = "   ".join(f"{one.whole:6} {one.stream:6} {one.token:5}" for one in counts)
+        print(f"{client + ' to ' + protocol:>20} {row} {len(changes.modules):8}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    print_counts()
