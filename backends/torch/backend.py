@@ -41,6 +41,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
+from backends.torch.model_features import ModelFeatures
 from backends.torch.settings import TorchSettings
 from protocols.core.errors import (
     DeadlineExceeded,
@@ -176,6 +177,8 @@ class EngineProcess:
                     context,
                     memory >> 20,
                 )
+                if news.features is not None:
+                    _log_features(self._settings.path, news.features)
             case LoadFailedEvent(text):
                 self.load_error = text
             case HeartbeatEvent(rows, waiting, busy, figures):
@@ -234,6 +237,20 @@ _LOWEST_PRIORITY = 255
 """The priority of shadow traffic."""
 
 
+def _log_features(path: str, features: ModelFeatures) -> None:
+    """Say what the model is understood to support."""
+    if features.tool_calls is None:
+        _log.warning("%s: tool calls are not understood: %s", path, features.problem)
+    _log.info(
+        "%s: tool calls %s (found by: %s), enforced %s; reasoning %s",
+        path,
+        features.tool_calls or "not understood",
+        features.found_by or "nothing",
+        features.enforced,
+        features.reasoning or "none",
+    )
+
+
 class TorchBackend(Backend):
     """One local model; takes the fields of ``TorchSettings``."""
 
@@ -260,6 +277,12 @@ class TorchBackend(Backend):
         return self._load_error
 
     @property
+    def features(self) -> ModelFeatures | None:
+        """What the model is understood to support; None while it is not loaded."""
+        ready = None if self._process is None else self._process.ready
+        return None if ready is None else ready.features
+
+    @property
     def process(self) -> EngineProcess | None:
         """The current process, for the status page."""
         return self._process
@@ -276,7 +299,10 @@ class TorchBackend(Backend):
         decoded, names = request.decode()
         decoded, foreign = remove_extra_fields(decoded)
         unsupported = ipc.find_unsupported_params(
-            decoded, names, templates=self._settings.trust_request_chat_template
+            decoded,
+            names,
+            templates=self._settings.trust_request_chat_template,
+            features=self.features,
         )
         return PreparedRequest(decoded, unsupported + foreign)
 
@@ -428,6 +454,11 @@ class _ResponseStream:
         self._running_usage = (
             isinstance(request, GenerationRequest) and request.response_options.usage == "each"
         )
+        self._hides_reasoning = (
+            isinstance(request, GenerationRequest)
+            and request.reasoning is not None
+            and request.reasoning.include is False
+        )
         self._at_end_only = isinstance(request, GenerationRequest) and ipc.returns_best_only(
             request
         )
@@ -480,12 +511,17 @@ class _ResponseStream:
             case ipc.RequestFinishedEvent():
                 self.finished = True
                 usage = Usage(
-                    news.prompt_tokens, news.completion_tokens, news.cached_tokens or None
+                    news.prompt_tokens,
+                    news.completion_tokens,
+                    news.cached_tokens or None,
+                    news.reasoning_tokens,
                 )
                 timing = Timing(
                     news.queue_seconds, news.prefill_seconds, news.decode_seconds, news.max_batch
                 )
                 return [usage, timing, StreamEnd()]
+            case ipc.ReasoningEvent(token_count=count) if self._hides_reasoning:
+                return self._count_tokens(count)
             case (
                 ipc.TextEvent(token_count=count)
                 | ipc.ToolCallEvent(token_count=count)

@@ -431,6 +431,7 @@ class TorchEngine:
             now - prefilled,
             request.max_batch,
             sum(group.cached_tokens or 0 for group in request.groups),
+            request.reasoning_tokens if request.parses_reasoning else None,
         )
 
 

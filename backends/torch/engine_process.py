@@ -245,6 +245,7 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
     from backends.torch.loader import find_model  # noqa: PLC0415
     from backends.torch.model import compute_context_length  # noqa: PLC0415
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
+    from backends.torch.template_features import summarize_features  # noqa: PLC0415
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -289,6 +290,7 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
         forward.context_length,
         str(forward.device),
         cache_bytes=engine.cache_bytes,
+        features=summarize_features(model.input_processor.get_model_features()),
     )
     channel.queue_event(ready)
     return engine

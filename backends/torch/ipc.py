@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from backends.torch.model_features import ModelFeatures
 from backends.torch.model_files import EngineTask
 from backends.torch.settings import WatermarkSettings
 from protocols.core.errors import (
@@ -205,7 +206,7 @@ __all__ = [
 ]
 """Those that stand elsewhere; what follows needs no list."""
 
-IPC_VERSION = 5
+IPC_VERSION = 6
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 FailureKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
@@ -314,6 +315,8 @@ class ReadyEvent(Struct, frozen=True, tag="ready"):
     dimensions: int | None = None
     cache_bytes: int = 0
     """The size of the KV cache."""
+    features: ModelFeatures | None = None
+    """What a model that generates text is understood to support."""
 
 
 class ProgressEvent(Struct, frozen=True, tag="progress"):
@@ -502,6 +505,8 @@ class RequestFinishedEvent(Struct, frozen=True, gc=False, tag="finished"):
     """The largest batch that it was computed in."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    reasoning_tokens: int | None = None
+    """The completion tokens that are reasoning; None if reasoning is not told apart."""
 
 
 class RequestFailedEvent(Struct, frozen=True, gc=False, tag="failed"):
@@ -684,6 +689,7 @@ _GENERATION_SUPPORT["reasoning.effort"] = ParameterSupport(
     "reasoning_effort", reason="approximated"
 )
 """It sets variables of the chat template, which may not have them."""
+_GENERATION_SUPPORT["reasoning.include"] = ParameterSupport("include_reasoning")
 _SAMPLING_DEFAULTS: Final[Mapping[str, float | None]] = {
     "temperature": 0, "top_p": 1, "top_k": None, "min_p": 0, "typical_p": 1, "seed": None,
 }  # fmt: skip
@@ -712,9 +718,16 @@ _ROLE_ALIASES = {"developer": "system", "function": "tool"}
 
 
 def find_unsupported_params(
-    request: AnyRequest, names: Mapping[str, str], *, templates: bool
+    request: AnyRequest,
+    names: Mapping[str, str],
+    *,
+    templates: bool,
+    features: ModelFeatures | None = None,
 ) -> tuple[UnsupportedParameter, ...]:
-    """The parameters of a request that the engine does not support."""
+    """The parameters of a request that the engine does not support.
+
+    ``features`` are those of the model; None while it is loaded.
+    """
     template_support = {"templating.template": ParameterSupport("template")} if templates else {}
     match request:
         case EmbeddingRequest():
@@ -734,7 +747,10 @@ def find_unsupported_params(
         *_find_unused_sampling(request, names),
     )
     unsupported = (*unsupported, *find_unsupported_tools(request, names))
-    return (*unsupported, *find_unseen_content(request, _UNSUPPORTED_PARTS, names))
+    unseen = dict(_UNSUPPORTED_PARTS)
+    if features is not None and features.keeps_reasoning:
+        del unseen[ReasoningPart]
+    return (*unsupported, *find_unseen_content(request, unseen, names))
 
 
 def _find_unused_sampling(
@@ -836,6 +852,7 @@ def _build_turn(message: Message) -> ChatTurn:
         message.name,
         tuple(FunctionCall(call.id, call.name, call.arguments) for call in message.tool_calls),
         message.tool_call_id,
+        "".join(part.text for part in message.parts if isinstance(part, ReasoningPart)),
     )
 
 

@@ -48,6 +48,7 @@ class EngineRequest:
     credit: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     admitted_at: float | None = None
     prefilled_at: float | None = None
     max_batch: int = 1
@@ -55,6 +56,12 @@ class EngineRequest:
     """The initial state of the output's grammar."""
     parser_rules: ResponseTemplateRules | OutputRules | None = None
     """How tool calls are parsed from the output."""
+
+    @property
+    def parses_reasoning(self) -> bool:
+        """Whether reasoning is told apart from the answer."""
+        rules = self.parser_rules
+        return isinstance(rules, OutputRules) and rules.reasoning is not None
 
     @property
     def deadline(self) -> float:
@@ -238,6 +245,7 @@ class TokenSequence:
             case ParsedCallArguments(call, text, tokens):
                 return ToolArgumentsEvent(command.request_id, choice, call, text, tokens)
             case ParsedReasoning(text, tokens):
+                self.group.request.reasoning_tokens += tokens
                 return ReasoningEvent(command.request_id, choice, text, tokens)
             case ReadyText(text, tokens):
                 return TextEvent(

@@ -6,7 +6,7 @@ reported, never guessed: a wrong one would turn calls into text, and text into c
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -21,6 +21,7 @@ from backends.torch.call_formats import (
     ParsedCall,
     detect_by_sign,
 )
+from backends.torch.model_features import ModelFeatures
 from backends.torch.output_formats import ReasoningMark, detect_reasoning_mark
 
 Render = Callable[..., str]
@@ -204,25 +205,19 @@ def _try_render(
         return None
 
 
-def describe_features(features: TemplateFeatures) -> Iterator[tuple[str, str]]:
-    """What a person wants to know of it, in pairs of a subject and a text."""
-    call_format = features.call_format
-    if call_format is None:
-        yield "tool calls", f"not understood: {features.problem}"
-    else:
-        how = {
-            "rendered": "as the chat template writes them",
-            "sign": "by a sign in the chat template",
-            "system message": "the system message asks for this format",
-        }
-        evidence = how[features.evidence or "sign"]
-        yield "tool calls", f"{call_format.family} ({evidence})"
-        always = call_format.constrains_free_choice
-        yield "enforced", "always" if always else "with options; otherwise parsed"
-        where = "the chat template" if features.shows_functions else "the system message"
-        yield "functions are in", where
-    mark = features.reasoning
-    marks = "none" if mark is None else f"{mark.opening.strip()} … {mark.closing}"
-    yield "reasoning", marks
-    kept = "goes back to the model" if features.reasoning_key else "is not in the prompt"
-    yield "earlier reasoning", f"between tool calls it {kept}"
+def summarize_features(features: TemplateFeatures | None) -> ModelFeatures:
+    """What a person or the gateway wants to know; None: the model has no chat template."""
+    if features is None:
+        return ModelFeatures(problem="it has no chat template")
+    call_format, mark = features.call_format, features.reasoning
+    enforced = call_format is not None and call_format.constrains_free_choice
+    return ModelFeatures(
+        chat=True,
+        tool_calls=None if call_format is None else call_format.family,
+        found_by=features.evidence,
+        enforced="never" if call_format is None else "always" if enforced else "with options",
+        functions_in="chat template" if features.shows_functions else "system message",
+        reasoning=None if mark is None else f"{mark.opening.strip()} … {mark.closing}",
+        keeps_reasoning=features.reasoning_key is not None,
+        problem=features.problem,
+    )

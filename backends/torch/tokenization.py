@@ -271,6 +271,13 @@ class InputProcessor:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
 
+    def get_model_features(self) -> TemplateFeatures | None:
+        """What the model's own chat template supports with tools; None if it has none."""
+        if not self._tokenizer.chat_template:
+            return None
+        tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+        return self.get_features(self._tokenizer.get_chat_template(None, tools=tools))
+
     def get_features(self, template: str) -> TemplateFeatures:
         """What a chat template supports."""
         features = self._features.pop(template, None)
