@@ -127,10 +127,14 @@ class SqliteResponseStore:
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, _FILE_MODE))
         database = sqlite3.connect(path, timeout=_LOCK_TIMEOUT, check_same_thread=False)
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-        database.executescript(_SCHEMA)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute("PRAGMA foreign_keys = ON")
+            database.executescript(_SCHEMA)
+        except sqlite3.Error:
+            database.close()
+            raise
         return database
 
     def _locate(
