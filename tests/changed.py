@@ -118,14 +118,14 @@ def select_tests(changed: Iterable[str], graph: Mapping[str, Iterable[str]]) -> 
     for path, dependencies in graph.items():
         for one in dependencies:
             importers.setdefault(one, set()).add(path)
-    reached: set[str] = set()
+    affected_files: set[str] = set()
     pending = [file for path in changed for file in _list_affected(path, graph)]
     while pending:
         path = pending.pop()
-        if path not in reached:
-            reached.add(path)
+        if path not in affected_files:
+            affected_files.add(path)
             pending += importers.get(path, ())
-    return sorted(path for path in reached if _is_selected(path))
+    return sorted(path for path in affected_files if _is_selected(path))
 
 
 def _list_affected(path: str, graph: Mapping[str, Iterable[str]]) -> list[str]:
@@ -138,9 +138,9 @@ def _list_affected(path: str, graph: Mapping[str, Iterable[str]]) -> list[str]:
     if folder == ".":  # the build
         return [one for one in graph if one == "tests/test_architecture.py"]
     while folder not in (".", *PACKAGES):
-        beside = [one for one in graph if one.startswith(f"{folder}/")]
-        if beside:
-            return beside
+        neighbours = [one for one in graph if one.startswith(f"{folder}/")]
+        if neighbours:
+            return neighbours
         folder = str(Path(folder).parent)
     return [one for one in graph if _is_conftest(path) and one.startswith(f"{folder}/")]
 

@@ -31,13 +31,13 @@ def find_python(release: str) -> str | None:
 def _list_candidates(release: str) -> Iterator[str]:
     yield f"python{release}"  # one of pyenv's shims there may not start
     for folder in _FOLDERS:
-        for found in sorted(folder.expanduser().glob(f"*{release}*/bin/python"), reverse=True):
-            yield str(found)
+        for candidate in sorted(folder.expanduser().glob(f"*{release}*/bin/python"), reverse=True):
+            yield str(candidate)
 
 
 if __name__ == "__main__":
     [wanted] = sys.argv[1:]
-    found = find_python(wanted)
-    if found is None:
+    python_path = find_python(wanted)
+    if python_path is None:
         sys.exit(1)
-    sys.stdout.write(f"{found}\n")
+    sys.stdout.write(f"{python_path}\n")

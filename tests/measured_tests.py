@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 _HERE: Final = Path(__file__).parent
-MEASURED: Final = (_HERE / "unit" / "protocols", _HERE / "golden")
+COVERED: Final = (_HERE / "unit" / "protocols", _HERE / "golden")
 
 
 class CoverageSwitch:
@@ -25,7 +25,7 @@ class CoverageSwitch:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Switch before the test's fixtures are set up."""
         controller = self._plugin.cov_controller
-        is_measured = any(item.path.is_relative_to(folder) for folder in MEASURED)
+        is_measured = any(item.path.is_relative_to(folder) for folder in COVERED)
         if controller is not None and is_measured is not self._is_on:
             self._is_on = is_measured
             if is_measured:

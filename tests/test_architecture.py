@@ -360,34 +360,107 @@ def get_assignment_targets(node: ast.AST) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
-def iterate_defined_names(path: Path) -> Iterator[tuple[int, str]]:
+def iterate_defined_names(path: Path, *, variables: bool) -> Iterator[tuple[int, str]]:
     """A module's own name and those of its classes, functions, methods and attributes.
 
     Attributes are what a class body assigns or annotates, and what is assigned to ``self``.
-    Variables are free.
+    With ``variables``, also every parameter and variable at any depth.
     """
     yield 1, path.parent.name if path.stem == "__init__" else path.stem
-    for node in ast.walk(parse_module(path)):
+    parse = parse_module.__wrapped__ if variables else parse_module  # tests are read once
+    for node in ast.walk(parse(path)):
         if isinstance(node, Function | ast.ClassDef):
             yield node.lineno, node.name
         if isinstance(node, ast.ClassDef):
             for field in (one for part in node.body for one in get_assignment_targets(part)):
                 if isinstance(field, ast.Name):
                     yield field.lineno, field.id
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.attr
+        elif variables:
+            yield from iterate_variable_names(node)
+
+
+def iterate_variable_names(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The parameter or variable that a node binds."""
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+    elif isinstance(node, ast.arg):
+        yield node.lineno, node.arg
+    elif isinstance(node, ast.alias) and node.asname:
+        yield node.lineno, node.asname
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        yield node.lineno, node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        yield node.lineno, node.rest
+
+
+_DECLARATIONS: Final = {
+    ".js": (
+        r"(?:\b(?:const|let|var)\s+[\[{]?|\bfunction\b[^(]*\(?|\bclass\s|[(,{]\s*)"
+        r"(\w+)(?=\s*[,=:;(){}\]])"
+    ),
+    ".toml": r"^\s*[\"\[]*([\w.-]+)[\"\]]*\s*(?:=|\]|:)",
+    "Makefile": r"^([\w-]+)\s*[:?]?[=:]",
+}
+"""What a file that is not Python declares: names of variables, functions, parameters and keys."""
+
+
+def iterate_declared_names(path: Path) -> Iterator[tuple[int, str]]:
+    pattern = re.compile(_DECLARATIONS[path.suffix.replace("mjs", "js") or path.name])
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        for declared in pattern.finditer(line):
+            yield number, declared[1]
+
+
+def list_declaring_files() -> list[Path]:
+    scripts = (ROOT / "gateway" / "admin" / "static").glob("*.js")
+    clients = (ROOT / "tests" / "clients" / "node").glob("*.mjs")
+    return sorted([*scripts, *clients, ROOT / "pyproject.toml", ROOT / "Makefile"])
+
+
+def iterate_names_to_check() -> Iterator[tuple[Path, int, str]]:
+    """In tests and in the generator of pages, variables and parameters count, too."""
+    for path in list_sources(*PACKAGES, "tests", "docs/generate"):
+        variables = get_relative_path(path).startswith(("tests/", "docs/"))
+        names = iterate_defined_names(path, variables=variables)
+        yield from ((path, line, name) for line, name in names)
+    for path in list_declaring_files():
+        yield from ((path, line, name) for line, name in iterate_declared_names(path))
 
 
 def test_no_forbidden_name_is_used() -> None:
     violations = [
         f"{get_relative_path(path)}:{line}: {name}"
-        for path in list_sources(*PACKAGES)
-        for line, name in iterate_defined_names(path)
-        if name.lstrip("_").lower() in FORBIDDEN
+        for path, line, name in iterate_names_to_check()
+        if name.strip("_").lower() in FORBIDDEN
     ]
     fail_on_violations(
         violations, "Use the field's standard term (tests/forbidden_names.txt lists the others):"
     )
+
+
+FORMER_TERM: Final = "dia" + "lect"
+"""What a protocol was called before."""
+
+FORMER_KEYS: Final = frozenset(
+    {"tests/bench/interlingua.py", "tests/bench/test_gateway_revisions.py"}
+)
+"""The benchmarks can start earlier revisions of the gateway, whose configuration has the key."""
+
+
+def test_no_text_uses_the_former_term_for_a_protocol() -> None:
+    folders = [ROOT / one for one in (*PACKAGES, "tests", "docs/generate")]
+    files = [path for one in folders for path in one.rglob("*") if path.is_file()]
+    kinds = {".py", ".js", ".mjs", ".html", ".toml", ".txt", ".yaml", ".json", ""}
+    violations = [
+        f"{get_relative_path(path)}: {FORMER_TERM}"
+        for path in [*files, ROOT / "pyproject.toml", ROOT / "Makefile"]
+        if path.suffix in kinds and get_relative_path(path) not in FORMER_KEYS
+        if FORMER_TERM in f"{path.name} {path.read_text('utf-8', errors='replace')}".lower()
+    ]
+    fail_on_violations(violations, "Say protocol:")
 
 
 def test_forbidden_names_are_single_words() -> None:

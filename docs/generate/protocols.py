@@ -105,7 +105,7 @@ def _parameter_section(protocol: ProtocolProfiles) -> str:
     """The section of one protocol; equal tables appear once."""
     groups: list[tuple[tuple[Param, ...], dict[str, list[str]]]] = []
     for profile, kind, rows in protocol.tables():
-        kinds = next((found for known, found in groups if known == rows), None)
+        kinds = next((kinds for table_rows, kinds in groups if table_rows == rows), None)
         if kinds is None:
             groups.append((rows, kinds := {}))
         kinds.setdefault(kind, []).append(profile)
@@ -269,10 +269,10 @@ def worker_tables(
 
 
 def _by_label(samples: Iterable[FieldSample]) -> Sequence[Sequence[FieldSample]]:
-    found: dict[tuple[Path, str], list[FieldSample]] = {}
+    groups: dict[tuple[Path, str], list[FieldSample]] = {}
     for sample in samples:
-        found.setdefault((sample.path, sample.shape), []).append(sample)
-    return list(found.values())
+        groups.setdefault((sample.path, sample.shape), []).append(sample)
+    return list(groups.values())
 
 
 def _field_row(
@@ -304,10 +304,10 @@ def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
     """The names at one endpoint; empty if the adapter reads them only from a valid request."""
     call = ClientRequest(endpoint, {}, {}, "", b"{}", endpoint.path)
     try:
-        found: Mapping[Path, str] = names(call)
+        by_path: Mapping[Path, str] = names(call)
     except GatewayError:
         return {}
-    return found
+    return by_path
 
 
 # --- the samples ---------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def _support(samples: Sequence[FieldSample], reporter: LossReporter) -> str:
     support = {_kind(sample): _support_for(sample, reporter) for sample in samples}
     if len(set(support.values())) == 1:
         return next(iter(support.values()))
-    return "; ".join(f"{kind}: {fate}" for kind, fate in support.items())
+    return "; ".join(f"{kind}: {level}" for kind, level in support.items())
 
 
 def _kind(sample: FieldSample) -> str:
@@ -407,16 +407,16 @@ def _kind(sample: FieldSample) -> str:
 
 
 def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
-    stripped, ours = strip_echo_and_suffix(sample.request)
+    stripped, emulated = strip_echo_and_suffix(sample.request)
     inner = cast("Request", stripped)
-    if ours is not None and inner != sample.request:
+    if emulated is not None and inner != sample.request:
         return _EMULATED
     try:
-        found = _find_loss(inner, sample.path, reporter)
+        loss = _find_loss(inner, sample.path, reporter)
     except ClientError:
         return "refused"
-    if found is not None:
-        return _EMULATED if found.reason == "emulated" else found.reason
+    if loss is not None:
+        return _EMULATED if loss.reason == "emulated" else loss.reason
     if not sample.numeric:
         return "carried"
     match _limit(sample, -_FAR, reporter), _limit(sample, _FAR, reporter):
@@ -432,10 +432,10 @@ def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
 
 def _limit(sample: FieldSample, value: int, reporter: LossReporter) -> str:
     """The limit to which an extreme value is clamped; "" if it is not."""
-    found = _find_loss(_with(sample, value), sample.path, reporter)
-    if found is None or found.reason != "clamped":
+    loss = _find_loss(_with(sample, value), sample.path, reporter)
+    if loss is None or loss.reason != "clamped":
         return ""
-    return number(float(found.detail.rpartition(" ")[2]))
+    return number(float(loss.detail.rpartition(" ")[2]))
 
 
 def _with(sample: FieldSample, value: int) -> Request:
@@ -543,5 +543,5 @@ def _sample_call(adapter: ClientAdapter) -> ClientRequest:
 
 def _build_error(kind: type[GatewayError]) -> GatewayError:
     """An error of this class, with whatever it may carry."""
-    known = inspect.signature(kind).parameters
-    return kind(_MESSAGE, **{name: _ARGUMENTS[name] for name in known if name in _ARGUMENTS})
+    parameters = inspect.signature(kind).parameters
+    return kind(_MESSAGE, **{name: _ARGUMENTS[name] for name in parameters if name in _ARGUMENTS})

@@ -8,7 +8,7 @@ import msgspec
 from tests.bench_engine.peers import PEERS
 from tests.bench_engine.perplexity import command as perplexity
 from tests.bench_engine.running import Report
-from tests.bench_engine.running import run as measured
+from tests.bench_engine.running import run as run_benchmark
 from tests.bench_engine.table import format_tables, replace_tables
 
 
@@ -28,7 +28,7 @@ def run(peers: str, at: str, rounds: int, tokens: int, out: Path) -> None:
     names = peers.split(",")
     if unknown := [name for name in names if name not in PEERS]:
         raise click.BadParameter(f"no such peer: {', '.join(unknown)}")
-    report = measured(names, [int(size) for size in at.split(",")], rounds, tokens)
+    report = run_benchmark(names, [int(size) for size in at.split(",")], rounds, tokens)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     click.echo(f"kept in {out}")
 

@@ -294,15 +294,15 @@ async def test_fault_58_long_response_does_not_block_small_requests(
     ):
         front = await serve_gateway(serve, busy, other, policy="least_load")
         caller = await RawClient.ask(front, *client.way.call("m", stream=True))
-        heard = 0
+        received = 0
 
         async def listen() -> None:
-            nonlocal heard
+            nonlocal received
             while data := await caller.reader.read(1 << 16):
-                heard += len(data)
+                received += len(data)
 
         reader_task = asyncio.get_running_loop().create_task(listen())
-        await wait_until(lambda: heard > 1 << 16)
+        await wait_until(lambda: received > 1 << 16)
         answers = [await send_request(front, CHAT, stream=True) for _ in range(10)]
         running = not reader_task.done()
         reader_task.cancel()

@@ -77,11 +77,11 @@ function versionTable(experiment) {
 function outcomePlots(experiment) {
   const names = [...new Set(experiment.versions.flatMap((one) => one.outcomes.map((outcome) => outcome.outcome)))];
   return names.flatMap((name) => {
-    const found = experiment.versions.flatMap((version) =>
+    const judged = experiment.versions.flatMap((version) =>
       version.outcomes.filter((one) => one.outcome === name).map((one) => ({ version: version.version, ...one })));
-    const unit = found[0].is_share ? "share" : "value";
-    const rows = found.map((one) => ({ label: `version ${one.version}`, ...one.interval }));
-    const listed = found.map((one) => [one.version, count(one.n), format(one.interval.value, unit), `${format(one.interval.low, unit)} to ${format(one.interval.high, unit)}`]);
+    const unit = judged[0].is_share ? "share" : "value";
+    const rows = judged.map((one) => ({ label: `version ${one.version}`, ...one.interval }));
+    const listed = judged.map((one) => [one.version, count(one.n), format(one.interval.value, unit), `${format(one.interval.low, unit)} to ${format(one.interval.high, unit)}`]);
     return [table(name, ["Version", "Judged", "Value", "95 % interval"], listed), plot(name, rows, unit)];
   });
 }
@@ -123,13 +123,13 @@ export function experiments() {
     if (Date.now() < next) return;
     next = Date.now() + REFRESH_INTERVAL;
     try {
-      const found = await fetchJson("/-/experiments");
-      const none = found.experiments.length ? "" : "No model splits its traffic over several versions.";
-      setText(message, found.problem || none);
-      const snapshot = JSON.stringify(found);
+      const reports = await fetchJson("/-/experiments");
+      const none = reports.experiments.length ? "" : "No model splits its traffic over several versions.";
+      setText(message, reports.problem || none);
+      const snapshot = JSON.stringify(reports);
       if (snapshot === shown) return;
       shown = snapshot;
-      list.replaceChildren(...found.experiments.map(section));
+      list.replaceChildren(...reports.experiments.map(section));
     } catch (error) {
       if (error.status === 401) throw error;
       setText(message, error.message);

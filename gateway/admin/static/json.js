@@ -24,8 +24,8 @@ export function parseNumber(text) {
 }
 
 /** What a JSON Schema says, wherever its reference leads. */
-export function resolve(document, given) {
-  let schema = given;
+export function resolve(document, definition) {
+  let schema = definition;
   for (let n = 0; schema?.$ref && n < 10; n += 1) {
     schema = schema.$ref.slice(2).split("/").reduce((node, name) => node?.[name.replaceAll("~1", "/").replaceAll("~0", "~")], document);
   }

@@ -15,7 +15,7 @@ function listEndpoints(status) {
         endpoint,
         prefix: protocol.prefix,
         url: reachable(listener.url),
-        play: `/-/playground/${number}`,
+        baseUrl: `/-/playground/${number}`,
         text: [protocol.name, protocol.profile, endpoint.label, protocol.prefix && `below ${protocol.prefix}`].filter(Boolean).join(" · ")
           + (status.listeners.length > 1 ? ` at ${listener.url}` : ""),
       })),

@@ -44,9 +44,9 @@ export function api() {
   return { element: el("div", {}, el("h2", {}, "API"), form, alert, list), update };
 }
 
-function operations(document, play, model) {
+function operations(document, baseUrl, model) {
   return Object.entries(document.paths).flatMap(([path, item]) =>
-    VERBS.filter((verb) => item[verb]).map((verb) => operation(document, path, item, verb, { play, model })),
+    VERBS.filter((verb) => item[verb]).map((verb) => operation(document, path, item, verb, { baseUrl, model })),
   );
 }
 
@@ -83,8 +83,8 @@ function bodies(document, title, content) {
 }
 
 /** The fields and variants of a schema; nested ones are created when opened. */
-function fieldsOf(document, given) {
-  const schema = resolve(document, given);
+function fieldsOf(document, definition) {
+  const schema = resolve(document, definition);
   if (!schema) return [];
   const fields = Object.entries(schema.properties ?? {}).map(([name, one]) =>
     fieldOf(document, name, one, (schema.required ?? []).includes(name)));
@@ -97,33 +97,33 @@ function fieldsOf(document, given) {
   return fields;
 }
 
-function fieldOf(document, name, given, required, more = "") {
-  const schema = resolve(document, given) ?? {};
+function fieldOf(document, name, definition, required, more = "") {
+  const schema = resolve(document, definition) ?? {};
   const line = [
     el("code", {}, name), " ",
-    el("span", { class: "quiet" }, [typeOf(document, given), required ? "required" : "", more].filter(Boolean).join(", ")),
+    el("span", { class: "quiet" }, [typeOf(document, definition), required ? "required" : "", more].filter(Boolean).join(", ")),
     schema.description ? ` ${schema.description}` : null,
   ];
-  return hasFields(document, given)
-    ? expandable(el("summary", {}, ...line.filter(Boolean)), () => fieldsOf(document, given))
+  return hasFields(document, definition)
+    ? expandable(el("summary", {}, ...line.filter(Boolean)), () => fieldsOf(document, definition))
     : el("p", {}, ...line.filter(Boolean));
 }
 
 /** Whether a schema has fields to show. */
-function hasFields(document, given, depth = 0) {
-  const schema = resolve(document, given) ?? {};
+function hasFields(document, definition, depth = 0) {
+  const schema = resolve(document, definition) ?? {};
   const each = [...(schema.anyOf ?? []), ...(schema.oneOf ?? []), ...(schema.allOf ?? []), ...(schema.items ? [schema.items] : [])];
   return Boolean(schema.properties) || (depth < 5 && each.some((one) => hasFields(document, one, depth + 1)));
 }
 
-function nameOf(document, given) {
-  const name = resolve(document, given)?.properties;
-  return name ? `object with ${Object.keys(name).slice(0, 3).join(", ")}` : typeOf(document, given);
+function nameOf(document, definition) {
+  const name = resolve(document, definition)?.properties;
+  return name ? `object with ${Object.keys(name).slice(0, 3).join(", ")}` : typeOf(document, definition);
 }
 
 /** A short description of a schema's type. */
-function typeOf(document, given, depth = 0) {
-  const schema = resolve(document, given);
+function typeOf(document, definition, depth = 0) {
+  const schema = resolve(document, definition);
   if (!schema || depth > 3) return "…";
   if (schema.const !== undefined) return formatExact(schema.const);
   if (schema.enum) return truncate(schema.enum.map((one) => formatExact(one)).join(" | "));
@@ -145,8 +145,8 @@ function truncate(text) {
 }
 
 /** A details element whose content is created when it is opened. */
-function expandable(summary, make, given = {}) {
-  const element = el("details", given, summary);
+function expandable(summary, make, attributes = {}) {
+  const element = el("details", attributes, summary);
   element.addEventListener("toggle", () => element.append(...make().filter(Boolean)), { once: true });
   return element;
 }

@@ -60,7 +60,7 @@ export function responsePanel(label, names, initialModel, keep) {
     setText(timing, "waiting …");
     let status = "";
     try {
-      const code = await send(target.play + path, body, { key: input.key, signal, each });
+      const code = await send(target.baseUrl + path, body, { key: input.key, signal, each });
       status = `status ${code} · `;
       if (code >= 400 && !alert.textContent) setText(alert, "the request was rejected without a message");
     } catch (error) {

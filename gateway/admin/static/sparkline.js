@@ -10,9 +10,9 @@ const HEIGHT = 24;
  * The scale begins at 0, so that small changes look small.
  */
 export function sparkline(label, values, describe) {
-  const known = values.filter((value) => value !== null);
-  const top = Math.max(...known, 0);
-  const text = known.length ? `${label}, last 15 minutes: latest ${describe(known.at(-1))}, highest ${describe(top)}` : `${label}: no data in the last 15 minutes`;
+  const present = values.filter((value) => value !== null);
+  const top = Math.max(...present, 0);
+  const text = present.length ? `${label}, last 15 minutes: latest ${describe(present.at(-1))}, highest ${describe(top)}` : `${label}: no data in the last 15 minutes`;
   const step = WIDTH / Math.max(values.length - 1, 1);
   const y = (value) => (HEIGHT - 2 - (top ? (value / top) * (HEIGHT - 4) : 0)).toFixed(1);
   const chart = svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": text });
@@ -29,13 +29,13 @@ export function sparkline(label, values, describe) {
 
 /** The parts of a list that have values. */
 function runs(values) {
-  const found = [];
+  const parts = [];
   values.forEach((value, at) => {
     if (value === null) return;
-    if (found.length && found.at(-1).at(-1).at === at - 1) found.at(-1).push({ at, value });
-    else found.push([{ at, value }]);
+    if (parts.length && parts.at(-1).at(-1).at === at - 1) parts.at(-1).push({ at, value });
+    else parts.push([{ at, value }]);
   });
-  return found;
+  return parts;
 }
 
 /** A bar of a part from 0 to 1, with a mark at another part if one is given. */

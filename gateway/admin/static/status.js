@@ -131,7 +131,7 @@ function rows(status, history) {
   const keyOf = (one) => JSON.stringify([one.model, one.version]);
   const statistics = new Map(status.stats.map((one) => [keyOf(one), one]));
   const recent = new Map(history.versions.map((one) => [keyOf(one), one]));
-  const known = status.models.flatMap((model) => {
+  const configured = status.models.flatMap((model) => {
     const sent = model.versions.map((one) => recent.get(keyOf({ model: model.name, version: one.name }))?.split_requests ?? 0);
     const total = sent.reduce((sum, one) => sum + one, 0);
     return model.versions.map((one, at) => ({
@@ -145,14 +145,14 @@ function rows(status, history) {
       actual: total ? sent[at] / total : null,
     }));
   });
-  const names = new Set(known.map(keyOf));
+  const names = new Set(configured.map(keyOf));
   const others = status.stats
     .filter((one) => !names.has(keyOf(one)) && one.requests)
     .map((one) => ({
       model: one.model, name: one.model || NO_MODEL, aliases: [], version: one.version, backend: "",
       state: one.model ? "not configured" : "ready", share: null, actual: null,
     }));
-  return [...known, ...others].map((row) => {
+  return [...configured, ...others].map((row) => {
     const counts = statistics.get(keyOf(row)) ?? NONE;
     const version = recent.get(keyOf(row));
     return {

@@ -8,9 +8,9 @@ const MAX_TEXT = 1 << 20;
 const JSON_TYPE = "application/json";
 
 /** The form of one operation; `model` is the name of a model that can be tried. */
-export function tryForm(document, { play, model, path, verb, parameters, body }) {
-  const known = parameters.map((one) => resolve(document, one)).filter((one) => one.in === "path" || one.in === "query");
-  const inputs = known.map((one) => ({ ...one, input: el("input", { required: one.in === "path", autocomplete: "off", spellcheck: "false" }) }));
+export function tryForm(document, { baseUrl, model, path, verb, parameters, body }) {
+  const fillable = parameters.map((one) => resolve(document, one)).filter((one) => one.in === "path" || one.in === "query");
+  const inputs = fillable.map((one) => ({ ...one, input: el("input", { required: one.in === "path", autocomplete: "off", spellcheck: "false" }) }));
   for (const one of inputs) if (one.in === "path" && /^model(_name)?$/.test(one.name)) one.input.value = model;
   const key = el("input", { type: "password", autocomplete: "off" });
   const schema = body?.[JSON_TYPE]?.schema;
@@ -29,7 +29,7 @@ export function tryForm(document, { play, model, path, verb, parameters, body })
     setText(output, "");
     setText(timing, "waiting …");
     try {
-      const response = await fetch(play + fill(path, inputs), {
+      const response = await fetch(baseUrl + fill(path, inputs), {
         method: verb.toUpperCase(),
         headers: headers({ ...(key.value ? { "x-api-key": key.value } : {}), ...(text ? { "Content-Type": JSON_TYPE } : {}) }),
         body: text?.value,
@@ -79,14 +79,14 @@ function withModel(body, model) {
 }
 
 /** Whether a schema is that of a user's message. */
-function isUsers(document, given) {
-  const role = resolve(document, given)?.properties?.role;
+function isUsers(document, definition) {
+  const role = resolve(document, definition)?.properties?.role;
   return role?.const === "user" || Boolean(role?.enum?.includes("user"));
 }
 
 /** A small value that fits a schema: its example or default, or its required fields. */
-function example(document, given, depth = 0) {
-  const schema = resolve(document, given) ?? {};
+function example(document, definition, depth = 0) {
+  const schema = resolve(document, definition) ?? {};
   for (const name of ["example", "default", "const"]) if (schema[name] !== undefined) return schema[name];
   if (schema.examples?.length) return schema.examples[0];
   if (schema.enum) return schema.enum[0];

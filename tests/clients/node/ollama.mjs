@@ -6,7 +6,7 @@ const { Ollama } = createRequire(`${modules}/`)('ollama');
 
 const client = new Ollama({ host: url, headers: { Authorization: `Bearer ${key}` } });
 const messages = [{ role: 'user', content: 'say hi' }];
-const asked = [{ role: 'user', content: 'use the tool' }];
+const history = [{ role: 'user', content: 'use the tool' }];
 const parameters = { type: 'object', properties: { x: { type: 'integer' } }, required: ['x'] };
 const tools = [{ type: 'function', function: { name: 'f', description: 'A tool.', parameters } }];
 
@@ -19,12 +19,12 @@ async function fails(call) {
   return 'answered';
 }
 
-const told = await client.chat({ model: 'chat', messages });
+const unary = await client.chat({ model: 'chat', messages });
 const pieces = [];
 for await (const part of await client.chat({ model: 'chat', messages, stream: true })) {
   pieces.push([part.message.content, part.done]);
 }
-const call = await client.chat({ model: 'chat', messages: asked, tools });
+const call = await client.chat({ model: 'chat', messages: history, tools });
 const generated = await client.generate({ model: 'chat', prompt: 'say hi', raw: true });
 const structured = await client.chat({ model: 'structured', messages, format: parameters });
 const embedded = await client.embed({ model: 'embed', input: ['a', 'b'] });
@@ -32,7 +32,7 @@ const { models } = await client.list();
 const shown = await client.show({ model: 'chat' });
 
 console.log(JSON.stringify({
-  told: [told.message.content, told.done_reason, told.prompt_eval_count, told.eval_count],
+  unary: [unary.message.content, unary.done_reason, unary.prompt_eval_count, unary.eval_count],
   pieces,
   call: call.message.tool_calls[0].function,
   generated: [generated.response, generated.done],

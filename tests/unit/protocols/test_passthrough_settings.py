@@ -42,10 +42,10 @@ DEFAULTS = ModelSettings(None, {"sampling.temperature": 0.5})
 def pass_through(
     adapter: Any, path: str, body: Mapping[str, Any], settings: ModelSettings
 ) -> PassthroughRequest | None:
-    found = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
     headers = {"anthropic-beta": "x-2026-01-01"}
     call = ClientRequest(
-        found.endpoint, found.params, headers, "", msgspec.json.encode(body), path, "7f"
+        match.endpoint, match.params, headers, "", msgspec.json.encode(body), path, "7f"
     )
     context = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0, settings=settings)
     passed: PassthroughRequest | None = adapter.prepare_passthrough(adapter, call, context)

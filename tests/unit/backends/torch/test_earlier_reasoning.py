@@ -57,8 +57,8 @@ def render(got: Any, template: str) -> tuple[str, ModelFeatures]:
     reader = got.engine._input_processor
     reader._tokenizer = copy.deepcopy(reader._tokenizer)
     reader._tokenizer.chat_template = template
-    given = PromptInput(turns=TALK, functions=(FunctionDefinition("f"),))
-    (ids,) = reader.tokenize_prompts(given, StopParams())
+    prompt_input = PromptInput(turns=TALK, functions=(FunctionDefinition("f"),))
+    (ids,) = reader.tokenize_prompts(prompt_input, StopParams())
     text: str = reader._tokenizer.decode(ids)
     return text, summarize_features(reader.get_model_features())
 
@@ -89,8 +89,8 @@ def test_reasoning_of_a_message_is_reported_unless_the_model_gets_it() -> None:
         (ModelFeatures(chat=True), True),
         (ModelFeatures(chat=True, keeps_reasoning=True), False),
     ):
-        found = find_unsupported_params(request, {}, templates=False, features=features)
-        assert bool([one for one in found if "reasoning" in one.detail]) == is_reported
+        unsupported = find_unsupported_params(request, {}, templates=False, features=features)
+        assert bool([one for one in unsupported if "reasoning" in one.detail]) == is_reported
 
 
 def test_tokens_of_reasoning_are_counted(scripted: Drive) -> None:
@@ -105,9 +105,9 @@ def test_tokens_of_reasoning_are_counted(scripted: Drive) -> None:
         tokenizer.chat_template = template
         manager._tokenizer = manager._input_processor._tokenizer = tokenizer
         runner.prompt = runner._prompt = 1
-        given = PromptInput(turns=(ChatTurn("user", "x"),))
+        prompt_input = PromptInput(turns=(ChatTurn("user", "x"),))
         greedy, ending = EngineSamplingParams(temperature=0), StopParams(max_tokens=60)
-        got.run(GenerateCommand(1, given, greedy, ending))
+        got.run(GenerateCommand(1, prompt_input, greedy, ending))
         [finished] = got.select(RequestFinishedEvent)
         assert finished.reasoning_tokens == expected
 
@@ -119,8 +119,8 @@ def test_hiding_reasoning_is_supported_and_a_budget_is_reported() -> None:
         messages=(Message("user", (TextPart("x"),)),),
         reasoning=ReasoningOptions(include=False, budget=100),
     )
-    found = find_unsupported_params(request, {}, templates=False)
-    assert [one.path for one in found] == ["reasoning.budget"]
+    unsupported = find_unsupported_params(request, {}, templates=False)
+    assert [one.path for one in unsupported] == ["reasoning.budget"]
 
 
 def test_hidden_reasoning_is_not_returned_but_counted() -> None:

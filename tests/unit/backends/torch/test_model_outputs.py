@@ -46,15 +46,15 @@ def parse(
     call_format: CallFormat = FORMATS[family]
     rules = OutputRules(mark, call_format, SCHEMAS, is_open, frozenset())
     parser = rules.make_parser()
-    told: list[Any] = []
+    outputs: list[Any] = []
     for at in range(0, len(text), size or len(text)):
-        told += parser.feed(ReadyText(text[at : at + (size or len(text))], []))
-    told += parser.close()
-    arguments = [one.text for one in told if isinstance(one, ParsedCallArguments)]
-    names = [one.name for one in told if isinstance(one, ParsedCallStart)]
+        outputs += parser.feed(ReadyText(text[at : at + (size or len(text))], []))
+    outputs += parser.close()
+    arguments = [one.text for one in outputs if isinstance(one, ParsedCallArguments)]
+    names = [one.name for one in outputs if isinstance(one, ParsedCallStart)]
     return (
-        "".join(one.text for one in told if isinstance(one, ParsedReasoning)),
-        "".join(one.text for one in told if isinstance(one, ReadyText)),
+        "".join(one.text for one in outputs if isinstance(one, ParsedReasoning)),
+        "".join(one.text for one in outputs if isinstance(one, ReadyText)),
         list(zip(names, map(msgspec.json.decode, arguments), strict=True)),
     )
 
@@ -78,8 +78,8 @@ def test_recipient_of_a_gpt_oss_call_is_in_the_role_or_in_the_channel(
 ) -> None:
     for end in ("<|call|>", ""):
         script = f'{header}<|message|>{{"a": "x"}}{end}'
-        thought = "hm" if "hm" in header else ""
-        assert parse(script, "gpt-oss", HARMONY, size=size) == (thought, "", [GOOD])
+        reasoning = "hm" if "hm" in header else ""
+        assert parse(script, "gpt-oss", HARMONY, size=size) == (reasoning, "", [GOOD])
 
 
 def test_gpt_oss_calls_that_end_with_their_message_are_separate() -> None:

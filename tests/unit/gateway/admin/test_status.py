@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from backends.histogram import Histogram
 from gateway.admin.config_view import describe_config
 from gateway.admin.status import GatewayStatus, RecentStats, merge_statuses
-from gateway.admin.status import VersionStats as Told
+from gateway.admin.status import VersionStats as AdminVersionStats
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestOutcome, RequestRecord
 from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
@@ -75,7 +75,7 @@ def test_frequent_samples_are_thinned_out() -> None:
     assert 60 <= window.sample()[0] < 65
 
 
-FIRST = Told(
+FIRST = AdminVersionStats(
     model="m",
     version="1",
     requests=4,

@@ -101,9 +101,9 @@ def make_strategy(
     clock = lambda: 0.0  # noqa: E731 - it stands still
     about = ResponseContext("r", 1, "m", "1", "real", clock)
     context = RequestContext("r", Deadline(clock, 9.0), clock)
-    made = TargetAttempt(adapter, call, route, response_context=about, context=context)
-    made.prepare()
-    return made
+    attempt = TargetAttempt(adapter, call, route, response_context=about, context=context)
+    attempt.prepare()
+    return attempt
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ CLAMPED_READER: Any = None
 
 
 def test_what_the_model_s_settings_change_of_a_passed_through_request_is_reported() -> None:
-    made = make_strategy(ClampingBackend())
+    strategy = make_strategy(ClampingBackend())
 
     headers = (("a", "b"), ("x-interlingua-loss", "max_tokens=clamped"))
-    assert made.get_stream_headers() == headers
-    assert made.build_response((), b"{}").headers == headers
+    assert strategy.get_stream_headers() == headers
+    assert strategy.build_response((), b"{}").headers == headers
 
 
 @pytest.mark.parametrize(("on_loss", "strict"), [("reject", ""), ("report", "1")])

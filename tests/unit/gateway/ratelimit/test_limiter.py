@@ -376,11 +376,11 @@ def test_rate_limiting_uses_a_bounded_number_of_calls(rates: RateLimitConfig, ca
     """Whoever adds some raises the number on purpose; what OpenAI's headers cost is beside that."""
     world = LimiterTestBench(rates)
     world.end(world.ask())
-    entry, body, counted = LimitedRequest(usage=Usage(1, 2)), b'{"max_tokens":5}', 0
+    entry, body, call_count = LimitedRequest(usage=Usage(1, 2)), b'{"max_tokens":5}', 0
 
     def count(frame: object, event: str, arg: object) -> None:
-        nonlocal counted
-        counted += event in ("call", "c_call")
+        nonlocal call_count
+        call_count += event in ("call", "c_call")
 
     sys.setprofile(count)
     try:
@@ -390,4 +390,4 @@ def test_rate_limiting_uses_a_bounded_number_of_calls(rates: RateLimitConfig, ca
         reservation.settle(entry)
     finally:
         sys.setprofile(None)
-    assert counted - 1 <= calls  # but for that which ends the counting
+    assert call_count - 1 <= calls  # but for that which ends the counting

@@ -135,18 +135,18 @@ def render_samples(reloads: ReloadCollector) -> dict[str, float]:
 async def test_source_that_is_no_file_is_asked_and_read_again_when_it_has_changed() -> None:
     bench = ReloaderTestBench(OTHER)
     answers = iter([False, False, True])
-    asked = 0
+    read_count = 0
 
     def has_changed() -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal read_count
+        read_count += 1
         return next(answers, False)
 
     trigger = ReloadTrigger(bench.reloader, None, has_changed, poll_interval=0.001)
     running = asyncio.create_task(trigger.run())
     async with asyncio.timeout(10):
         await bench.began.wait()
-    assert asked >= 3
+    assert read_count >= 3
     running.cancel()
     await asyncio.wait({running})
     assert bench.taken == [load_config_bytes(OTHER).hash]

@@ -41,9 +41,9 @@ BODY: dict[str, Any] = {
 
 def pass_through(api: Any, profile: str | None = None, **fields: Any) -> PassthroughRequest:
     worker = OpenAI(profile, worker_api=api)
-    found = PathRouter([AdapterMount(OpenAI())]).find_endpoint("POST", "/v1/responses")
+    match = PathRouter([AdapterMount(OpenAI())]).find_endpoint("POST", "/v1/responses")
     body = msgspec.json.encode(BODY | fields)
-    call = ClientRequest(found.endpoint, found.params, {}, "", body, "/v1/responses")
+    call = ClientRequest(match.endpoint, match.params, {}, "", body, "/v1/responses")
     about = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
     passed = worker.prepare_passthrough(OpenAI(), call, about)
     assert passed is not None
