@@ -61,7 +61,12 @@ from protocols.core.request import (
     Request,
     ResponseOptions,
 )
-from protocols.core.sse import is_plain_event, normalize_newlines, split_plain_events
+from protocols.core.sse import (
+    MAX_EVENT_BYTES,
+    is_plain_event,
+    normalize_newlines,
+    split_plain_events,
+)
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param, clamp_value, find_common_type
 
@@ -389,7 +394,6 @@ def create_passthrough_decoder(
 _MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128
 """How many events are checked together, at first and at most."""
-_MAX_EVENT_BYTES: Final = 1 << 20
 _ENDS_OF_TEXT: Final = frozenset({ChoiceEnd, ToolCallStart})
 """The events after which a stream has hardly any text: trying to forward it would cost more."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
@@ -697,7 +701,6 @@ class StreamPassthroughReader:
         self._text_events: _TextEvents | None = None
         self._pending = bytearray()
         self._after_cr = False
-        self._max_event_bytes = _MAX_EVENT_BYTES
         self._has_started = False
         self._is_unary = False
         self._pending_error: GatewayError | None = None
@@ -753,9 +756,8 @@ class StreamPassthroughReader:
         end = 0 if blank_line < 0 else blank_line + 2
         complete = bytes(pending[:end])
         del pending[:end]
-        if len(pending) > self._max_event_bytes:
-            most = self._max_event_bytes
-            raise WorkerFailed(f"The worker sent an event of more than {most} bytes.")
+        if len(pending) > MAX_EVENT_BYTES:
+            raise WorkerFailed(f"The worker sent an event of more than {MAX_EVENT_BYTES} bytes.")
         return complete
 
     def _read_events(self, complete: bytes, out: list[bytes], events: list[Event]) -> None:
@@ -829,12 +831,10 @@ class VerbatimStreamReader(StreamPassthroughReader):
         decoder: ResponseDecoder,
         names: NameReplacer,
         correct_counts: CountCorrection,
-        max_event_bytes: int = _MAX_EVENT_BYTES,
     ) -> None:
         super().__init__(decoder, None, forwards=False)
         self._names = names
         self._correct_counts = correct_counts
-        self._max_event_bytes = max_event_bytes
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
         if events:

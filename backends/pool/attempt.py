@@ -54,6 +54,7 @@ from protocols.core.interfaces import (
     build_unsupported_kind_error,
 )
 from protocols.core.request import AnyRequest
+from protocols.core.sse import MAX_EVENT_BYTES
 
 # Timeouts of an attempt.
 
@@ -246,8 +247,6 @@ _MAX_ERROR_BYTES: Final = 64 << 10
 """How much of an error body is read."""
 _LARGE_BODY: Final = 256 << 10
 """The size from which a unary response is decoded in a thread."""
-_MAX_BYTES_WITHOUT_CONTENT: Final = 16 << 20
-"""How much of a stream may arrive before its first content; it is buffered until then."""
 _BODY_END_SECONDS: Final = 1.0
 """How long the rest of a body may take once the response or its error is complete."""
 _STATUS_OK: Final = 200
@@ -397,7 +396,7 @@ class Attempt(AttemptTimeouts):
         """Decode a stream up to its first content, or all of a unary response."""
         is_stream = self._is_stream
         items: list[StreamItem] = []
-        limit = _MAX_BYTES_WITHOUT_CONTENT if is_stream else self._services.max_response_size
+        limit = MAX_EVENT_BYTES if is_stream else self._services.max_response_size
         size = 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
@@ -546,9 +545,7 @@ class Attempt(AttemptTimeouts):
     def _make_too_large_error(self) -> WorkerFailed:
         """The error for a response that exceeds the buffer."""
         if self._is_stream:
-            return WorkerFailed(
-                f"the worker sent {_MAX_BYTES_WITHOUT_CONTENT} bytes without content"
-            )
+            return WorkerFailed(f"the worker sent {MAX_EVENT_BYTES} bytes without content")
         limit = self._services.max_response_size
         return WorkerFailed(f"the worker's response is larger than {limit} bytes")
 

@@ -16,6 +16,7 @@ from backends.http.interfaces import (
 )
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.load_balancing import PolicyName
+from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.core.units import (
     ConfigSection,
     Duration,
@@ -35,7 +36,7 @@ from protocols.core.units import (
     WorkerUrl,
 )
 
-DEFAULT_MAX_RESPONSE_SIZE: Final = 32 << 20
+DEFAULT_MAX_RESPONSE_SIZE: Final = MAX_EVENT_BYTES
 RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
 _RETRY_REASONS: tuple[RetryReason, ...] = get_args(RetryReason)
 

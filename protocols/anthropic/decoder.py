@@ -19,6 +19,7 @@ from protocols.core.events import (
     Event,
     ReasoningDelta,
     ResponseMetadata,
+    StreamEnd,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
@@ -83,7 +84,9 @@ class MessageDecoder:
             return ()
         if (body := self._body_reader.unary_body) is not None:
             return self._read_message(bytes(body))
-        self._sse_parser.close()
+        events = sse.read_last_event(self._sse_parser, self._read_payload)
+        if events and type(events[-1]) is StreamEnd:
+            return events
         if (line := self._sse_parser.stray_line) is not None and b"error" in line:
             raise read_event_error(line, _read_object(line))
         raise StreamBroken("The worker's stream stopped before its end.")

@@ -26,6 +26,7 @@ from protocols.core.events import (
     RefusalDelta,
     ResponseExtra,
     ResponseMetadata,
+    StreamEnd,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -824,12 +825,15 @@ class GenerationDecoder:
             self._read_json(body, events, is_unary=True)
             return events + self._build_end_events()
         try:
-            self._sse_parser.close()
+            last = sse.read_last_event(self._sse_parser, self._read_payload)
         except StreamBroken:
             if not self._is_complete():
                 raise
+            last = []
+        if last and type(last[-1]) is StreamEnd:
+            return last
         if self._is_complete():
-            return self._build_end_events()
+            return last + self._build_end_events()
         if self._sse_parser.stray_line is not None:
             self._raise_if_error(self._sse_parser.stray_line)
         raise StreamBroken("The worker's stream stopped before its end.")

@@ -6,7 +6,7 @@ byte order mark, and any split into pieces.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -15,6 +15,8 @@ from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import Event
 
 DONE_EVENT = b"data: [DONE]\n\n"
+MAX_EVENT_BYTES: Final = 1 << 25
+"""Largest event of a stream: as large as a unary response may be by default."""
 MAX_UNARY_BYTES = 1 << 28
 """Largest unary response body, in bytes."""
 match_plain_event: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
@@ -43,6 +45,22 @@ def collect_events(
             raise
         return events, error
     return events, None
+
+
+def read_last_event(parser: "SseParser", read: Callable[[bytes, list[Event]], None]) -> list[Event]:
+    """The events that ``read`` adds for a last event without its blank line, if there is one.
+
+    The end of the body ends it, for every protocol. Raises StreamBroken if it is no whole event.
+    """
+    events: list[Event] = []
+    for payload in parser.close():
+        try:
+            read(payload, events)
+        except WorkerFailed as error:
+            if error.__cause__ is None:  # valid JSON that holds an error
+                raise
+            raise StreamBroken("The worker's stream stopped inside an event.") from error
+    return events
 
 
 def is_plain_event(data: bytes) -> bool:
@@ -135,7 +153,7 @@ class SseParser(Struct, eq=False):
     kept in ``stray`` for the caller.
     """
 
-    limit: int = 1 << 20
+    limit: int = MAX_EVENT_BYTES
     """Largest event, in bytes."""
     stray_line: bytes | None = None
     """The last line that was no field of an event."""
@@ -188,13 +206,9 @@ class SseParser(Struct, eq=False):
         if len(buffer) + self._data_size > self.limit:
             raise WorkerFailed(f"the worker sent an event of more than {self.limit} bytes")
 
-    def close(self) -> None:
-        """End the stream. Raises StreamBroken inside an event; a stray line is kept."""
-        remainder = bytes(self._buffer).strip()
-        if remainder and not remainder.startswith((b"data", b":", b"event", b"id", b"retry")):
-            self.stray_line = remainder
-        elif remainder or self._data_lines:
-            raise StreamBroken("the worker's stream stopped inside an event")
+    def close(self) -> Sequence[bytes]:
+        """The data of the last event, if the body ended without its blank line."""
+        return [*self._parse_buffer(b"\n\n")]
 
     def _pop_event(self) -> bytes:
         data = self._data_lines[0] if len(self._data_lines) == 1 else b"\n".join(self._data_lines)

@@ -264,10 +264,6 @@ def _replace_missing_logprob(logprob: float | None) -> float:
     return float("-inf") if logprob is None or math.isnan(logprob) else logprob
 
 
-_MAX_EVENT_BYTES: Final = 1 << 24
-"""A model that does not stream sends everything in one event."""
-
-
 class GenerateDecoder:
     """Decodes the response to a GenerationRequest, as a stream of events or one JSON body.
 
@@ -289,7 +285,7 @@ class GenerateDecoder:
         self._is_unary = False
         self._choice_count = request.n or 1
         self._body_reader = sse.ResponseBodyReader()
-        self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
+        self._sse_parser = sse.SseParser()
         self._pending_prompts = [prompt] * self._choice_count
         self._seen_choices: set[int] = set()
         self._ended_choices: set[int] = set()

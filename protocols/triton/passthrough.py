@@ -58,8 +58,6 @@ from protocols.triton.upstream import build_model_path, get_model_name
 # Responses are not validated: a model may return anything. Only errors are rewritten, in the format
 # of this protocol.
 
-_MAX_EVENT_BYTES: Final = 1 << 24
-"""The maximum number of bytes of one event."""
 _MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
 """Bytes that require a closer look for values that are not JSON."""
 _METADATA_OUTPUTS: Final = frozenset(
@@ -272,15 +270,13 @@ class _StreamDecoder:
         self._names = names
         self._tracker = _ResponseTracker(request, token_per_event=True)
         self.correct_counts = self._tracker.correct_counts
-        self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
+        self._sse_parser = sse.SseParser()
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         events: list[Event] = []
         for payload in self._sse_parser.feed(data):
-            outputs = _parse_object(payload)
-            _raise_response_error(outputs, self._names, 400, framed=True)
-            events += self._tracker.add(outputs)
+            self._read_event(payload, events)
         if (line := self._sse_parser.stray_line) is not None:
             _raise_response_error(_parse_object(line), self._names, 400, framed=True)
             raise WorkerFailed("The worker's response does not follow its protocol.")
@@ -288,10 +284,15 @@ class _StreamDecoder:
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        self._sse_parser.close()
+        events = sse.read_last_event(self._sse_parser, self._read_event)
         if self._sse_parser.stray_line is not None:
             raise StreamBroken("The worker's stream stopped inside an event.")
-        return self._tracker.close()
+        return events + self._tracker.close()
+
+    def _read_event(self, payload: bytes, events: list[Event]) -> None:
+        outputs = _parse_object(payload)
+        _raise_response_error(outputs, self._names, 400, framed=True)
+        events += self._tracker.add(outputs)
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -329,9 +330,7 @@ def build_passthrough(
     def create_reader() -> PassthroughReader:
         if stream:
             events = _StreamDecoder(request, names)
-            return VerbatimStreamReader(
-                events, names.replacer, events.correct_counts, _MAX_EVENT_BYTES
-            )
+            return VerbatimStreamReader(events, names.replacer, events.correct_counts)
         body = _UnaryDecoder(request, names)
         return UnaryPassthroughReader(body, names.replacer, body.correct_counts)
 

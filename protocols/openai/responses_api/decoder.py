@@ -24,6 +24,7 @@ from protocols.core.events import (
     RefusalDelta,
     ResponseExtra,
     ResponseMetadata,
+    StreamEnd,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
@@ -136,7 +137,9 @@ class ResponsesDecoder:
             return ()
         if (body := self._body_reader.unary_body) is not None:
             return self._read_unary(bytes(body))
-        self._sse_parser.close()
+        events = sse.read_last_event(self._sse_parser, self._read_event)
+        if events and type(events[-1]) is StreamEnd:
+            return events
         if self._sse_parser.stray_line is not None:
             self._raise_if_error(self._sse_parser.stray_line)
         raise StreamBroken("The worker's stream stopped before its end.")

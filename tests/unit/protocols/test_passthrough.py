@@ -41,6 +41,7 @@ from protocols.core.request import (
     ResponseOptions,
     TextPart,
 )
+from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.json_body import read_object
 from protocols.openai.endpoints import OpenAI
 from protocols.params import Param
@@ -661,9 +662,9 @@ def test_stray_line_in_a_stream_is_dropped() -> None:
 
 def test_unterminated_event_over_the_limit_raises_worker_failed() -> None:
     passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
-    passage.feed([b"data: " + b"x" * 1_000_000])
+    passage.feed([b"data: " + b"x" * (MAX_EVENT_BYTES - 100)])
     with pytest.raises(WorkerFailed):
-        passage.feed([b"x" * 100_000])
+        passage.feed([b"x" * 100])
 
 
 def test_unary_response_to_a_streaming_request_is_encoded() -> None:

@@ -1,11 +1,13 @@
 """Events survive any cut of the bytes and everything real servers do to them."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.core import sse
 from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.events import Event
 
 
 def parse_events(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
@@ -55,10 +57,37 @@ def test_formatted_events_are_parsed_back(payloads: list[bytes], size: int) -> N
     assert parse_events(wire, size) == payloads
 
 
-@pytest.mark.parametrize("wire", [b"data: a", b"data: a\n", b"data: a\n\ndata: b\n"])
-def test_truncated_event_raises_stream_broken(wire: bytes) -> None:
-    with pytest.raises(StreamBroken):
-        parse_events(wire)
+@pytest.mark.parametrize(
+    ("wire", "last"),
+    [
+        (b"data: a", [b"a"]),
+        (b"data: a\n", [b"a"]),
+        (b"data: a\r", [b"a"]),
+        (b"data: a\n\ndata: b\ndata: c\n", [b"b\nc"]),
+        (b"data: a\n\n", []),
+        (b"data: a\n\n: ping", []),
+    ],
+)
+def test_end_of_the_body_ends_the_last_event(wire: bytes, last: list[bytes]) -> None:
+    parser = sse.SseParser()
+    list(parser.feed(wire))
+
+    assert parser.close() == last
+
+
+def test_unreadable_last_event_raises_stream_broken() -> None:
+    def read(payload: bytes, events: list[Event]) -> None:
+        try:
+            msgspec.json.decode(payload)
+        except msgspec.DecodeError as error:
+            raise WorkerFailed("can't be read") from error
+        raise WorkerFailed("an error of the worker")
+
+    for wire, kind in ((b'data: {"a', StreamBroken), (b"data: {}", WorkerFailed)):
+        parser = sse.SseParser()
+        list(parser.feed(wire))
+        with pytest.raises(kind):
+            sse.read_last_event(parser, read)
 
 
 def test_event_over_the_size_limit_raises_worker_failed() -> None:

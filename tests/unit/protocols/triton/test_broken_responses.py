@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protocols.core.errors import GatewayError, Overloaded, StreamBroken, WorkerFailed
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.request import GenerationRequest, LogprobsOptions
+from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.triton.endpoints import Triton
 
 STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
@@ -144,7 +145,7 @@ def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(WorkerFailed, match="larger than"):
         decode(json.dumps(make_response("x" * 100)), WHOLE)
     with pytest.raises(WorkerFailed, match="more than"):
-        decode(make_sse(make_response("x" * (18 << 20))), STREAM, size=1 << 20)
+        decode(make_sse(make_response("x" * (MAX_EVENT_BYTES + (2 << 20)))), STREAM, size=1 << 20)
 
 
 def test_megabyte_response_is_decoded_and_validated() -> None:

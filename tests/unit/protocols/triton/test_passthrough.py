@@ -28,6 +28,7 @@ from protocols.core.interfaces import (
     ResponseContext,
 )
 from protocols.core.request import GenerationRequest
+from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.openai.endpoints import OpenAI
 from protocols.triton.endpoints import Triton
 from tests.unit.protocols.triton.conftest import about
@@ -422,11 +423,11 @@ def test_usage_and_finish_reason_of_a_stream_are_recorded() -> None:
     "pieces",
     [
         (STREAM[0] + STREAM[1][:30],),
-        (STREAM[0], b"data: {}\n"),
+        (STREAM[0], b"data: {\n"),
         (format_stream_event(text_output="a", finish_reason="None"),),
         (STREAM[0], b"{"),
     ],
-    ids=["inside an event", "before an event's last newline", "before the reason", "in no event"],
+    ids=["inside an event", "inside an event's line", "before the reason", "in no event"],
 )
 def test_truncated_stream_raises_stream_broken(pieces: Sequence[bytes]) -> None:
     with pytest.raises(StreamBroken):
@@ -469,9 +470,9 @@ def test_data_that_is_no_event_raises_worker_failed(data: bytes, text: str | Non
     assert (caught.value.upstream_error and caught.value.upstream_error.text) == text
 
 
-def test_unterminated_event_over_16_mib_raises_worker_failed() -> None:
+def test_unterminated_event_over_the_limit_raises_worker_failed() -> None:
     passage = require_passthrough("generate_stream").create_reader()
-    passage.feed([b"data: " + b"x" * ((1 << 24) - 6)])
+    passage.feed([b"data: " + b"x" * (MAX_EVENT_BYTES - 6)])
     with pytest.raises(WorkerFailed):
         passage.feed([b"x"])
 

@@ -1,0 +1,97 @@
+"""The end of a worker's stream means the same to the clients of every protocol."""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from tests.conftest import Serve
+from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
+
+CONFIGURATION: Final = """
+listeners:
+  - address: "127.0.0.1:0"
+    protocols: [openai, databricks, triton, ovms, ollama, anthropic,
+      {name: mindie, prefix: /mindie}, {name: tgi, prefix: /tgi}]
+backends:
+  pool: {protocol: openai, workers: ["%s"], retries: {max: 0}, health: {interval: 1h}}
+models: {m: {backend: pool, model: m}}
+"""
+TURNS: Final = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+CHAT: Final[dict[str, Any]] = {"model": "m", **TURNS}
+CLIENTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "openai": ("/v1/chat/completions", CHAT),
+    "openai translated": (
+        "/v1/chat/completions",
+        {**CHAT, "n": 1, "suffix": None, "logprobs": True},
+    ),
+    "responses": ("/v1/responses", {"model": "m", "input": "hi", "stream": True}),
+    "databricks": ("/serving-endpoints/chat/completions", CHAT),
+    "triton": ("/v2/models/m/generate_stream", {"text_input": "hi", "stream": True}),
+    "ovms": ("/v3/chat/completions", CHAT),
+    "ollama": ("/api/chat", CHAT),
+    "anthropic": ("/v1/messages", {**CHAT, "max_tokens": 9}),
+    "mindie": ("/mindie/v1/chat/completions", CHAT),
+    "tgi": ("/tgi/generate_stream", {"inputs": "hi"}),
+}
+
+
+def build_event(finish_reason: str | None, text: str) -> bytes:
+    """An event of both of OpenAI's endpoints, without its blank line."""
+    choice = {
+        "index": 0,
+        "delta": {"content": text},
+        "text": text,
+        "finish_reason": finish_reason,
+    }
+    body = {"id": "c", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(body).encode()
+
+
+FIRST: Final = build_event(None, "first") + b"\n\n"
+LAST: Final = build_event("stop", " last")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
+async def test_end_of_the_body_ends_the_last_event(serve: Serve, client: str, end: bytes) -> None:
+    """Given a worker whose last event has a finish reason, but no blank line and no [DONE]."""
+    reply = [CHUNKED, chunk(FIRST), chunk(LAST + end), END]
+    async with ScriptedWorker(reply) as worker:
+        gateway = await serve(CONFIGURATION % worker.url)
+        path, body = CLIENTS[client]
+        answer = await gateway.http.post(path, json=body)
+
+    assert answer.status_code == 200
+    assert "first" in answer.text
+    assert "last" in answer.text
+    assert gateway.records[0].outcome == "ok"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("size", [20, len(LAST) - 1])
+async def test_half_an_event_is_an_error(serve: Serve, client: str, size: int) -> None:
+    """Given a worker whose stream ends inside its last event."""
+    async with ScriptedWorker([CHUNKED, chunk(2 * FIRST), chunk(LAST[:size]), END]) as worker:
+        gateway = await serve(CONFIGURATION % worker.url)
+        path, body = CLIENTS[client]
+        answer = await gateway.http.post(path, json=body)
+
+    assert "first" in answer.text
+    assert "last" not in answer.text
+    assert gateway.records[0].outcome == "truncated"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_event_of_two_mebibytes_passes(serve: Serve, client: str, *, is_first: bool) -> None:
+    """Given a worker that sends 2 MiB in one delta."""
+    big = build_event(None, "x" * (2 << 20)) + b"\n\n"
+    events = [big, FIRST] if is_first else [FIRST, big]
+    async with ScriptedWorker([CHUNKED, *map(chunk, events), chunk(LAST + b"\n\n"), END]) as worker:
+        gateway = await serve(CONFIGURATION % worker.url)
+        path, body = CLIENTS[client]
+        answer = await gateway.http.post(path, json=body)
+
+    assert answer.text.count("x" * (2 << 20)) >= 1
+    assert gateway.records[0].outcome == "ok"
