@@ -572,7 +572,9 @@ BODIES = (
     malformed_body("W42 Infinity", BODY[:-1] + b',"temperature":Infinity}'),
     malformed_body("W42 lone surrogate", BODY[:-1] + b',"user":"\\ud800"}'),
     malformed_body("W42 no UTF-8", BODY[:-1] + b',"user":"\xff"}'),
-    malformed_body("W42 too deep", BODY[:-1] + b',"metadata":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    malformed_body(
+        "W42 too deep", BODY[:-1] + b',"metadata":' + b"[" * 15_000 + b"]" * 15_000 + b"}"
+    ),
     malformed_body("W42 cut off", BODY[:-1]),
     Case(
         "W42 two alike", "POST", CHAT, body=b'{"model":"none",' + BODY[1:], body_is=text_response()

@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 import httpx
 import pytest
 
-from tests.conftest import RunningGateway
+from tests.conftest import HAS_TORCH, RunningGateway
 
 POOL = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
@@ -173,6 +173,7 @@ def test_options_of_a_target_are_refused_with_a_file(commands: list[Command], fi
     assert f"{file} sets what --port, --api-key would" in command.read_output()
 
 
+@pytest.mark.skipif(not HAS_TORCH, reason="the engine needs torch")
 def test_model_that_can_not_be_loaded_ends_the_start_with_one_line(
     commands: list[Command], tmp_path: Path
 ) -> None:
