@@ -228,7 +228,9 @@ class ResponseStoreConfig(ConfigSection, frozen=True):
 
 # Recordings.
 
-BuiltInPattern = Literal["email", "phone", "credit_card", "api_key", "bearer", "jwt", "private_key"]
+BuiltInPattern = Literal[
+    "email", "phone", "credit_card", "api_key", "password", "bearer", "jwt", "private_key"
+]
 
 
 class RedactionConfig(ConfigSection, frozen=True):
@@ -244,6 +246,7 @@ class RedactionConfig(ConfigSection, frozen=True):
         "phone",
         "credit_card",
         "api_key",
+        "password",
         "bearer",
         "jwt",
         "private_key",

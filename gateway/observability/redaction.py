@@ -36,14 +36,20 @@ _BASE64: Final = re.compile(r"(?:data:[\w.+/;=-]{0,200},)?[A-Za-z0-9+/_\r\n-]{20
 # times as long.
 _HINTS: Final = (
     b"@", b"+", b"J", b"xox", b"AKIA", b"ASIA", b"AIza", b"dapi", b"earer", b"EARER", b"asic",
-    b"ASIC", b"PRIVATE KEY",
+    b"ASIC", b"PRIVATE KEY", b"%40", b"\xef\xbc\xa0", b"SG.", b":AA", b";base64,", b"uthorization",
+    b"assw", b"ASSW", b"pwd", b"PWD", b"ecret", b"ECRET", b"_key", b"_KEY", b"ccountKey", b"oken=",
+    b"OKEN=",
 )  # fmt: skip
 _KEY_PREFIXES: Final = (
-    b"sk", b"pk", b"rk", b"nvapi", b"xai", b"hf", b"ghp", b"gho", b"ghs", b"glpat", b"npm", b"pat",
+    b"sk", b"pk", b"rk", b"nvapi", b"xai", b"hf", b"ghp", b"gho", b"ghu", b"ghs", b"ghr", b"glpat",
+    b"npm", b"pat", b"pypi",
 )  # fmt: skip
 """What stands before ``-`` or ``_`` in keys."""
 _DIGITS_AS_ZERO: Final = bytes(48 if 48 <= code < 58 else 32 for code in range(256))  # noqa: PLR2004 - 0 to 9
 _CARD_DIGITS: Final = b"0" * 13
+_CARD_SEPARATORS: Final = " .\u00a0\u202f-".encode() + b"\\nrt"
+"""What may stand between the digits of a card, in JSON; deleting some more does no harm."""
+_DATA_URL: Final = re.compile(r"data:[\w.+/-]{1,100}(?:;[\w=-]{1,100}){0,4};base64,[\w+/=-]{64,}")
 _MAX_CLEAN: Final = 4096
 """How many short strings are known to have nothing to redact: names of fields and the like."""
 _MAX_CLEAN_LENGTH: Final = 64
@@ -102,7 +108,7 @@ class _Pattern(Struct, frozen=True):
 
 def _has_card_number(text: str) -> bool:
     """Whether some of these groups of digits are the number of a card: their checksum is right."""
-    groups = text.replace("-", " ").split()
+    groups = re.findall("[0-9]+", text)
     for begin in range(len(groups)):
         number = ""
         for group in groups[begin:]:
@@ -125,8 +131,8 @@ _BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
     "private_key": _Pattern(
         "private_key",
         re.compile(
-            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
-            r".*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)",
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
+            r".*?(?:-----END [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----|\Z)",
             re.DOTALL,
         ),
         ("PRIVATE KEY",),
@@ -134,34 +140,51 @@ _BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
     "bearer": _Pattern(
         "bearer",
         re.compile(
-            r"\b(?:bearer|basic)\s{1,8}(?=[a-z.~+/_-]*[0-9=]|[\w.~+/-]{20})[\w.~+/-]{8,}=*",
+            r"\b(?:bearer|basic)\s{1,8}(?=[a-z.~+/_-]*[0-9=]|[\w.~+/-]{20})[\w.~+/-]{8,}=*"
+            r"|(?<=authorization: )(?:token\s{1,8})?[\w.~+/-]{8,}=*",
             re.IGNORECASE,
         ),
-        ("earer", "EARER", "asic", "ASIC"),
+        ("earer", "EARER", "asic", "ASIC", "uthorization: "),
     ),
     "jwt": _Pattern("jwt", re.compile(r"eyJ[\w-]{8,}\.[\w-]{2,}(?:\.[\w-]*)?"), ("eyJ",)),
     "api_key": _Pattern(
         "api_key",
         re.compile(
             r"sk[-_][\w-]{12,}|pk[-_][\w-]{12,}|rk[-_][\w-]{12,}|nvapi-[\w-]{12,}|xai-[\w-]{12,}"
-            r"|dapi[\w-]{16,}|hf_\w{16,}|gh[pos]_\w{16,}|glpat-[\w-]{16,}|npm_\w{16,}"
+            r"|dapi[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|glpat-[\w-]{16,}|npm_\w{16,}"
             r"|github_pat_\w{20,}|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|ASIA[A-Z0-9]{16}"
-            r"|AIza[\w-]{30,}"
+            r"|AIza[\w-]{30,}|pypi-[\w-]{16,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+            r"|[0-9]{8,10}:AA[\w-]{30,}"
         ),
         (
             "sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "nvapi-", "xai-", "dapi", "hf_", "ghp_",
-            "gho_", "ghs_", "glpat-", "npm_", "github_pat_", "xox", "AKIA", "ASIA", "AIza",
+            "gho_", "ghu_", "ghs_", "ghr_", "glpat-", "npm_", "github_pat_", "xox", "AKIA", "ASIA",
+            "AIza", "pypi-", "SG.", ":AA",
         ),
+    ),
+    "password": _Pattern(
+        "password",
+        re.compile(
+            r"\b(?:\w{0,40}(?:password|passwd|secret|_key|token)|pwd|accountkey)"
+            r"=['\"]?[^\s'\"&;,<>()]{4,}"
+            r"|(?<=://)[^\s/:@]{1,256}:[^\s/@]{1,256}(?=@)",
+            re.IGNORECASE,
+        ),
+        ("assw", "ASSW", "pwd", "PWD", "ecret", "ECRET", "_key", "_KEY", "ccountKey", "oken=",
+         "OKEN=", "://"),
     ),
     "email": _Pattern(
         "email",
-        re.compile(r"@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"),
-        ("@",),
+        re.compile(r"(?:@|%40|\uff20)(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"),
+        ("@", "%40", "\uff20"),
         before=re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,256}\Z"),
     ),
     "credit_card": _Pattern(
         "credit_card",
-        re.compile(r"[0-9](?:[ -]?[0-9]){12,}"),
+        re.compile(
+            r"[0-9](?:[ \u00a0\u202f-]?[0-9]){12,}"
+            r"|[0-9]{4}(?:[\s.-]{1,2}[0-9]{2,7}){2,4}"
+        ),
         is_match=_has_card_number,
     ),
     "phone": _Pattern(
@@ -182,6 +205,7 @@ class Redactor:
         self._needs_decoding = bool(config.patterns or config.fields)
         self._clean: dict[str, None] = {}
         names = [field.lower() for field in config.fields]
+        self._quoted_fields = _compile_quoted_fields([name for name in names if "." not in name])
         self._names = frozenset(name for name in names if "." not in name)
         self._paths = frozenset(tuple(name.split(".")) for name in names if "." in name)
         hidden = {*self._names, *(path[-1] for path in self._paths)}
@@ -199,7 +223,7 @@ class Redactor:
         for hint in _HINTS:
             if hint in data:
                 return False
-        if _CARD_DIGITS in data.translate(_DIGITS_AS_ZERO, b" -"):
+        if _CARD_DIGITS in data.translate(_DIGITS_AS_ZERO, _CARD_SEPARATORS):
             return False
         for piece in data.replace(b"_", b"-").split(b"-"):
             if piece.endswith(_KEY_PREFIXES):
@@ -215,31 +239,36 @@ class Redactor:
 
         ``part`` is ``request``, ``response`` or another part of the record.
         """
-        rules = self._patterns, self._names, self._paths, self._clean
-        return _Redaction(*rules, places).run(part, value)
+        return _Redaction(self._build_rules(self._names), places).run(part, value)
 
     def redact_answer(self, value: Any, places: list[str]) -> Any:
         """The same for a ``RecordedAnswer``, whose fields have names in other protocols, too."""
         names = self._names | self._answer_names
-        rules = self._patterns, names, self._paths, self._clean
-        return _Redaction(*rules, places).run("answer", value)
+        return _Redaction(self._build_rules(names), places).run("answer", value)
+
+    def _build_rules(self, names: frozenset[str]) -> "_Rules":
+        return _Rules(self._patterns, names, self._paths, self._quoted_fields, self._clean)
+
+
+class _Rules(Struct, frozen=True):
+    """What is searched for. ``clean`` are short strings in which nothing was found."""
+
+    patterns: Sequence[_Pattern]
+    names: frozenset[str]
+    paths: frozenset[tuple[str, ...]]
+    quoted_fields: re.Pattern[str] | None
+    clean: dict[str, None]
 
 
 class _Redaction:
     """Redacts one JSON value."""
 
-    def __init__(
-        self,
-        patterns: Sequence[_Pattern],
-        names: frozenset[str],
-        paths: frozenset[tuple[str, ...]],
-        clean: dict[str, None],
-        places: list[str],
-    ) -> None:
-        self._clean = clean
-        self._patterns = patterns
-        self._names = names
-        self._paths = paths
+    def __init__(self, rules: _Rules, places: list[str]) -> None:
+        self._clean = rules.clean
+        self._patterns = rules.patterns
+        self._names = rules.names
+        self._paths = rules.paths
+        self._quoted_fields = rules.quoted_fields
         self._places = places
         self._keys: list[str | int] = []
         """The path to the current value."""
@@ -314,8 +343,7 @@ class _Redaction:
 
     def _redact_string(self, text: str) -> str:
         if len(text) >= _BASE64_LENGTH and _BASE64.fullmatch(text):
-            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-            return self._replace(f"base64 {len(text)} characters sha256 {digest}")
+            return self._replace(_describe_data(text))
         if len(text) > MAX_STRING:
             return self._replace(f"{len(text)} characters")
         if text.lstrip()[:1] in ("{", "["):
@@ -346,6 +374,10 @@ class _Redaction:
         if text in self._clean:
             return text
         original = text
+        if ";base64," in text:
+            text = _DATA_URL.sub(lambda match: self._replace(_describe_data(match[0])), text)
+        if self._quoted_fields is not None and ('"' in text or "'" in text):
+            text = self._quoted_fields.sub(self._replace_quoted, text)
         for pattern in self._patterns:
             if not pattern.may_match(text):
                 continue
@@ -357,6 +389,11 @@ class _Redaction:
             self._clean[text] = None
         return text
 
+    def _replace_quoted(self, match: re.Match[str]) -> str:
+        """A hidden field of JSON, or of Python's notation, that stands within a text."""
+        quote = match["quote"]
+        return f"{match['name']}{quote}{self._replace('field')}{quote}"
+
     def _replace(self, reason: str) -> str:
         self._add_place()
         return f"[redacted:{reason}]"
@@ -367,3 +404,23 @@ class _Redaction:
             place = self._part + "".join(steps)
             if place not in self._places[-1:]:
                 self._places.append(place)
+
+
+def _describe_data(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"base64 {len(text)} characters sha256 {digest}"
+
+
+def _compile_quoted_fields(names: Sequence[str]) -> re.Pattern[str] | None:
+    """Finds fields with these names in a text: in code fences, in lines, behind other text.
+
+    A value that is an object or a list is not found: this is best effort, unlike fields of JSON.
+    """
+    if not names:
+        return None
+    words = "|".join(map(re.escape, names))
+    return re.compile(
+        rf"""(?P<name>(?P<quote>['"])(?:{words})(?P=quote)\s{{0,8}}:\s{{0,8}})"""
+        r"""(?!['"]\[redacted)(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[\w.+-]+)""",
+        re.IGNORECASE | re.DOTALL,
+    )

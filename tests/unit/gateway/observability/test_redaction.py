@@ -172,3 +172,78 @@ def test_redaction_is_idempotent(value: Any) -> None:
     """What was redacted has nothing left to redact."""
     redacted, _ = redact(value)
     assert redact(redacted)[0] == redacted
+
+
+LETTERS: Final = "Abc123Def456Ghi789Jkl012Mno345Pqr678"
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        *[("api_key", f"gh{kind}_{LETTERS}") for kind in "pousr"],
+        ("api_key", f"pypi-AgEI{LETTERS}"),
+        ("api_key", f"SG.{LETTERS[:22]}.{LETTERS}"),
+        ("api_key", f"123456789:AA{LETTERS[:33]}"),
+        ("password", f"aws_secret_access_key={LETTERS}"),
+        ("password", f"AccountKey={LETTERS}=="),
+        ("password", "password=hunter2"),
+        ("email", "anna%40example.org"),
+        ("email", "anna\uff20example.org"),
+        ("credit_card", "4111.1111.1111.1111"),
+        ("credit_card", "4111\u00a01111\u00a01111\u00a01111"),
+        ("credit_card", "4111\n1111\n1111\n1111"),
+        (
+            "private_key",
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQdG\n-----END PGP PRIVATE KEY BLOCK-----",
+        ),
+    ],
+)
+def test_other_forms_of_secrets_are_replaced(name: str, secret: str) -> None:
+    """Whatever the form, the bytes of the JSON show that there is something to find."""
+    text = f"before {secret}, after"
+    assert redact({"a": text})[0] == {"a": f"before [redacted:{name}], after"}
+    for data in (msgspec.json.encode({"a": text}), msgspec.json.encode([text])):
+        assert not Redactor(RedactionConfig()).is_clean(data)
+
+
+def test_credentials_in_headers_and_urls_are_replaced() -> None:
+    value, _ = redact(["Authorization: Token abcdef0123456789", "see ftp://anna:hunter2@host/x"])
+
+    assert value == ["Authorization: [redacted:bearer]", "see ftp://[redacted:password]@host/x"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pi is 3.141592653589793, and e is 2.718281828459045",
+        "the password must have 8 characters; token = word, a_key == b; secrets are kept",
+        "max_tokens: 5, host 10.12.14.16, version 1.22.333.4444",
+        "http://example.org:8080/a and foo=bar",
+    ],
+)
+def test_usual_text_with_similar_forms_is_kept(text: str) -> None:
+    assert redact({"text": text}) == ({"text": text}, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('```json\n{"ssn": "123"}\n```', '```json\n{"ssn": "[redacted:field]"}\n```'),
+        ('here: {"ssn": 123, "a": 1}', 'here: {"ssn": "[redacted:field]", "a": 1}'),
+        ('{"ssn": "1"}\n{"SSN": "2"}', '{"ssn": "[redacted:field]"}\n{"SSN": "[redacted:field]"}'),
+        ('\ufeff{"ssn": "1\\"2"}', '\ufeff{"ssn": "[redacted:field]"}'),
+        ("{'ssn': '1', 'a': 2}", "{'ssn': '[redacted:field]', 'a': 2}"),
+    ],
+)
+def test_fields_of_json_within_texts_are_hidden(text: str, expected: str) -> None:
+    assert redact({"text": text}, fields=("ssn",))[0] == {"text": expected}
+
+
+def test_data_urls_within_texts_become_their_size_and_digest() -> None:
+    data = "data:image/png;base64," + "iVBORw0KGgo" * 20
+    value, places = redact({"text": f"look: ![x]({data}) there"})
+
+    assert "iVBORw0KGgo" not in value["text"]
+    assert value["text"].startswith(f"look: ![x]([redacted:base64 {len(data)} characters sha256 ")
+    assert value["text"].endswith("]) there")
+    assert places == ["request.text"]
