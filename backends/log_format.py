@@ -96,6 +96,16 @@ def format_notice(text: str, log_format: LogFormat, level: int = logging.INFO) -
         return text
     formatter = JsonLogFormatter()
     return "\n".join(
-        formatter.format(logging.LogRecord("interlingua", level, "", 0, line, None, None))
+        formatter.format(
+            logging.LogRecord(
+                name="interlingua",
+                level=level,
+                pathname="",
+                lineno=0,
+                msg=line,
+                args=None,
+                exc_info=None,
+            )
+        )
         for line in text.splitlines()
     )

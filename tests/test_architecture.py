@@ -23,6 +23,7 @@ PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_te
 FILE_LINES: Final = 1_050
 FUNCTION_LINES: Final = 60
 PARAMETERS: Final = 7
+POSITIONAL: Final = 6
 
 FORBIDDEN: Final = frozenset(
     line
@@ -131,6 +132,29 @@ def test_files_and_functions_stay_small() -> None:
         if size > largest
     ]
     fail_on_violations(violations, "Split it by subject:")
+
+
+def iterate_calls(path: Path) -> Iterator[ast.Call]:
+    """The calls in functions; rows of a module's tables have their columns' order beside them."""
+    calls = {
+        node
+        for _, function in iterate_functions(parse_module(path))
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+    }
+    yield from sorted(calls, key=lambda call: call.lineno)
+
+
+def test_calls_name_their_values_if_there_are_many() -> None:
+    """A script of Redis takes its keys and arguments by position alone."""
+    violations = [
+        f"{get_relative_path(path)}:{call.lineno}: {ast.unparse(call.func)}"
+        for path in list_all_sources()
+        for call in iterate_calls(path)
+        if sum(not isinstance(one, ast.Starred) for one in call.args) > POSITIONAL
+        and ast.unparse(call.func) != "pipe.eval"
+    ]
+    fail_on_violations(violations, f"Pass values by keyword, or at most {POSITIONAL} by position:")
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────

@@ -467,13 +467,13 @@ class PoolBackend:
             wire = adapter.encode_request(request)
         wire, headers = filter_headers(wire, context, self._own_headers)
         return AttemptRequest(
-            request,
-            wire,
-            headers,
-            lambda: TranslatedResponse(adapter.create_decoder(request)),
-            adapter.read_error,
-            deadline,
-            context.preempt is not None,
+            request=request,
+            upstream_request=wire,
+            request_headers=headers,
+            make_response_reader=lambda: TranslatedResponse(adapter.create_decoder(request)),
+            read_error=adapter.read_error,
+            deadline=deadline,
+            background=context.preempt is not None,
         )
 
     def _build_passthrough_request(

@@ -191,15 +191,15 @@ class WorkerState(Struct, eq=False):
         now = self.clock()
         until = self.health.get_unavailable_until(now)
         return WorkerReport(
-            self.config.url,
-            self.health.get_state(now),
-            self.in_flight,
-            self.limit,
-            self.latency_average.recent_mean,
-            None if until is None else until - now,
-            self.last_error,
-            self.weight,
-            self.health.get_out_reason(now),
+            url=self.config.url,
+            state=self.health.get_state(now),
+            in_flight=self.in_flight,
+            limit=self.limit,
+            latency=self.latency_average.recent_mean,
+            back_in=None if until is None else until - now,
+            error=self.last_error,
+            weight=self.weight,
+            out_reason=self.health.get_out_reason(now),
         )
 
     def _log_state_change(self, reason: object = None) -> None:

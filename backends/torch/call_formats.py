@@ -362,9 +362,18 @@ _HARMONY_HEADER: Final = (
 
 def _make_mistral(sign: str, section_prefix: str) -> CallFormat:
     return CallFormat(
-        "Mistral", sign, "[TOOL_CALLS]", _NAME, _ARGUMENTS, "}", ", ", section_prefix, "]",
-        constrains_free_choice=True, id_length=9,
-    )  # fmt: skip
+        family="Mistral",
+        template_sign=sign,
+        trigger="[TOOL_CALLS]",
+        call_prefix=_NAME,
+        name_separator=_ARGUMENTS,
+        call_suffix="}",
+        call_separator=", ",
+        section_prefix=section_prefix,
+        section_suffix="]",
+        constrains_free_choice=True,
+        id_length=9,
+    )
 
 
 HERMES_FORMAT: Final = CallFormat(

@@ -77,18 +77,18 @@ class EngineCounters:
     def make_stats(self, pool: BlockPool, preempted: int) -> EngineStats:
         """The totals as a message."""
         return EngineStats(
-            pool.blocks,
-            pool.used_blocks,
-            preempted,
-            self.steps,
-            self.seconds,
-            self.batched_sequences,
-            self.prompt_tokens,
-            self.completion_tokens,
-            self.cached_tokens,
-            self.queue_seconds,
-            self.prefill_seconds,
-            self.decode_seconds,
+            blocks=pool.blocks,
+            used_blocks=pool.used_blocks,
+            preemptions=preempted,
+            steps=self.steps,
+            seconds=self.seconds,
+            batched_sequences=self.batched_sequences,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            queue_seconds=self.queue_seconds,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
         )
 
 
@@ -423,15 +423,15 @@ class TorchEngine:
         admitted = request.arrived_at if request.admitted_at is None else request.admitted_at
         prefilled = now if request.prefilled_at is None else request.prefilled_at
         return RequestFinishedEvent(
-            request.command.request_id,
-            request.prompt_tokens,
-            request.completion_tokens,
-            admitted - request.arrived_at,
-            prefilled - admitted,
-            now - prefilled,
-            request.max_batch,
-            sum(group.cached_tokens or 0 for group in request.groups),
-            request.reasoning_tokens if request.parses_reasoning else None,
+            request_id=request.command.request_id,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=request.completion_tokens,
+            queue_seconds=admitted - request.arrived_at,
+            prefill_seconds=prefilled - admitted,
+            decode_seconds=now - prefilled,
+            max_batch=request.max_batch,
+            cached_tokens=sum(group.cached_tokens or 0 for group in request.groups),
+            reasoning_tokens=request.reasoning_tokens if request.parses_reasoning else None,
         )
 
 

@@ -785,18 +785,18 @@ def build_generate_command(
     n = request.n or 1
     logprobs = request.logprobs
     return GenerateCommand(
-        request_id,
-        _build_prompt_input(request, templates=templates),
-        _build_sampling_params(request, watermark),
-        _build_stop_params(request),
-        n,
-        max(n, request.best_of or n),
-        None if logprobs is None else logprobs.top,
-        None if logprobs is None else _get_prompt_logprobs(request),
-        request.response_options.token_ids,
-        bool(request.echo) and bool(request.prompts),
-        128 if request.priority is None else request.priority,
-        timeout,
+        request_id=request_id,
+        input=_build_prompt_input(request, templates=templates),
+        sampling=_build_sampling_params(request, watermark),
+        stopping=_build_stop_params(request),
+        n=n,
+        best_of=max(n, request.best_of or n),
+        logprobs=None if logprobs is None else logprobs.top,
+        prompt_logprobs=None if logprobs is None else _get_prompt_logprobs(request),
+        token_ids=request.response_options.token_ids,
+        echo=bool(request.echo) and bool(request.prompts),
+        priority=128 if request.priority is None else request.priority,
+        timeout=timeout,
         tenant=tenant,
         beams=build_beam_search_params(request),
         output_format=build_output_format(request),
@@ -920,13 +920,13 @@ def build_embed_command(request: EmbeddingRequest, request_id: int, timeout: flo
     if max_tokens is None and request.overflow == "truncate":
         max_tokens = -1
     return EmbedCommand(
-        request_id,
-        request.inputs,
-        request.instruction,
-        request.dimensions,
-        request.normalize,
-        max_tokens,
-        timeout,
+        request_id=request_id,
+        inputs=request.inputs,
+        instruction=request.instruction,
+        dimensions=request.dimensions,
+        normalize=request.normalize,
+        max_tokens=max_tokens,
+        timeout=timeout,
     )
 
 

@@ -89,16 +89,16 @@ def inspect_template(template: str, render: Render) -> TemplateFeatures:
         template, answer if writes_calls else None, shows_functions=shows_functions
     )
     return TemplateFeatures(
-        call_format,
-        evidence,
-        shows_functions,
-        writes_calls,
+        call_format=call_format,
+        evidence=evidence,
+        shows_functions=shows_functions,
+        writes_calls=writes_calls,
         # A template that knows nothing of tools just writes their role.
-        shows_results and (shows_functions or writes_calls),
-        text_arguments,
-        detect_reasoning_mark(template),
-        _find_reasoning_key(render, as_text=text_arguments),
-        problem,
+        shows_results=shows_results and (shows_functions or writes_calls),
+        text_arguments=text_arguments,
+        reasoning=detect_reasoning_mark(template),
+        reasoning_key=_find_reasoning_key(render, as_text=text_arguments),
+        problem=problem,
     )
 
 

@@ -425,15 +425,17 @@ class TokenSelector:
         decode = self._make_decoder(request)
         end_tokens = () if stopping.ignore_eos else tuple(self._end_tokens)
         sequence = TokenSequence(
-            group,
-            sample,
-            derive_seed(request.seed, group.number * request.sample_count + sample),
-            group.cache if is_last else group.cache.fork(),
-            OutputText(
+            group=group,
+            sample=sample,
+            seed=derive_seed(request.seed, group.number * request.sample_count + sample),
+            cache=group.cache if is_last else group.cache.fork(),
+            output_text=OutputText(
                 Detokenizer(decode, group.prompt), stopping.stop, include=stopping.include_stop
             ),
-            remaining if stopping.max_tokens is None else min(remaining, stopping.max_tokens),
-            (*end_tokens, *stopping.stop_token_ids),
+            max_tokens=remaining
+            if stopping.max_tokens is None
+            else min(remaining, stopping.max_tokens),
+            min_length_forbidden=(*end_tokens, *stopping.stop_token_ids),
         )
         if request.grammar_state is not None:
             sequence.grammar_state = request.grammar_state.copy()

@@ -442,14 +442,14 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
 def _describe_request(request: CancellableRequest, *, queued: bool) -> RunningRequest:
     record = request.record
     return RunningRequest(
-        record.id,
-        request.age,
-        "streaming" if request.started else "queued" if queued else "waiting",
-        record.protocol,
-        record.model,
-        record.version,
-        record.backend,
-        record.key,
-        record.stream,
-        record.tokens,
+        id=record.id,
+        age=request.age,
+        phase="streaming" if request.started else "queued" if queued else "waiting",
+        protocol=record.protocol,
+        model=record.model,
+        version=record.version,
+        backend=record.backend,
+        key=record.key,
+        stream=record.stream,
+        tokens=record.tokens,
     )

@@ -107,15 +107,15 @@ class KeyFile:
             plain = _DECODER.decode(line)
             limits = self._decode_limits(plain.limits, index)
             return ApiKeyConfig(
-                parse_name(plain.name),
-                parse_sha256(plain.sha256),
-                plain.models,
-                plain.protocol,
-                tuple(map(parse_name, plain.tags)),
-                plain.explain,
-                limits,
-                plain.feedback,
-                plain.feedback_on_all_keys,
+                name=parse_name(plain.name),
+                sha256=parse_sha256(plain.sha256),
+                models=plain.models,
+                protocol=plain.protocol,
+                tags=tuple(map(parse_name, plain.tags)),
+                explain=plain.explain,
+                limits=limits,
+                feedback=plain.feedback,
+                feedback_on_all_keys=plain.feedback_on_all_keys,
             )
         except ValueError:  # that of msgspec is one, too
             return None

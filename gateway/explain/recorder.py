@@ -158,13 +158,13 @@ def explain_limits(model: Model, context: RequestContext, max_body_size: int) ->
     """The limits of a request at this moment."""
     info, timeouts = model.info, context.timeouts
     return ExplainedLimits(
-        max_body_size,
-        info.context_length,
-        info.max_tokens,
-        timeouts.connect,
-        timeouts.first_token,
-        timeouts.idle,
-        context.deadline.remaining(),
+        body=max_body_size,
+        context=info.context_length,
+        max_tokens=info.max_tokens,
+        connect=timeouts.connect,
+        first_token=timeouts.first_token,
+        idle=timeouts.idle,
+        total=context.deadline.remaining(),
     )
 
 

@@ -393,13 +393,13 @@ class RequestParser:
             "expect" in headers and not is_http10 and headers["expect"].lower() == "100-continue"
         )
         return IncomingRequest(
-            self._loop,
-            self._body_budget,
-            self._resume_body,
-            method,
-            path,
-            query,
-            headers,
+            _loop=self._loop,
+            _budget=self._body_budget,
+            _resume_body=self._resume_body,
+            method=method,
+            path=path,
+            query=query,
+            headers=headers,
             is_http10=is_http10,
             keep_alive=keeps,
             expects_continue=expects,

@@ -178,16 +178,16 @@ class FeedbackEndpoint:
             kind = "boolean" if isinstance(body.value, bool) else "number"
             number = float(body.value)
         return Feedback(
-            self._wall_clock(),
-            key,
-            any_key,
-            "response_id" if is_response else "id",
-            str(target),
-            body.name,
-            kind,
-            number,
-            category,
-            body.comment or "",
+            at=self._wall_clock(),
+            key=key,
+            any_key=any_key,
+            column="response_id" if is_response else "id",
+            target=str(target),
+            name=body.name,
+            kind=kind,
+            number=number,
+            category=category,
+            comment=body.comment or "",
         )
 
     async def _check_request(self, feedback: Feedback) -> None:

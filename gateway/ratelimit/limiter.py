@@ -270,15 +270,17 @@ class CounterRegistry:
                 tuple({one.scope: 0 for one in all_counters}), [0]
             )
             model_counters[model] = ModelCounters(
-                tuple(all_counters),
-                min((one.amount for one in all_counters if one.scope in TOKEN_SCOPES), default=0),
-                admissions,
-                tuple(one for one in all_counters if one.scope == "requests"),
-                tuple(one for one in all_counters if one.scope == "tokens"),
-                tuple(
+                all=tuple(all_counters),
+                largest_weight=min(
+                    (one.amount for one in all_counters if one.scope in TOKEN_SCOPES), default=0
+                ),
+                admissions=admissions,
+                requests=tuple(one for one in all_counters if one.scope == "requests"),
+                tokens=tuple(one for one in all_counters if one.scope == "tokens"),
+                concurrency=tuple(
                     one for one in all_counters if isinstance(one, ConcurrencyLimit | LeasedSlots)
                 ),
-                self.rejections,
+                rejections=self.rejections,
             )
         return KeyCounters(model_counters, by_model)
 

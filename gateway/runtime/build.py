@@ -204,15 +204,15 @@ def build_model(
         for version, target in model.resolve_targets().items()
     }
     info = ModelInfo(
-        name,
-        (),
-        model.task,
-        model.aliases,
-        created,
-        model.limits.context,
-        model.limits.max_tokens,
-        model.options,
-        model.list_aliases,
+        name=name,
+        versions=(),
+        task=model.task,
+        aliases=model.aliases,
+        created=created,
+        context_length=model.limits.context,
+        max_tokens=model.limits.max_tokens,
+        protocol_options=model.options,
+        list_aliases=model.list_aliases,
     )
     request_defaults = RequestDefaults.compile(model.defaults)
     on_loss = model.on_loss or defaults.on_loss
@@ -242,14 +242,14 @@ def build_principals(config: schema.Config) -> Sequence[Principal]:
 
     return [
         Principal(
-            key.name,
-            key.sha256,
-            resolve_models(key.models) if key.models else None,
-            key.protocol,
-            frozenset(key.tags),
-            key.explain,
-            key.feedback or key.feedback_on_all_keys,
-            key.feedback_on_all_keys,
+            name=key.name,
+            sha256=key.sha256,
+            models=resolve_models(key.models) if key.models else None,
+            protocol=key.protocol,
+            tags=frozenset(key.tags),
+            explain=key.explain,
+            feedback=key.feedback or key.feedback_on_all_keys,
+            feedback_on_all_keys=key.feedback_on_all_keys,
         )
         for key in config.keys
     ]

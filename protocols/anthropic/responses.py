@@ -176,7 +176,14 @@ class MessageEncoder:
         self._has_started = True
         usage = _build_usage(Usage(self._prompt_tokens))
         body = MessageBody(
-            self._id, "message", "assistant", self._about.model, [], None, None, usage
+            id=self._id,
+            type="message",
+            role="assistant",
+            model=self._about.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage,
         )
         return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n%b' % (
             _encode(body),
@@ -256,14 +263,14 @@ class MessageEncoder:
         end = ChoiceEnd(choice.finish_reason, 0, choice.matched_stop, choice.unknown_word)
         reason, stop = self._map_stop_reason(end, called=called)
         body = MessageBody(
-            self._id,
-            "message",
-            "assistant",
-            self._about.model,
-            content,
-            reason,
-            stop,
-            self._finish_usage(response.usage),
+            id=self._id,
+            type="message",
+            role="assistant",
+            model=self._about.model,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=stop,
+            usage=self._finish_usage(response.usage),
         )
         return HttpResponse(200, _encode(body))
 

@@ -524,13 +524,13 @@ def _write_known_message(message: Message, style: MessageStyle) -> WireMessage:
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
     refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
     return WireMessage(
-        dict(style.role_mapping).get(message.role, message.role),
-        _write_content(parts, style),
-        message.name or UNSET,
-        thought if thought and style.includes_reasoning else UNSET,
-        refusal or UNSET,
-        [write_tool_call(call) for call in message.tool_calls] or UNSET,
-        message.tool_call_id or UNSET,
+        role=dict(style.role_mapping).get(message.role, message.role),
+        content=_write_content(parts, style),
+        name=message.name or UNSET,
+        reasoning_content=thought if thought and style.includes_reasoning else UNSET,
+        refusal=refusal or UNSET,
+        tool_calls=[write_tool_call(call) for call in message.tool_calls] or UNSET,
+        tool_call_id=message.tool_call_id or UNSET,
     )
 
 

@@ -127,14 +127,14 @@ def _build_endpoint(info: ModelInfo, *, detailed: bool) -> ServingEndpoint:
         config.config_version = 1
     created_ms = info.created * 1000
     return ServingEndpoint(
-        info.name,
-        hashlib.sha256(info.name.encode()).hexdigest()[:32],
-        created_ms,
-        created_ms,
-        _State("READY" if info.ready else "NOT_READY"),
-        _TASKS.get(info.task, UNSET),
-        config,
-        [],
+        name=info.name,
+        id=hashlib.sha256(info.name.encode()).hexdigest()[:32],
+        creation_timestamp=created_ms,
+        last_updated_timestamp=created_ms,
+        state=_State("READY" if info.ready else "NOT_READY"),
+        task=_TASKS.get(info.task, UNSET),
+        config=config,
+        tags=[],
         route_optimized=False if detailed else UNSET,
         permission_level="CAN_QUERY" if detailed else UNSET,
     )

@@ -162,14 +162,14 @@ def _compare_outcome(
     if a is not None and b is not None and min(a.n, b.n) > 1:
         difference = sequential_interval(a, b, confidence)
     return ComparisonRow(
-        name,
-        "share" if is_share else "value",
-        _value(a),
-        _value(b),
-        difference,
-        "sequential",
-        sum(mean.variance for mean in present) / len(present) if present else None,
-        min((mean.n for mean in present), default=0) if len(present) == len(means) else 0,
+        figure=name,
+        unit="share" if is_share else "value",
+        a=_value(a),
+        b=_value(b),
+        difference=difference,
+        method="sequential",
+        variance=sum(mean.variance for mean in present) / len(present) if present else None,
+        n=min((mean.n for mean in present), default=0) if len(present) == len(means) else 0,
         is_outcome=True,
     )
 
@@ -356,14 +356,14 @@ class _VersionPair(Struct, frozen=True):
         total = sum(total for _, total in counts)
         share = sum(n for n, _ in counts) / total if total else 0.0
         return ComparisonRow(
-            name,
-            "share",
-            _value(a),
-            _value(b),
-            difference,
-            "Newcombe",
-            max(share * (1 - share), _MIN_SHARE * (1 - _MIN_SHARE)),
-            min(total for _, total in counts),
+            figure=name,
+            unit="share",
+            a=_value(a),
+            b=_value(b),
+            difference=difference,
+            method="Newcombe",
+            variance=max(share * (1 - share), _MIN_SHARE * (1 - _MIN_SHARE)),
+            n=min(total for _, total in counts),
         )
 
     def _mean(self, name: str, unit: Unit, a: Sample, b: Sample) -> ComparisonRow:
@@ -372,14 +372,14 @@ class _VersionPair(Struct, frozen=True):
         method = f"Welch{self.suffix}"
         means = [mean for mean in (mean_a, mean_b) if mean is not None]
         return ComparisonRow(
-            name,
-            unit,
-            _value(mean_a),
-            _value(mean_b),
-            difference,
-            method,
-            sum(mean.variance for mean in means) / len(means) if means else None,
-            min((mean.n for mean in means), default=0),
+            figure=name,
+            unit=unit,
+            a=_value(mean_a),
+            b=_value(mean_b),
+            difference=difference,
+            method=method,
+            variance=sum(mean.variance for mean in means) / len(means) if means else None,
+            n=min((mean.n for mean in means), default=0),
         )
 
     def _quantile(self, name: str, unit: Unit, p: float, a: Sample, b: Sample) -> ComparisonRow:

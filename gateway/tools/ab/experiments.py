@@ -117,9 +117,9 @@ def _report_experiment(
     if not reports:
         problem = problem or "fewer than two versions were sent requests"
     return Experiment(
-        model,
-        split,
-        tuple(
+        model=model,
+        split=split,
+        versions=tuple(
             ExperimentVersion(
                 version,
                 weight,
@@ -128,11 +128,11 @@ def _report_experiment(
             )
             for version, weight in weights.items()
         ),
-        "users" if evidence.users and not evidence.without_user else "requests",
-        ratio,
-        ratio is None or ratio.is_plausible,
-        reports,
-        problem,
+        unit="users" if evidence.users and not evidence.without_user else "requests",
+        ratio=ratio,
+        is_plausible=ratio is None or ratio.is_plausible,
+        reports=reports,
+        problem=problem,
     )
 
 

@@ -252,15 +252,15 @@ def _compare_paired_shares(
     discordant = max((gained + lost) / n, _RELEVANT_SHARE)
     needed = math.ceil(_sum_of_quantiles(confidence) ** 2 * discordant / _RELEVANT_SHARE**2)
     return MeasureResult(
-        measure.name,
-        measure.kind,
-        measure.better,
-        measure.unit,
-        n,
-        sum(a for a, _ in values) / n,
-        sum(b for _, b in values) / n,
-        Interval(d / n, max(-1.0, d / total - half), min(1.0, d / total + half)),
-        binomial_p_value(gained, gained + lost),
+        name=measure.name,
+        kind=measure.kind,
+        better=measure.better,
+        unit=measure.unit,
+        n=n,
+        a=sum(a for a, _ in values) / n,
+        b=sum(b for _, b in values) / n,
+        difference=Interval(d / n, max(-1.0, d / total - half), min(1.0, d / total + half)),
+        p=binomial_p_value(gained, gained + lost),
         missing=max(needed - n, 0),
     )
 
@@ -297,15 +297,15 @@ def _measure_sides(
         variance = max(share * (1 - share), _RELEVANT_SHARE * (1 - _RELEVANT_SHARE))
         needed = required_per_version(variance, _RELEVANT_SHARE, confidence)
         return MeasureResult(
-            measure.name,
-            measure.kind,
-            measure.better,
-            measure.unit,
-            min(len(first), len(second)),
-            intervals[0].value,
-            intervals[1].value,
-            difference_interval(intervals[0], intervals[1]),
-            fisher_p_value(hits[0], len(first), hits[1], len(second)),
+            name=measure.name,
+            kind=measure.kind,
+            better=measure.better,
+            unit=measure.unit,
+            n=min(len(first), len(second)),
+            a=intervals[0].value,
+            b=intervals[1].value,
+            difference=difference_interval(intervals[0], intervals[1]),
+            p=fisher_p_value(hits[0], len(first), hits[1], len(second)),
             missing=max(needed - min(len(first), len(second)), 0),
         )
     means = []
@@ -335,15 +335,15 @@ def _build_amount(
             *(math.exp(each) for each in (interval.value, interval.low, interval.high))
         )
     return MeasureResult(
-        measure.name,
-        measure.kind,
-        measure.better,
-        measure.unit,
-        n,
-        _median(a),
-        _median(b),
-        ratio,
-        p,
+        name=measure.name,
+        kind=measure.kind,
+        better=measure.better,
+        unit=measure.unit,
+        n=n,
+        a=_median(a),
+        b=_median(b),
+        difference=ratio,
+        p=p,
         missing=max(needed - n, 0),
     )
 

@@ -145,13 +145,13 @@ class DeploymentReader:
         )
         is_prefix = group.endswith("*") and group != "*"
         pool_key = PoolKey(
-            provider.protocol,
-            provider.profile,
-            None if endpoint.model == "*" and not is_prefix else endpoint.model,
-            read_duration(params.pop("timeout", "request_timeout"), notes),
-            read_duration(params.pop("stream_timeout"), notes),
-            read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
-            read_integer(params.pop("order"), notes, 0, 1000) or 0,
+            protocol=provider.protocol,
+            profile=provider.profile,
+            model=None if endpoint.model == "*" and not is_prefix else endpoint.model,
+            total=read_duration(params.pop("timeout", "request_timeout"), notes),
+            first_token=read_duration(params.pop("stream_timeout"), notes),
+            retries=read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
+            order=read_integer(params.pop("order"), notes, 0, 1000) or 0,
         )
         defaults = _defaults(params, notes)
         params.note_unused(notes, "no such setting", _PARAM_REASONS, _NEEDLESS_PARAMS)
@@ -162,7 +162,16 @@ class DeploymentReader:
     ) -> Deployment:
         """A deployment that always gives the same answer."""
         worker = SourceWorker("", None, self._shares(params), None)
-        pool_key = PoolKey("", None, None, None, None, None, 0, response)
+        pool_key = PoolKey(
+            protocol="",
+            profile=None,
+            model=None,
+            total=None,
+            first_token=None,
+            retries=None,
+            order=0,
+            script=response,
+        )
         params.note_unused(self.notes, "a mock response does not use it", {}, {})
         return Deployment(pool_key, worker, task, {}, (), source)
 
