@@ -70,6 +70,7 @@ def count_calls(path: Path) -> int:
     return calls
 
 
+@pytest.mark.slow
 def test_ten_thousand_models_and_a_hundred_thousand_keys_load(tmp_path: Path) -> None:
     loaded, snapshot = build_snapshot(write_config(tmp_path, 10_000, 100_000))
     config = loaded.config
