@@ -42,6 +42,7 @@ from protocols.core.errors import (
     UnknownParameter,
     UnsupportedFeature,
 )
+from protocols.core.extra import KeyTree, add_unknown_keys
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     ContentPart,
@@ -135,7 +136,7 @@ def read_request(
     messages = reader.read(fields)
     if rules.mid_system == "fold":
         messages = _fold_system(messages)
-    tools = _read_tools(fields, rules)
+    tools = _read_tools(fields, rules, reader.unknown)
     choice, parallel = _read_tool_choice(fields, tools)
     if tools and parallel is not None:
         values["parallel_tools"] = parallel
@@ -232,6 +233,10 @@ def _collect_extra(fields: Mapping[str, Raw], reader: "ConversationReader") -> d
     extra = {name: raw for name, raw in fields.items() if name not in _KNOWN_FIELDS}
     if reader.cache_control is not None:
         extra.setdefault("cache_control", Raw(_encode(reader.cache_control)))
+    extra |= reader.unknown
+    for name, known in _OBJECT_KEYS.items():
+        if name in fields:
+            add_unknown_keys(extra, decode_fields(fields, name), name, known)
     if reader.wants_citations:
         extra[CITATIONS_FIELD] = Raw(b'{"enabled":true}')
     if extra.get("mcp_servers") == Raw(b"[]"):
@@ -313,6 +318,33 @@ _SERVER_RESULTS: Final = "_tool_result"
 _MEDIA_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
+_TURN_KEYS: Final = dict.fromkeys(("role", "content"))
+_SHARED_KEYS: Final = dict.fromkeys(("type", "cache_control", "citations"))
+_SOURCE_KEYS: Final = dict.fromkeys(("type", "media_type", "data", "url", "content", "file_id"))
+_BLOCK_KEYS: Final[Mapping[str, KeyTree]] = {
+    "text": {**_SHARED_KEYS, "text": None},
+    "image": {**_SHARED_KEYS, "source": _SOURCE_KEYS},
+    "document": {**_SHARED_KEYS, "source": _SOURCE_KEYS, "title": None, "context": None},
+    "search_result": {**_SHARED_KEYS, **dict.fromkeys(("source", "title", "content"))},
+    "tool_use": {**_SHARED_KEYS, **dict.fromkeys(("id", "name", "input"))},
+    "tool_result": {**_SHARED_KEYS, **dict.fromkeys(("tool_use_id", "content", "is_error"))},
+    "tool_reference": {**_SHARED_KEYS, "tool_name": None},
+    "thinking": {**_SHARED_KEYS, "thinking": None, "signature": None},
+    "redacted_thinking": {**_SHARED_KEYS, "data": None},
+}
+"""The keys of blocks; what a service's own tools did is only shown."""
+_OBJECT_KEYS: Final[Mapping[str, KeyTree]] = {
+    "thinking": dict.fromkeys(("type", "budget_tokens", "display")),
+    "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
+    "output_config": {"effort": None, "format": dict.fromkeys(("type", "schema"))},
+    "output_format": dict.fromkeys(("type", "schema")),
+}
+"""The keys of the objects beside the conversation."""
+_TOOL_KEYS: Final = dict.fromkeys(
+    ("type", "name", "description", "input_schema", "strict", "cache_control")
+)
+
+
 class _Turn(Struct):
     """The blocks of one message, as they are read."""
 
@@ -328,6 +360,8 @@ class ConversationReader:
         self.cache_control: Any = None
         """The first ``cache_control`` of a block."""
         self.wants_citations = False
+        self.unknown: dict[str, Raw] = {}
+        """The keys that no block has, by their path."""
         self.places: list[int] = []
         """The number of the client's message of each message after the system's."""
         self._pending_calls: Sequence[ToolCall] = ()
@@ -357,6 +391,7 @@ class ConversationReader:
             at = f"messages.{i}"
             turn = as_fields(value, at)
             role = read_string(turn, "role", at)
+            add_unknown_keys(self.unknown, turn, at, _TURN_KEYS)
             if role == "system":
                 target = delayed if self._pending_calls else messages
                 target += self._read_system(turn.get("content"), f"{at}.content")
@@ -411,7 +446,10 @@ class ConversationReader:
             citations = block.get("citations")
             if citations and citations != {"enabled": False}:
                 self.wants_citations = True
-            yield k, block, read_string(block, "type", f"{at}.{k}")
+            kind = read_string(block, "type", f"{at}.{k}")
+            if (known := _BLOCK_KEYS.get(kind)) is not None:
+                add_unknown_keys(self.unknown, block, f"{at}.{k}", known)
+            yield k, block, kind
 
     # --- assistant messages -----------------------------------------------------------------------
 
@@ -707,7 +745,9 @@ def _append_text(message: Message, part: TextPart) -> Message:
 # --- tools ----------------------------------------------------------------------------------------
 
 
-def _read_tools(fields: Mapping[str, Raw], rules: RequestRules) -> tuple[Tool, ...]:
+def _read_tools(
+    fields: Mapping[str, Raw], rules: RequestRules, unknown: dict[str, Raw]
+) -> tuple[Tool, ...]:
     if "tools" not in fields:
         return ()
     values = decode_value(fields["tools"])
@@ -723,6 +763,7 @@ def _read_tools(fields: Mapping[str, Raw], rules: RequestRules) -> tuple[Tool, .
                 continue
             text = f"server tool {kind[:64]} is not available on this gateway"
             raise UnsupportedFeature(text, param=at)
+        add_unknown_keys(unknown, item, at, _TOOL_KEYS)
         tool = _read_tool(item, at)
         if tool.name in tools:
             raise field_error("tools", "Tool names must be unique.", got=tool.name)

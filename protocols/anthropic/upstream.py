@@ -147,7 +147,11 @@ def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
     if "user" in request.labels:
         body["metadata"] = {"user_id": request.labels["user"]}
     if request.source == source:
-        extra = {name: raw for name, raw in request.extra.items() if name != CITATIONS_FIELD}
+        extra = {
+            name: raw
+            for name, raw in request.extra.items()
+            if name != CITATIONS_FIELD and "." not in name
+        }
         body = {**extra, **body}
     if request.stream:
         body["stream"] = True
@@ -337,13 +341,16 @@ def find_unsupported_parameters(
         support["stopping.overflow"] = ParameterSupport("")
     is_own = request.source in ("", source)
     found = loss.find_unsupported_parameters(request, support, names, extra=is_own)
-    return found + tuple(_find_other_losses(request, names))
+    return found + tuple(_find_other_losses(request, names, is_own=is_own))
 
 
 def _find_other_losses(
-    request: GenerationRequest, names: Mapping[str, str]
+    request: GenerationRequest, names: Mapping[str, str], *, is_own: bool
 ) -> Iterator[UnsupportedParameter]:
-    """The losses that depend on values."""
+    """The losses that depend on values, and the keys of blocks, which are not written again."""
+    for name in request.extra:
+        if "." in name and is_own:
+            yield UnsupportedParameter(name, "dropped")
     if request.stopping.max_tokens is None:
         path = "stopping.max_tokens"
         detail = f"to {DEFAULT_MAX_TOKENS}"

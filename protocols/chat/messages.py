@@ -51,7 +51,7 @@ def read_part(value: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPar
     if kind not in allowed:
         raise invalid_value_error(f"{at}.type", kind, allowed)
     parts = _PART_READERS[kind](value, at)
-    if (extra := read_extra_fields(value, at, _PART_KEYS[kind])) is None:
+    if (extra := read_extra_fields(value, at, PART_KEYS[kind])) is None:
         return parts
     first, *rest = parts or (ReasoningPart(""),)
     return (msgspec.structs.replace(first, extra=extra), *rest)
@@ -134,7 +134,7 @@ def _build_tree(*keys: str, **objects: KeyTree) -> KeyTree:
     return {**dict.fromkeys(keys), **objects}
 
 
-_PART_KEYS: Final[Mapping[str, KeyTree]] = {
+PART_KEYS: Final[Mapping[str, KeyTree]] = {
     "text": _build_tree("type", "text"),
     "image_url": _build_tree("type", image_url=_build_tree("url", "detail")),
     "input_audio": _build_tree("type", input_audio=_build_tree("data", "format")),
@@ -145,17 +145,17 @@ _PART_KEYS: Final[Mapping[str, KeyTree]] = {
     "reasoning": _build_tree("type", "summary"),
 }
 _SUMMARY_KEYS: Final = _build_tree("type", "text", "signature")
-_CALL_KEYS: Final[Mapping[str, KeyTree]] = {
+CALL_KEYS: Final[Mapping[str, KeyTree]] = {
     "function": _build_tree("id", "type", function=_build_tree("name", "arguments")),
     "custom": _build_tree("id", "type", custom=_build_tree("name", "input")),
 }
-_MESSAGE_KEYS: Final = _build_tree("role", "content", "name")
+MESSAGE_KEYS: Final = _build_tree("role", "content", "name")
 _ASSISTANT_KEYS: Final = _build_tree(
     "role", "content", "name", "refusal", "audio", "tool_calls", "function_call",
     "reasoning_content", "reasoning",
 )  # fmt: skip
 _TOOL_MESSAGE_KEYS: Final = _build_tree("role", "content", "name", "tool_call_id")
-_ROLE_KEYS: Final[Mapping[str, KeyTree]] = {
+ROLE_KEYS: Final[Mapping[str, KeyTree]] = {
     "assistant": _ASSISTANT_KEYS,
     "tool": _TOOL_MESSAGE_KEYS,
 }
@@ -342,7 +342,7 @@ def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
         if role == "function"
         else read_optional_string(value, "name", at)
     )
-    extra = read_extra_fields(value, at, _ROLE_KEYS.get(role, _MESSAGE_KEYS))
+    extra = read_extra_fields(value, at, ROLE_KEYS.get(role, MESSAGE_KEYS))
     return Message(role, parts, name, calls, tool_call_id, extra=extra)  # type: ignore[arg-type]
 
 
@@ -421,7 +421,7 @@ def _read_tool_call(value: Any, at: str, rules: MessageRules, *, legacy: bool = 
         arguments = _encode(arguments).decode()
     elif arguments is None or not isinstance(arguments, str):
         arguments = read_string(body, key, path)
-    extra = read_extra_fields(value, at, _CALL_KEYS[kind])
+    extra = read_extra_fields(value, at, CALL_KEYS[kind])
     return ToolCall(name, read_string(body, "name", path), arguments, kind, extra)
 
 

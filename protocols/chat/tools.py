@@ -94,8 +94,9 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
 
 
 _FUNCTION_KEYS: Final[KeyTree] = dict.fromkeys(("name", "description", "parameters", "strict"))
+FUNCTION_TOOL_KEYS: Final[KeyTree] = {"type": None, "function": _FUNCTION_KEYS}
 _TOOL_KEYS: Final[Mapping[str, KeyTree]] = {
-    "function": {"type": None, "function": _FUNCTION_KEYS},
+    "function": FUNCTION_TOOL_KEYS,
     "custom": {"type": None, "custom": dict.fromkeys(("name", "description", "format"))},
 }
 

@@ -8,6 +8,8 @@ keys of a response come as ``ResponseExtra`` events, which an encoder of the sam
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
+import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from protocols.core.loss import UnsupportedParameter
@@ -27,6 +29,8 @@ MAX_REPORTED: Final = 100
 """How many keys of a request are reported one by one."""
 
 
+_NULL: Final = Raw(b"null")
+_encode = msgspec.json.Encoder().encode
 _DEFAULT_VALUES: Final[Mapping[str, Any]] = {"service_tier": "default"}
 """Values that services send in every response; they say no more than their absence."""
 
@@ -49,6 +53,20 @@ def read_extra_fields(value: Mapping[str, Any], at: str, known: KeyTree) -> Extr
         return None
     values = find_unknown_keys(value, known)
     return ExtraFields(at, values) if values else None
+
+
+def add_unknown_keys(
+    into: dict[str, Raw], value: Mapping[str, Any], at: str, known: KeyTree
+) -> None:
+    """Add what ``known`` lacks of the object at this path to the extra fields of a request.
+
+    For protocols whose own workers get such objects only as they are, by pass-through.
+    """
+    if value.keys() <= known.keys() and not any(map(known.get, value)):
+        return
+    for path, one in find_unknown_keys(value, known).items():
+        if one is not None and one != _NULL:
+            into[".".join((at, *path))] = one if isinstance(one, Raw) else Raw(_encode(one))
 
 
 def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any]) -> None:

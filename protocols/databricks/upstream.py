@@ -49,6 +49,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    AnyRequest,
     AudioPart,
     ContentPart,
     EmbeddingRequest,
@@ -184,6 +185,10 @@ class DatabricksUpstream:
             *reducer.unsupported_parameters,
             *self._select_writer(request).unsupported_parameters(reducer.request, names),
         )
+
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        return None if request.source == self._source else frozenset()
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Raises ModelNotFound, Unsupported."""

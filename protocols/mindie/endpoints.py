@@ -385,6 +385,10 @@ class MindIE(MindieUpstream):
 
     # --- towards clients --------------------------------------------------------------------------
 
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        return None if request.source == self.name else frozenset()
+
     def keep_connections(self) -> None:
         """See ``protocols.core.interfaces.SupportsKeepAlive``."""
         self._config = replace(self._config, keep_alive=True)

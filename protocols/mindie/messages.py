@@ -8,6 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from protocols.chat.messages import CALL_KEYS, MESSAGE_KEYS, ROLE_KEYS
+from protocols.core.extra import read_extra_fields
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -90,7 +94,9 @@ def read_messages(messages: Any, *, full: bool, tools: bool) -> tuple[Message, .
         text = f"Request param messages {'is ' if tools else ''}not arr or arr is empty"
         raise build_param_error(text, "messages", "empty" if messages == [] else "type")
     return tuple(
-        _read_message(message if isinstance(message, dict) else {}, f"messages[{i}]", full=full)
+        _read_message_with_extra(
+            message if isinstance(message, dict) else {}, f"messages[{i}]", full=full
+        )
         for i, message in enumerate(messages)
     )
 
@@ -103,6 +109,12 @@ def check_function_name(name: str, at: str) -> None:
             f"and dashe within max length of 64, unexpected function name: {name[:300]}",
             at,
         )
+
+
+def _read_message_with_extra(fields: Fields, at: str, *, full: bool) -> Message:
+    message = _read_message(fields, at, full=full)
+    extra = read_extra_fields(fields, at, ROLE_KEYS.get(message.role, MESSAGE_KEYS))
+    return message if extra is None else msgspec.structs.replace(message, extra=extra)
 
 
 def _read_message(fields: Fields, at: str, *, full: bool) -> Message:
@@ -202,7 +214,9 @@ def _read_tool_call(fields: Fields, at: str) -> ToolCall:
         raise build_param_error(text, at, "missing")
     name = _read_function_text(function, "name", at)
     check_function_name(name, f"{at}.name")
-    return ToolCall(call_id, name, _read_function_text(function, "arguments", at))
+    arguments = _read_function_text(function, "arguments", at)
+    extra = read_extra_fields(fields, at.removesuffix(".function"), CALL_KEYS["function"])
+    return ToolCall(call_id, name, arguments, extra=extra)
 
 
 def _read_function_text(function: Fields, name: str, at: str) -> str:

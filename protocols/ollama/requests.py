@@ -25,6 +25,7 @@ from protocols.chat.params import (
 from protocols.chat.tools import read_tools
 from protocols.core.catalog import ModelInfo, ModelTask
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.extra import add_unknown_keys
 from protocols.core.request import (
     ContentPart,
     EmbeddingRequest,
@@ -310,6 +311,15 @@ _ROLES: Final[Mapping[str, Role]] = {
 }
 
 
+_MESSAGE_KEYS: Final = dict.fromkeys(
+    ("role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id")
+)
+_CALL_KEYS: Final = {
+    **dict.fromkeys(("id", "type")),
+    "function": dict.fromkeys(("index", "name", "arguments", "description")),
+}
+
+
 class _MessageReader:
     """Reads the messages, and pairs the results of tools with their calls.
 
@@ -333,6 +343,7 @@ class _MessageReader:
         )
 
     def _read_message(self, fields: Fields, at: str) -> Message:
+        add_unknown_keys(self._extra, fields, at, _MESSAGE_KEYS)
         role = _ROLES.get(_read_item_text(fields, "role", at).lower())
         if role is None:
             text = f"invalid role at '{at}.role': must be one of system, user, assistant, or tool"
@@ -363,6 +374,7 @@ class _MessageReader:
 
     def _read_call(self, fields: Fields, at: str) -> ToolCall:
         function = as_object(fields.get("function", NULL), f"{at}.function")
+        add_unknown_keys(self._extra, {**fields, "function": function}, at, _CALL_KEYS)
         arguments = null_to_none(function.get("arguments")) or Raw(b"{}")
         as_object(arguments, f"{at}.function.arguments")
         text = msgspec.json.format(arguments, indent=-1).decode()

@@ -10,7 +10,10 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 from msgspec import Raw
 
+from protocols.chat.messages import CALL_KEYS, MESSAGE_KEYS, PART_KEYS, ROLE_KEYS
+from protocols.chat.tools import FUNCTION_TOOL_KEYS
 from protocols.core.errors import InvalidParameter
+from protocols.core.extra import read_extra_fields
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     AudioPart,
@@ -60,19 +63,19 @@ def read_messages(raw: Raw | None) -> tuple[Message, ...]:
         raise build_param_error("Messages are not an array", "messages")
     if not value:
         raise build_param_error("Messages array cannot be empty", "messages")
-    return tuple(_read_message(item) for item in value)
+    return tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(value))
 
 
-def _read_message(item: Any) -> Message:
+def _read_message(item: Any, at: str) -> Message:
     """Read one message. Ignore a field of an unexpected type, as the server does."""
     if not isinstance(item, dict):
         raise build_param_error("Message is not a JSON object", "messages")
-    parts = _read_content(item.get("content", ""))
+    parts = _read_content(item.get("content", ""), f"{at}.content")
     role = item.get("role")
     if not isinstance(role, str):
         raise build_param_error("Every message must have 'role' field", "messages")
     calls = item.get("tool_calls")
-    tool_calls = _read_tool_calls(calls) if isinstance(calls, list) else ()
+    tool_calls = _read_tool_calls(calls, at) if isinstance(calls, list) else ()
     if role not in _ROLES:
         raise build_param_error("Invalid message structure - unknown role", "messages")
     thought = item.get("reasoning_content")
@@ -84,6 +87,7 @@ def _read_message(item: Any) -> Message:
         name=_get_string(item.get("name")),
         tool_calls=tool_calls,
         tool_call_id=_get_string(item.get("tool_call_id")),
+        extra=read_extra_fields(item, at, ROLE_KEYS.get(role, MESSAGE_KEYS)),
     )
 
 
@@ -91,19 +95,25 @@ def _get_string(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _read_content(content: Any) -> tuple[ContentPart, ...]:
+def _read_content(content: Any, at: str) -> tuple[ContentPart, ...]:
     match content:
         case str():
             return (TextPart(content),)
         case list():
-            return tuple(_read_part(entry) for entry in content)
+            return tuple(_read_part(entry, f"{at}[{k}]") for k, entry in enumerate(content))
         case _:
             return ()
 
 
-def _read_part(entry: Any) -> ContentPart:
+def _read_part(entry: Any, at: str) -> ContentPart:
     if not isinstance(entry, dict):
         raise _build_message_error("content array should contain objects")
+    part = _read_known_part(entry)
+    extra = read_extra_fields(entry, at, PART_KEYS[entry["type"]])
+    return part if extra is None else msgspec.structs.replace(part, extra=extra)
+
+
+def _read_known_part(entry: dict[str, Any]) -> ContentPart:
     match entry.get("type"):
         case "text":
             return TextPart(_read_string_member(entry, "text", "content text missing"))
@@ -141,11 +151,11 @@ def _read_object_member(container: dict[str, Any], name: str, text: str) -> dict
     return value
 
 
-def _read_tool_calls(calls: list[Any]) -> tuple[ToolCall, ...]:
-    return tuple(_read_tool_call(call) for call in calls)
+def _read_tool_calls(calls: list[Any], at: str) -> tuple[ToolCall, ...]:
+    return tuple(_read_tool_call(call, f"{at}.tool_calls[{k}]") for k, call in enumerate(calls))
 
 
-def _read_tool_call(call: Any) -> ToolCall:
+def _read_tool_call(call: Any, at: str) -> ToolCall:
     if not isinstance(call, dict):
         raise build_param_error("Each tool_call must be an object", "messages")
     function = call.get("function")
@@ -154,7 +164,9 @@ def _read_tool_call(call: Any) -> ToolCall:
     arguments = function.get("arguments", "{}")
     if not isinstance(arguments, str):
         arguments = _encode(arguments).decode()
-    return ToolCall(str(call.get("id") or ""), str(function.get("name") or ""), arguments)
+    extra = read_extra_fields(call, at, CALL_KEYS["function"])
+    identifier, name = str(call.get("id") or ""), str(function.get("name") or "")
+    return ToolCall(identifier, name, arguments, extra=extra)
 
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -176,7 +188,10 @@ def read_tools(fields: Mapping[str, Raw]) -> tuple[tuple[Tool, ...], ToolChoice 
     if not isinstance(value, list):
         raise build_param_error("Tools are not an array", "tools")
     raws = msgspec.json.decode(fields["tools"], type=list[Raw])
-    tools = tuple(_read_tool(item, raw) for item, raw in zip(value, raws, strict=True))
+    tools = tuple(
+        _read_tool(item, raw, f"tools[{i}]")
+        for i, (item, raw) in enumerate(zip(value, raws, strict=True))
+    )
     if name is not None:
         tools = tuple(tool for tool in tools if tool.name == name)
     return tools, choice if tools else None
@@ -204,7 +219,7 @@ def _read_tool_choice(value: Any) -> tuple[str | None, ToolChoice | None]:
     raise build_param_error(text, "tool_choice")
 
 
-def _read_tool(item: Any, raw: Raw) -> Tool:
+def _read_tool(item: Any, raw: Raw, at: str) -> Tool:
     if not isinstance(item, dict):
         raise build_param_error("Tool is not a JSON object", "tools")
     function, inside = item, msgspec.json.decode(raw, type=dict[str, Raw])
@@ -228,6 +243,9 @@ def _read_tool(item: Any, raw: Raw) -> Tool:
         _get_string(function.get("description")),
         inside.get("parameters"),
         strict if isinstance(strict, bool) else None,
+        extra=read_extra_fields({"function": function, **item}, at, FUNCTION_TOOL_KEYS)
+        if "function" in item
+        else None,
     )
 
 

@@ -39,6 +39,7 @@ from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeatu
 from protocols.core.interfaces import BASIC_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    AnyRequest,
     AudioPart,
     ContentPart,
     EmbeddingRequest,
@@ -172,6 +173,10 @@ class OvmsUpstream:
             *reducer.unsupported_parameters,
             *self._openai_writer.unsupported_parameters(reducer.request, names),
         )
+
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        return None if request.source == self._protocol_name else frozenset()
 
     def encode_request(self, request: Request | RerankRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects prompts of token ids."""

@@ -142,6 +142,10 @@ class TGI(TgiUpstream):
 
     # --- towards clients --------------------------------------------------------------------------
 
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        return None if request.source == self.name else frozenset()
+
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         fields = read_unchecked_fields(call)

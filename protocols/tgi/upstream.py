@@ -213,6 +213,8 @@ def build_parameter_support(
 _CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False)
 _EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 """The parameters of a tool without any; the server requires the field."""
+_NAME: Final = "tgi"
+"""The protocol whose clients' unknown fields are sent."""
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     AudioPart: "audio",
     FilePart: "files",
@@ -240,7 +242,7 @@ def _iter_unsupported_fields(
     request: GenerationRequest, names: Mapping[str, str]
 ) -> Iterator[UnsupportedParameter]:
     """List the parameters that ``_adapt_chat_request`` removed."""
-    for name in request.extra:
+    for name in request.extra if request.source != _NAME else ():
         yield UnsupportedParameter(name, "dropped")
     if request.sampling.logit_bias is not None:
         path = "sampling.logit_bias"
@@ -280,7 +282,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
         tool_choice=request.tool_choice if has_tools else None,
         output=None if has_tools else request.output,
         provided_fields=frozenset(),
-        extra={},
+        extra=request.extra if request.source == _NAME else {},
     )
 
 

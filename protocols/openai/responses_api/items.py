@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from protocols.chat.messages import read_object_field, read_optional_string, read_string
 from protocols.chat.params import (
@@ -21,6 +21,7 @@ from protocols.chat.params import (
     missing_error,
 )
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.extra import KeyTree, add_unknown_keys
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -221,6 +222,8 @@ class ConversationReader:
     def __init__(self, tools: ToolCatalog, find_item: Callable[[str], Item]) -> None:
         self._tools = tools
         self._find_item = find_item
+        self.unknown: dict[str, Raw] = {}
+        """The keys that no message has, by their path."""
         self._messages: list[Message] = []
         self._turn = _AssistantTurn()
 
@@ -264,11 +267,21 @@ class ConversationReader:
         reader = _ITEM_READERS.get(kind) if isinstance(kind, str) else None
         if reader is not None:
             reader(self, item, at)
+            self._add_unknown_keys(item, kind, at)
         elif kind == "compaction_trigger":
             raise UnsupportedFeature("Compaction is not supported.", param=f"{at}.type")
         elif kind not in _SKIPPED_ITEMS:
             raise invalid_value_error(f"{at}.type", kind, (*_ITEM_READERS, *_SKIPPED_ITEMS))
         return item
+
+    def _add_unknown_keys(self, item: Item, kind: str, at: str) -> None:
+        """Note the keys of an item and of its parts that no message has."""
+        add_unknown_keys(self.unknown, item, at, _ITEM_KEYS[kind])
+        for name in ("content", "output"):
+            parts = item.get(name)
+            for k, part in enumerate(parts if isinstance(parts, list) else ()):
+                known = _PART_KEYS.get(part.get("type"), _ANY_PART_KEYS)
+                add_unknown_keys(self.unknown, part, f"{at}.{name}[{k}]", known)
 
     # --- by type ----------------------------------------------------------------------------------
 
@@ -360,6 +373,29 @@ _ITEM_READERS: Final[Mapping[str, Callable[[ConversationReader, Item, str], None
     "tool_search_call": ConversationReader._read_search_call,  # noqa: SLF001
     "tool_search_output": ConversationReader._read_search_output,  # noqa: SLF001
     "additional_tools": ConversationReader._read_tool_list,  # noqa: SLF001
+}
+_COMMON_KEYS: Final = ("id", "type", "status", "created_by")
+_CALL_KEYS: Final = dict.fromkeys(
+    (*_COMMON_KEYS, "call_id", "name", "namespace", "arguments", "input", "execution")
+)
+_OUTPUT_KEYS: Final = dict.fromkeys((*_COMMON_KEYS, "call_id", "output", "tools", "execution"))
+_ITEM_KEYS: Final[Mapping[str, KeyTree]] = {
+    "message": dict.fromkeys((*_COMMON_KEYS, "role", "content")),
+    "reasoning": dict.fromkeys((*_COMMON_KEYS, "summary", "content", "encrypted_content")),
+    **dict.fromkeys(("function_call", "custom_tool_call", "tool_search_call"), _CALL_KEYS),
+    **dict.fromkeys(
+        ("function_call_output", "custom_tool_call_output", "tool_search_output"), _OUTPUT_KEYS
+    ),
+    "additional_tools": dict.fromkeys((*_COMMON_KEYS, "role", "tools")),
+}
+"""The keys of items that messages represent."""
+_ANY_PART_KEYS: Final = dict.fromkeys(
+    ("type", "text", "refusal", "annotations", "logprobs", "image_url", "detail", "file_id",
+     "file_url", "file_data", "filename", "input_audio")
+)  # fmt: skip
+_PART_KEYS: Final[Mapping[Any, KeyTree]] = {
+    "image_url": {**_ANY_PART_KEYS, "image_url": dict.fromkeys(("url", "detail"))},
+    "input_audio": {**_ANY_PART_KEYS, "input_audio": dict.fromkeys(("data", "format"))},
 }
 _SKIPPED_ITEMS: Final = frozenset(
     {

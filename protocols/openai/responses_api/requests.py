@@ -25,6 +25,7 @@ from protocols.chat.params import (
 from protocols.chat.requests import read_metadata
 from protocols.chat.tools import FORMAT_NAME
 from protocols.core.errors import StoredObjectNotFound, UnknownParameter, UnsupportedFeature
+from protocols.core.extra import add_unknown_keys
 from protocols.core.request import (
     GenerationRequest,
     JsonObjectFormat,
@@ -156,6 +157,7 @@ def read_request(
     own_items = conversation.read_items(items)
     _collect_extra(values, sent, extra, unknown)
     extra |= tools.dropped_tools
+    extra |= conversation.unknown
     for item in (*history, *own_items):
         if is_skipped_item(item):
             extra[f"input.{item['type']}"] = NULL
@@ -298,6 +300,11 @@ def _read_choice(
     return value
 
 
+_REASONING_KEYS: Final = dict.fromkeys(("effort", "summary", "generate_summary", "context", "mode"))
+_TEXT_KEYS: Final = dict.fromkeys(("verbosity", "format"))
+_FORMAT_KEYS: Final = dict.fromkeys(("type", "name", "description", "schema", "strict"))
+
+
 def _read_reasoning(values: ParsedParams, fields: Mapping[str, Raw], extra: dict[str, Raw]) -> bool:
     """Read ``reasoning``; returns whether the client wants summaries."""
     raw = fields.get("reasoning")
@@ -315,6 +322,7 @@ def _read_reasoning(values: ParsedParams, fields: Mapping[str, Raw], extra: dict
         value = null_to_none(options.get(name))
         if value is not None and decode_value(value) != default:
             extra[f"reasoning.{name}"] = value
+    add_unknown_keys(extra, options, "reasoning", _REASONING_KEYS)
     return any(summaries)
 
 
@@ -326,8 +334,13 @@ def _read_text_options(fields: Mapping[str, Raw], extra: dict[str, Raw]) -> Outp
     verbosity = _read_choice(options, "verbosity", "text", ("low", "medium", "high"))
     if verbosity not in (None, "medium"):
         extra["text.verbosity"] = options["verbosity"]
+    add_unknown_keys(extra, options, "text", _TEXT_KEYS)
     form = null_to_none(options.get("format"))
-    return None if form is None else _read_output_format(as_object(form, "text.format"))
+    if form is None:
+        return None
+    fields_of_format = as_object(form, "text.format")
+    add_unknown_keys(extra, fields_of_format, "text.format", _FORMAT_KEYS)
+    return _read_output_format(fields_of_format)
 
 
 def _read_output_format(form: Mapping[str, Raw]) -> OutputFormat | None:

@@ -28,7 +28,8 @@ from protocols.chat.params import (
 from protocols.chat.tool_names import limit_name, shorten_name
 from protocols.chat.tools import read_function
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.request import AllowedTools, NamedTool, Tool, ToolChoice
+from protocols.core.extra import find_unknown_keys
+from protocols.core.request import AllowedTools, ExtraFields, NamedTool, Tool, ToolChoice
 from protocols.json_body import decode_value
 
 _encode = msgspec.json.Encoder().encode
@@ -127,10 +128,11 @@ class ToolCatalog:
         kind = as_text(fields, "type", at)
         match kind:
             case "function":
-                tool = _read_function_tool(fields, at)
+                tool = _add_extra(_read_function_tool(fields, at), fields, at, "parameters")
                 self._add(tool, "function", namespace, at, replaces=replaces)
             case "custom":
-                self._add(_read_custom_tool(fields, at), "custom", namespace, at, replaces=replaces)
+                tool = _add_extra(_read_custom_tool(fields, at), fields, at, "format")
+                self._add(tool, "custom", namespace, at, replaces=replaces)
             case "namespace" if namespace is None:
                 self._read_namespace(fields, at, replaces=replaces)
             case "tool_search" if decode_value(fields.get("execution", Raw(b"null"))) == "client":
@@ -282,6 +284,16 @@ def _read_tool_name(fields: Mapping[str, Raw], at: str) -> str:
     if not name:
         raise empty_value_error(f"{at}.name", name)
     return name
+
+
+def _add_extra(tool: Tool, fields: Mapping[str, Raw], at: str, schema: str) -> Tool:
+    """The tool with its unknown keys; ``schema`` is the field of what it takes."""
+    known = dict.fromkeys(("type", "name", "description", "strict", schema))
+    unknown = find_unknown_keys(fields, known)
+    if not unknown:
+        return tool
+    values = {path: decode_value(raw) for path, raw in unknown.items()}
+    return replace(tool, extra=ExtraFields(at, values))
 
 
 def _read_function_tool(fields: Mapping[str, Raw], at: str) -> Tool:

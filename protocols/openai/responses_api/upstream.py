@@ -91,7 +91,7 @@ _OPEN_PARAMS: Final = (
 _LABELS: Final = ("user", "safety_identifier", "prompt_cache_key")
 _UNSENT_PARTS: Final[Mapping[type[ContentPart], str]] = {VideoPart: "videos"}
 _TOOL_PREFIX: Final = "tools."
-_ITEM_PREFIX: Final = "input."
+_ITEM_PREFIXES: Final = ("input", "previous_response_id[", "text.format.")
 _GATEWAY_FIELDS: Final = frozenset(
     {"model", "input", "store", "previous_response_id", "client_metadata", "stream_options"}
 )
@@ -129,7 +129,7 @@ class ResponsesRequestWriter:
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> Iterator[UnsupportedParameter]:
         for name in request.extra:
-            if request.source != SOURCE or name.startswith(_ITEM_PREFIX):
+            if request.source != SOURCE or name.startswith(_ITEM_PREFIXES):
                 yield UnsupportedParameter(name, "dropped")
         parts = {type(part) for message in request.messages for part in message.parts}
         field = names.get("messages", "messages")
@@ -396,6 +396,8 @@ def _write_extra(extra: Mapping[str, Raw], body: dict[str, Any]) -> None:
     """Fields that only this API has, each in its place."""
     for name, raw in extra.items():
         section, _, key = name.partition(".")
+        if name.startswith(_ITEM_PREFIXES):
+            continue  # reported
         if name.startswith(_TOOL_PREFIX):
             body.setdefault("tools", []).append(raw)
         elif not key:
