@@ -4,7 +4,13 @@ import msgspec
 import pytest
 
 from protocols.core import units
-from protocols.core.units import SCALAR_TYPES, RateValue, Secret, has_dot_segment
+from protocols.core.units import (
+    SCALAR_TYPES,
+    RateValue,
+    Secret,
+    get_client_network,
+    has_dot_segment,
+)
 
 
 @pytest.mark.parametrize(
@@ -157,3 +163,20 @@ def test_a_dot_segment_is_found_plain_and_encoded(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "...", "a.b", "a..b", ".a/b.", "%2f", "100%"])
 def test_other_dots_are_no_dot_segment(name: str) -> None:
     assert not has_dot_segment(name)
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("2001:db8::1", b"\x20\x01\x0d\xb8\x00\x00\x00\x00"),
+        ("fe80::1%eth0", b"\xfe\x80\x00\x00\x00\x00\x00\x00"),
+        ("", ""),
+    ],
+)
+def test_client_network_is_an_ipv4_address_or_an_ipv6_network(
+    address: str, network: str | bytes
+) -> None:
+    assert get_client_network(address) == network
