@@ -400,7 +400,10 @@ def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) 
             return Overloaded("The model's workers are busy.", retry_after=retry_after or 1.0)
         case 400 | 413 | 415 | 422 if fault.code in ("content_filter", "content_policy_violation"):
             return ContentFiltered(fault.text or "The content was refused.")
-        case 400 | 413 | 415 | 422:
+        case 413:
+            text = fault.text or "The request is larger than a worker, or a proxy before it, takes."
+            return RequestTooLarge(text, limit=None)
+        case 400 | 415 | 422:
             return UnsupportedFeature(
                 fault.text or "The worker refused the request.", param=fault.param
             )

@@ -225,9 +225,9 @@ class MethodNotAllowed(ClientError):
 
 
 class RequestTooLarge(ClientError):
-    """The body or a header is over a limit of ``limit`` bytes."""
+    """The body or a header is over a limit of ``limit`` bytes; None if it is a worker's own."""
 
-    def __init__(self, message: str, *, limit: int) -> None:
+    def __init__(self, message: str, *, limit: int | None) -> None:
         super().__init__(message)
         self.limit = limit
 

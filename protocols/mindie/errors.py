@@ -127,7 +127,7 @@ def build_error_response(error: GatewayError, call: ClientRequest | None) -> Htt
                 422, _MALFORMED_BODY_ERRORS.get(variant, "Failed to parse request context to json")
             )
         case RequestTooLarge(limit=limit):
-            return _build_too_large_response(limit)
+            return _build_too_large_response(error.message, limit)
         case RateLimitExceeded() | QuotaExceeded():
             return _build_rate_limit_response(error, variant)
         case DeadlineExceeded(phase=phase):
@@ -158,8 +158,9 @@ def _map_other_error(error: GatewayError) -> HttpResponse:
             return build_status_response(400 if error.origin == "client" else 500, error.message)
 
 
-def _build_too_large_response(limit: int) -> HttpResponse:
-    text = f"Request body too large. Maximum allowed size is {limit / _MIB:g}MB."
+def _build_too_large_response(text: str, limit: int | None) -> HttpResponse:
+    if limit is not None:
+        text = f"Request body too large. Maximum allowed size is {limit / _MIB:g}MB."
     return HttpResponse(413, _encode({"message": text}), JSON_HEADERS)
 
 

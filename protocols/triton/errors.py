@@ -100,7 +100,7 @@ def get_error_message(error: GatewayError, request_id: str | None = None) -> str
             return "Method Not Allowed"
         case Unauthorized():
             return "This API is restricted, expecting header 'Authorization'"
-        case RequestTooLarge():
+        case RequestTooLarge(limit=int()):
             return f"request size exceeds the maximum allowed input size of {error.limit} bytes."
         case Overloaded():
             return f"{build_request_tag(request_id)}Exceeds maximum queue size"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from protocols.core.sse import MAX_EVENT_BYTES
 from tests.conftest import Serve
 from tests.fakes import END, HANG, Reply, chunk, head
 from tests.fault.protocol_clients import (
@@ -75,8 +76,8 @@ async def test_fault_25_worker_with_repeated_malformed_events_is_ejected(serve: 
 # ── too much ────────────────────────────────────────────────────────────────────────────────────
 
 PIECE = chunk(b"x" * (64 << 10))
-ENDLESS: Reply = [SAYS, PAUSE, chunk(b"data: "), *[PIECE] * 160, chunk(b"\n\n") + REST, HANG]
-"""An event of 10 MiB."""
+ENDLESS: Reply = [SAYS, PAUSE, chunk(b"data: "), *[PIECE] * 640, chunk(b"\n\n") + REST, HANG]
+"""An event of 40 MiB, which is over the limit of 32 MiB."""
 
 
 def get_resident_memory() -> int:
@@ -110,7 +111,7 @@ async def test_fault_26_endless_event_is_cut_off_with_bounded_memory(
     assert_error_in_stream(got, client)
     assert len(got.content) < 8192
     assert (record.outcome, record.error) == ("truncated", "WorkerFailed")
-    assert watching.result() - base < 8 << 20
+    assert watching.result() - base < 3 * MAX_EVENT_BYTES
 
 
 # ── elsewhere ───────────────────────────────────────────────────────────────────────────────────
@@ -172,7 +173,7 @@ async def test_fault_29_early_413_is_forwarded_and_stops_the_upload(serve: Serve
         responded.set()
         record = await get_single_record(front)
 
-    assert got.status_code == 400
+    assert got.status_code == 413
     assert got.json()["error"]["message"] == "The prompt is too large for us."
     assert record.outcome == "client_error"
     assert taken < LARGE

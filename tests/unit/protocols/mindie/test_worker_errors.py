@@ -96,7 +96,7 @@ FULL = (
             '{"message":"Request body too large. Maximum allowed size is 4MB."}',
             RequestTooLarge,
         ),
-        (413, '{"message":"too large"}', UnsupportedFeature),
+        (413, '{"message":"too large"}', RequestTooLarge),
         (503, make_error("The service has been stopped.", "Service Unavailable"), Overloaded),
         (
             503,

@@ -7,6 +7,7 @@ from protocols.core.errors import (
     GatewayError,
     Overloaded,
     RateLimitExceeded,
+    RequestTooLarge,
     UnsupportedFeature,
     WorkerFailed,
 )
@@ -35,7 +36,7 @@ REFUSALS: list[tuple[int, bytes, type[GatewayError], str]] = [
         UnsupportedFeature,
         "refused the request",
     ),
-    (413, b"length limit exceeded", UnsupportedFeature, "refused the request"),
+    (413, b"length limit exceeded", RequestTooLarge, "larger than a worker"),
     (
         429,
         b'{"error":"Model is overloaded","error_type":"overloaded"}',
