@@ -15,8 +15,8 @@ from tests.bench.c_programs import build_program, has_tls
 from tests.bench.load_generator import TOKENS, LoadTarget, Outcome, Worker, run_load
 from tests.bench.loads import Load
 from tests.bench.traffic import Request, encode_all
-from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, make_reply
 from tests.fault.certificates import Authority
+from tests.support.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, make_reply
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/v2/models/m/generate"
 ONCE = Load(name="once", clients=2, count=4, seconds=5.0)

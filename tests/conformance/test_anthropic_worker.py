@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from gateway.config.loader import load_text
 from gateway.runtime.gateway import Gateway, build_services
-from tests.chat_worker import Answer, ChatWorker
 from tests.conformance.anthropic import (
     COUNT,
     HELLO,
@@ -32,6 +31,7 @@ from tests.conformance.anthropic import (
     usage,
 )
 from tests.conformance.cases import Case, Response, check_response
+from tests.support.chat_worker import Answer, ChatWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

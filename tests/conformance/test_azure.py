@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from tests.conftest import MOCK, RunningGateway, Serve
-from tests.fakes import ScriptedWorker, chunked, make_reply
+from tests.support.fakes import ScriptedWorker, chunked, make_reply
 
 VERSION = "2024-10-21"
 CHAT = f"/openai/deployments/mock/chat/completions?api-version={VERSION}"

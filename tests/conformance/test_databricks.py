@@ -11,7 +11,7 @@ from tests.conformance.cases import Case
 from tests.conformance.conftest import RunCase
 from tests.conformance.databricks import CASES
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, make_reply
 
 CHAT = "/serving-endpoints/mock/invocations"
 HI = {"role": "user", "content": "say hi"}

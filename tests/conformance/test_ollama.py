@@ -9,7 +9,7 @@ from tests.conformance.cases import Case
 from tests.conformance.conftest import RunCase
 from tests.conformance.ollama import CASES
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, make_reply
 
 WITH_WORKER = {14, 15, 16, 17}
 """The numbers of the cases below."""

@@ -9,7 +9,7 @@ from tests.conformance.cases import Case
 from tests.conformance.conftest import RunCase
 from tests.conformance.tgi import CASES
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, make_reply
 
 WITH_WORKER = {21}
 """The number of the case below."""

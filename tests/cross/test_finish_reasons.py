@@ -34,7 +34,7 @@ from tests.cross.worker_server import (
     WorkerServer,
 )
 from tests.cross.workers.table import WORKERS
-from tests.fakes import ScriptedWorker, chunked, make_reply
+from tests.support.fakes import ScriptedWorker, chunked, make_reply
 
 FAILURES: Final = ("abort", "error")
 WORD: Final = re.compile(

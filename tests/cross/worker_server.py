@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct, field
 
 from tests.cross.script import RequestOptions
-from tests.fakes import END, chunk, head
-from tests.tcp_server import run_server
+from tests.support.fakes import END, chunk, head
+from tests.support.tcp_server import run_server
 
 SPLINTER = 11
 """Bytes; no character and no event has a length that it divides."""

@@ -22,7 +22,7 @@ from tests.deploy.processes import (
     wait_until_ready,
 )
 from tests.deploy.tools import DEPLOY, find_tool, read_yaml, run_tool, run_tool_successfully
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 COMPOSE = DEPLOY / "compose"
 FILE = COMPOSE / "compose.yaml"

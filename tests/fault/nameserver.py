@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 Fault = Literal["silence", "garbage", "servfail", "empty", "other", "oversized"] | None
 Value = str | tuple[int, int, int, str]

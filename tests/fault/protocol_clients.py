@@ -20,8 +20,8 @@ from backends.pool.workers import WorkerReport
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, make_reply
 from tests.integration.test_end_to_end import JSON, WAYS, ClientProtocol
+from tests.support.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, make_reply
 
 # ── what workers write ──────────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from tests.fault.history import WorkerLogLine
 from tests.fault.protocol_clients import STREAM, WELL, WHOLE
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 
 class SteppedWorker:

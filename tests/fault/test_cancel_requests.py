@@ -13,17 +13,6 @@ from backends.pool.side_requests import CancelSender
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest, Request
-from tests.fakes import (
-    CHUNKED,
-    CLOSE,
-    HANG,
-    RESET,
-    Reply,
-    ScriptedWorker,
-    chunk,
-    chunked,
-    make_reply,
-)
 from tests.fault.line_protocol import (
     STREAMED,
     UNARY,
@@ -33,6 +22,17 @@ from tests.fault.line_protocol import (
     encode_line,
     join_text,
     run_pool,
+)
+from tests.support.fakes import (
+    CHUNKED,
+    CLOSE,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    chunked,
+    make_reply,
 )
 
 GOOD = [chunked(encode_line("Hello"), b"end\n")]

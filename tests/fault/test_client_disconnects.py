@@ -11,7 +11,6 @@ from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
 from protocols.core.errors import StreamBroken
 from protocols.core.request import GenerationRequest
-from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, make_reply
 from tests.fault.line_protocol import (
     STREAMED,
     UNARY,
@@ -23,6 +22,7 @@ from tests.fault.line_protocol import (
     join_text,
     run_pool,
 )
+from tests.support.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, make_reply
 
 if TYPE_CHECKING:
     from protocols.core.events import Event

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import HANG
 from tests.fault.processes import WorkerProcess
 from tests.fault.protocol_clients import (
     CLIENTS,
@@ -26,6 +25,7 @@ from tests.fault.protocol_clients import (
     wait_until,
 )
 from tests.fault.worker_process import format_word
+from tests.support.fakes import HANG
 
 OFTEN = {"interval": "100ms", "timeout": "2s", "fall": 3}
 

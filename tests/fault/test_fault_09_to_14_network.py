@@ -12,7 +12,6 @@ import pytest
 
 from backends.http import client as http_client
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import RESET
 from tests.fault.network_namespace import NetworkLink
 from tests.fault.processes import WorkerProcess
 from tests.fault.protocol_clients import (
@@ -27,6 +26,7 @@ from tests.fault.protocol_clients import (
     wait_until,
 )
 from tests.fault.streaming_request import StreamingRequest, wait_for_end, wait_for_word
+from tests.support.fakes import RESET
 
 CHAT = CLIENTS[0]
 RARE_HEALTH_CHECKS = {"interval": "60s"}

@@ -13,9 +13,9 @@ from backends.pool.discovery import DiscoveryError, WorkerDiscovery
 from backends.pool.dns_discovery import DnsSource
 from backends.pool.dns_resolver import DnsAnswer, StubResolver
 from backends.pool.settings import DnsSettings
-from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
 from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
 from tests.fault.nameserver import Fault, StubNameserver, bind_same_port
+from tests.support.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
 
 SERVICE = "_http._tcp.w.local"
 FAULTS: Sequence[Fault] = ("silence", "garbage", "servfail", "empty", "other", "oversized")

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CLOSE, RESET, Step
 from tests.fault.protocol_clients import (
     CLIENTS,
     build_good_reply,
@@ -14,6 +13,7 @@ from tests.fault.protocol_clients import (
     get_worker_reports,
     serve_gateway,
 )
+from tests.support.fakes import CLOSE, RESET, Step
 
 PAIRS = 125
 """Of requests in a row from each of four clients: 500 for each way to close, 1,000 in all."""

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import Reply
 from tests.fault.protocol_clients import (
     CHAT,
     Client,
@@ -20,6 +19,7 @@ from tests.fault.protocol_clients import (
     serve_gateway,
     wait_until,
 )
+from tests.support.fakes import Reply
 
 FAILS = build_error_reply("500 Internal Server Error")
 

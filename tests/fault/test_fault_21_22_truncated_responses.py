@@ -3,7 +3,6 @@
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CHUNKED, CLOSE, END, RESET, Reply, chunk, head
 from tests.fault.protocol_clients import (
     CHAT,
     HELLO,
@@ -20,6 +19,7 @@ from tests.fault.protocol_clients import (
     send_request,
     serve_gateway,
 )
+from tests.support.fakes import CHUNKED, CLOSE, END, RESET, Reply, chunk, head
 
 BODY = build_response_body("Hello")
 PLAIN = head(content_type="text/event-stream")

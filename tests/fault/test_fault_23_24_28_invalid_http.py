@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, chunk, head
 from tests.fault.protocol_clients import (
     CHAT,
     DONE,
@@ -28,6 +27,7 @@ from tests.fault.protocol_clients import (
     serve_gateway,
     wait_until,
 )
+from tests.support.fakes import CHUNKED, CLOSE, END, HANG, Reply, chunk, head
 
 BODY = build_response_body("Hello")
 LENGTH = len(BODY)

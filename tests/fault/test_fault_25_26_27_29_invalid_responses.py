@@ -7,7 +7,6 @@ import pytest
 
 from protocols.core.sse import MAX_EVENT_BYTES
 from tests.conftest import Serve
-from tests.fakes import END, HANG, Reply, chunk, head
 from tests.fault.protocol_clients import (
     CHAT,
     DONE,
@@ -29,7 +28,8 @@ from tests.fault.protocol_clients import (
     serve_gateway,
 )
 from tests.integration.test_end_to_end import JSON
-from tests.tcp_server import run_server
+from tests.support.fakes import END, HANG, Reply, chunk, head
+from tests.support.tcp_server import run_server
 
 PAUSE = 0.02
 REST = chunk(STOP) + chunk(DONE) + END

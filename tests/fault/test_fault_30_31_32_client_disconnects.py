@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CHUNKED, HANG, Reply, make_reply
 from tests.fault.protocol_clients import (
     SAYS,
     STREAM,
@@ -27,6 +26,7 @@ from tests.fault.protocol_clients import (
     serve_gateway,
     wait_until,
 )
+from tests.support.fakes import CHUNKED, HANG, Reply, make_reply
 
 Keep = Callable[[str, object], None]
 HANGING = 2.0

@@ -9,7 +9,6 @@ import pytest
 from msgspec import Struct
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CHUNKED, chunk
 from tests.fault.protocol_clients import (
     CLIENTS,
     RELAYED,
@@ -23,7 +22,8 @@ from tests.fault.protocol_clients import (
     wait_until,
 )
 from tests.fault.test_fault_25_26_27_29_invalid_responses import get_resident_memory
-from tests.tcp_server import run_server
+from tests.support.fakes import CHUNKED, chunk
+from tests.support.tcp_server import run_server
 
 PIECE = chunk(build_event("x" * 16_000))
 MOST = 96 << 20

@@ -18,8 +18,8 @@ import pytest
 from tests.cross.clients import CLIENTS
 from tests.cross.conftest import PROTOCOLS
 from tests.cross.script import RequestOptions
-from tests.fakes import ScriptedWorker
 from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.support.fakes import ScriptedWorker
 
 CANARY = "kanari7f3a"
 KEY = f"{CANARY}-key"

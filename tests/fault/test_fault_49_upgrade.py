@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.runtime.handover import InheritedSockets
-from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
 from tests.fault.gateway_process import build_config
 from tests.fault.protocol_clients import DONE, WELL, build_event
 from tests.fault.upgrade import GatewayChain, run_upgrades
+from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk
 
 RATE = 100.0
 """Requests a second: what a machine that does other things too can send. By hand: upgrade.py."""

@@ -19,7 +19,7 @@ from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore
 from tests.conftest import RunningGateway, Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 OPEN = Path("/proc/self/fd")
 DAILY, RATE, SLOTS = 100, 50, 4

@@ -20,7 +20,6 @@ from gateway.config.loader import load_text
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.runtime.gateway import Gateway, build_services
 from tests.conftest import RunningGateway
-from tests.fakes import END, HANG, chunk
 from tests.fault.gateway_process import build_config
 from tests.fault.protocol_clients import (
     CHAT,
@@ -33,6 +32,7 @@ from tests.fault.protocol_clients import (
     create_raw_worker,
     send_request,
 )
+from tests.support.fakes import END, HANG, chunk
 
 HOUR = 3600.0
 JUMPS = [-HOUR, HOUR]

@@ -17,7 +17,7 @@ from tests.conftest import Serve
 from tests.fault.certificates import Authority, create_server_context, get_serial
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import CHAT, STREAM, WELL, send_request, serve_gateway, wait_until
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "expired": ({"ended": timedelta(days=1)}, "certificate has expired"),

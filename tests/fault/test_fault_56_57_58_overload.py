@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, chunk, make_reply
 from tests.fault.history import ClientObservation, History, Seen
 from tests.fault.protocol_clients import (
     CHAT,
@@ -34,6 +33,7 @@ from tests.fault.protocol_clients import (
 )
 from tests.fault.stepped_worker import SteppedWorker
 from tests.integration.test_end_to_end import JSON
+from tests.support.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, chunk, make_reply
 
 # ── 56 ──────────────────────────────────────────────────────────────────────────────────────────
 

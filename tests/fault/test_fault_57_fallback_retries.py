@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CLOSE, RESET, Reply, ScriptedWorker, make_reply
+from tests.support.fakes import CLOSE, RESET, Reply, ScriptedWorker, make_reply
 
 REQUESTS = 100
 ANSWER = [

@@ -16,9 +16,9 @@ import pytest
 from backends.chat_template import ChatTemplate
 from gateway.pipeline.strategies import TargetAttempt
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import make_reply
 from tests.fault.gateway_process import build_config
 from tests.fault.protocol_clients import create_raw_worker
+from tests.support.fakes import make_reply
 
 REPLY = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
 MANY = [{"role": "user", "content": "hi"}] * 20_000

@@ -11,7 +11,6 @@ from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.request import GenerationRequest
-from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
 from tests.fault.line_protocol import (
     STREAMED,
     collect_events,
@@ -20,6 +19,7 @@ from tests.fault.line_protocol import (
     run_pool,
     wait_until,
 )
+from tests.support.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
 
 WELL: Reply = [make_reply(b"ok")]
 ILL: Reply = [make_reply(b"{}", "503 Loading")]

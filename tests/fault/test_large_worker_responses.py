@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 LIMIT = 1 << 20
 CHUNK = b"x" * (1 << 16)

@@ -13,7 +13,6 @@ from backends.pool.settings import QueueSettings
 from protocols.core.errors import DeadlineExceeded, Overloaded
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest
-from tests.fakes import HANG, ScriptedWorker, chunked
 from tests.fault.line_protocol import (
     STREAMED,
     build_context,
@@ -22,6 +21,7 @@ from tests.fault.line_protocol import (
     join_text,
     run_pool,
 )
+from tests.support.fakes import HANG, ScriptedWorker, chunked
 
 GOOD = chunked(encode_line("Hello"), b"end\n")
 

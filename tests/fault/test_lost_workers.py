@@ -8,7 +8,8 @@ import pytest
 
 from backends.interfaces import Timeouts
 from protocols.core.errors import GatewayError, Overloaded, StreamBroken
-from tests.fakes import (
+from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
+from tests.support.fakes import (
     CHUNKED,
     CLOSE,
     HANG,
@@ -19,7 +20,6 @@ from tests.fakes import (
     chunked,
     make_reply,
 )
-from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
 
 GOOD = [chunked(encode_line("Hello"), encode_line(" world"), b"end\n")]
 SAYS = chunk(encode_line("Hello"))

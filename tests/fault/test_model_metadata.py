@@ -14,7 +14,6 @@ from backends.pool.settings import HealthCheckSettings
 from protocols.core.errors import DeadlineExceeded
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import Request
-from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
 from tests.fault.line_protocol import (
     STREAMED,
     LineProtocol,
@@ -24,6 +23,7 @@ from tests.fault.line_protocol import (
     run_pool,
     wait_until,
 )
+from tests.support.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
 
 GOOD = chunked(encode_line("Hello"), b"end\n")
 METADATA_REPLY = make_reply(b'{"takes": 3}')

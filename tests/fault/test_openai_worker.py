@@ -32,8 +32,18 @@ from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
 from protocols.core.units import Secret
 from protocols.openai.endpoints import OpenAI
-from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, make_reply
 from tests.fault.line_protocol import SOON, build_context, collect_events, join_text
+from tests.support.fakes import (
+    CHUNKED,
+    CLOSE,
+    END,
+    HANG,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    head,
+    make_reply,
+)
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)

@@ -9,7 +9,16 @@ from backends.interfaces import PreparedRequest, Timeouts
 from backends.pool.settings import CircuitBreakerSettings, RetrySettings
 from protocols.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamStart
-from tests.fakes import (
+from tests.fault.line_protocol import (
+    STREAMED,
+    UNARY,
+    build_context,
+    collect_events,
+    encode_line,
+    join_text,
+    run_pool,
+)
+from tests.support.fakes import (
     CHUNKED,
     CLOSE,
     HANG,
@@ -19,15 +28,6 @@ from tests.fakes import (
     chunk,
     chunked,
     make_reply,
-)
-from tests.fault.line_protocol import (
-    STREAMED,
-    UNARY,
-    build_context,
-    collect_events,
-    encode_line,
-    join_text,
-    run_pool,
 )
 
 GOOD = [chunked(b"start\n", encode_line("Hello"), encode_line(" world"), b"end\n")]

@@ -19,19 +19,6 @@ from protocols.core.errors import (
 from protocols.core.events import ChoiceEnd, Event, StreamEnd
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import GenerationRequest, Request
-from tests.fakes import (
-    CHUNKED,
-    CLOSE,
-    END,
-    HANG,
-    RESET,
-    Reply,
-    ScriptedWorker,
-    chunk,
-    chunked,
-    head,
-    make_reply,
-)
 from tests.fault.line_protocol import (
     STREAMED,
     UNARY,
@@ -44,6 +31,19 @@ from tests.fault.line_protocol import (
     every_way,
     join_text,
     run_pool,
+)
+from tests.support.fakes import (
+    CHUNKED,
+    CLOSE,
+    END,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    chunked,
+    head,
+    make_reply,
 )
 
 GOOD = [chunked(encode_line("Hello"), encode_line(" world"), b"end\n")]

@@ -15,7 +15,7 @@ from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.shadow import ShadowComparison, ShadowManager
 from gateway.runtime.gateway import Gateway, build_services
-from tests.fakes import (
+from tests.support.fakes import (
     CHUNKED,
     CLOSE,
     HANG,

@@ -16,7 +16,7 @@ from gateway.config.loader import load_bytes
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
 from gateway.runtime.reload import ConfigSource
-from tests.fakes import HANG, ScriptedWorker
+from tests.support.fakes import HANG, ScriptedWorker
 
 KEY = "sk-overview"
 ID = "a/b%2F?c#/cancel"

@@ -35,7 +35,7 @@ from gateway.http_server.listener import Listener
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import set_up_metrics
-from tests.fakes import CHUNKED, END, chunk, make_reply
+from tests.support.fakes import CHUNKED, END, chunk, make_reply
 
 
 class Calls(Struct, frozen=True):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.observability.recording import read_recordings
-from tests.chat_worker import Answer, ChatWorker, Json
-from tests.commands import run_command
 from tests.conftest import Serve
+from tests.support.chat_worker import Answer, ChatWorker, Json
+from tests.support.commands import run_command
 
 CONFIG = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]

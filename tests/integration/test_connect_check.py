@@ -26,8 +26,8 @@ from gateway.tools import connect_check
 from gateway.tools.connect_check import Finding, check_connections, check_workers
 from tests.conftest import Serve
 from tests.fault.gateway_process import build_config
-from tests.redis_server import RedisServer
-from tests.tcp_server import run_server
+from tests.support.redis_server import RedisServer
+from tests.support.tcp_server import run_server
 
 NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)

@@ -10,7 +10,7 @@ import pytest
 from backends.interfaces import WorkerFailure
 from gateway.explain.recorder import MAX_EXPLANATIONS
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CLOSE, ScriptedWorker, chunked, make_reply
+from tests.support.fakes import CLOSE, ScriptedWorker, chunked, make_reply
 
 EXPLAIN = {"x-interlingua-explain": "1"}
 USER = {"x-user-id": "u"}

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from gateway.cli.explain import explain_command
 from gateway.explain.report import Explanation
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, make_reply
 
 GOOD = """\
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]

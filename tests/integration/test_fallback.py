@@ -10,7 +10,7 @@ from gateway.pipeline.strategies import apply_model_settings
 from gateway.routing.router import Route
 from protocols.core.request import AnyRequest
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, make_reply
 
 FRONT = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]

@@ -18,8 +18,8 @@ from gateway.cli import main
 from tests.conftest import RunningGateway, Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
-from tests.feedback_traffic import write_traffic
-from tests.postgres_server import PostgresServer
+from tests.support.feedback_traffic import write_traffic
+from tests.support.postgres_server import PostgresServer
 
 HELLO = [{"role": "user", "content": "hi"}]
 CONFIG = """

@@ -21,7 +21,7 @@ from gateway.config.schema import JwtConfig
 from tests.conftest import RunningGateway, Serve
 from tests.fault.gateway_process import build_config
 from tests.integration.test_connect_check import collect_findings, create_certificate
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 FIRST, SECOND = (rsa.generate_private_key(65537, 2048) for _ in "ab")
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from gateway.observability.metrics.catalog import METRIC_GROUPS, METRICS_BY_NAME
 from tests.deploy.watched import list_expressions, list_samples
-from tests.fakes import CHUNKED, END, chunk, make_reply
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
-from tests.otlp_collector import Collector
-from tests.tcp_server import run_server
+from tests.support.fakes import CHUNKED, END, chunk, make_reply
+from tests.support.otlp_collector import Collector
+from tests.support.tcp_server import run_server
 
 MOST: Final = 50
 """Connections of one address."""

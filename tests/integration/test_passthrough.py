@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CLOSE, ScriptedWorker
+from tests.support.fakes import CLOSE, ScriptedWorker
 
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai, databricks]}}]

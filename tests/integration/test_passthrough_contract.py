@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker
 from tests.integration.test_passthrough import build_stream_reply, whole
 from tests.integration.test_passthrough_protocols import FRONT
+from tests.support.fakes import ScriptedWorker
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 PATHS = {

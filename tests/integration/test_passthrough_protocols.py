@@ -8,8 +8,8 @@ import pytest
 from msgspec import Struct
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import CLOSE, HANG, ScriptedWorker
 from tests.integration.test_passthrough import build_stream_reply, get_post_bodies, whole
+from tests.support.fakes import CLOSE, HANG, ScriptedWorker
 
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [{protocol}]}}]

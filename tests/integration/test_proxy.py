@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import RunningGateway, Serve
 from tests.fault.protocol_clients import wait_until
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 KEY = "sk-of-a-client"
 CONFIG = """

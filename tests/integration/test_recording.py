@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.config.loader import LoadedConfig, load_text
 from gateway.observability.recording import RecordedRequest, read_recordings
 from gateway.runtime.gateway import Gateway, build_services
-from tests.fakes import ScriptedWorker, chunked, make_reply
+from tests.support.fakes import ScriptedWorker, chunked, make_reply
 
 CONFIG = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, {name: triton, profile: vllm}]}]

@@ -30,7 +30,7 @@ from gateway.ratelimit.redis_limiter import (
     SharedLimit,
 )
 from protocols.core.units import Secret
-from tests.redis_server import RedisServer, find_free_port
+from tests.support.redis_server import RedisServer, find_free_port
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
 PAGE = (PEM.parents[2] / "docs" / "howto" / "shared-rate-limits.md").read_text("utf-8")

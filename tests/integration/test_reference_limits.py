@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import ScriptedWorker
 from tests.integration.test_responses_api import ANSWER, respond
-from tests.redis_server import RedisServer
+from tests.support.fakes import ScriptedWorker
+from tests.support.redis_server import RedisServer
 
 PATH = "/v1/responses"
 LIMIT = 64 << 10

@@ -25,8 +25,8 @@ from gateway.runtime.gateway import build_services
 from gateway.runtime.reload import ConfigSource, ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
-from tests.fakes import END, HANG, chunk
 from tests.fault.protocol_clients import DONE, SAYS, STOP, STREAM, create_raw_worker, wait_until
+from tests.support.fakes import END, HANG, chunk
 
 PEMS = Path(__file__).parents[1] / "fault"
 LISTENER = {

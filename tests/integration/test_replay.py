@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.observability.recording import RecordedRequest, read_recordings
-from tests.commands import run_command
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.commands import run_command
+from tests.support.fakes import ScriptedWorker, make_reply
 
 CONFIG = """
 listeners:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from tests.conformance.openai_responses import CUSTOM_TOOL, TOOL
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import ScriptedWorker
+from tests.support.fakes import ScriptedWorker
 
 PATH = "/v1/responses"
 ANSWER = {

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from gateway.cli.built_in import list_worker_models
-from tests.fakes import ScriptedWorker, make_reply
 from tests.integration.test_command import Command
+from tests.support.fakes import ScriptedWorker, make_reply
 
 LISTINGS = {
     "/v1/models": ["GET", "data", "id"],

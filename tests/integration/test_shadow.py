@@ -11,7 +11,6 @@ import pytest
 from backends.interfaces import StreamItems
 from gateway.pipeline.shadow import ShadowComparison
 from protocols.core.events import StreamEnd, TextDelta
-from tests.fakes import ScriptedWorker, chunked, make_reply
 from tests.integration.shadow_config import (
     HELLO,
     NONE,
@@ -27,6 +26,7 @@ from tests.integration.shadow_config import (
     get_visible_response,
     run_gateways,
 )
+from tests.support.fakes import ScriptedWorker, chunked, make_reply
 
 
 @pytest.fixture

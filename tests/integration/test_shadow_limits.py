@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.config.loader import load_bytes
-from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked
 from tests.integration.shadow_config import (
     LISTEN,
     NONE,
@@ -22,6 +21,7 @@ from tests.integration.shadow_config import (
     build_worker_config,
     run_gateways,
 )
+from tests.support.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked
 
 
 @pytest.fixture

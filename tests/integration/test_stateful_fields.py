@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.chat_worker import Answer, ChatWorker
 from tests.conftest import RunningGateway, Serve
+from tests.support.chat_worker import Answer, ChatWorker
 
 HI = {"role": "user", "content": "hi"}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}

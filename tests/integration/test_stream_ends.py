@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
+from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk
 
 CONFIGURATION: Final = """
 listeners:

@@ -18,7 +18,7 @@ from protocols.core.interfaces import Endpoint
 from protocols.core.units import has_dot_segment
 from protocols.openai import OpenAI
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 REGISTERED = ProtocolRegistry(PROTOCOLS)
 CHAT = "/v1/chat/completions"

@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Struct, field
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.fakes import make_reply
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
-from tests.otlp_collector import Collector, decode_attributes
-from tests.tcp_server import run_server
+from tests.support.fakes import make_reply
+from tests.support.otlp_collector import Collector, decode_attributes
+from tests.support.tcp_server import run_server
 
 CANARY = "canary-of-a-prompt"
 ANSWERED = "canary-of-an-answer"

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CLOSE, ScriptedWorker
 from tests.integration.test_passthrough import (
     build_stream_reply,
     format_worker_urls,
     get_post_bodies,
     whole,
 )
+from tests.support.fakes import CLOSE, ScriptedWorker
 
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [triton]}}]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.chat_worker import Answer, ChatWorker
 from tests.conftest import Serve
+from tests.support.chat_worker import Answer, ChatWorker
 
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"

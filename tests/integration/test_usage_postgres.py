@@ -21,7 +21,7 @@ from gateway.tools.connect_check import check_connections
 from protocols.core.events import Usage
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
-from tests.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 NOW = 1_700_000_100.0
 RECORD = RequestRecord(

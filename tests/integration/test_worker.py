@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gateway.cli.built_in import build_worker_config
 from gateway.cli.serve import _wait_for_start
 from tests.integration.test_command import Command
-from tests.tiny_model import byte_tokenizer
+from tests.support.tiny_model import byte_tokenizer
 
 ROOM = 200_000
 """Tokens: a text so long does not come to its end while a test runs."""

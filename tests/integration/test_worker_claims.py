@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker
 from tests.integration.test_passthrough import build_stream_reply, whole
+from tests.support.fakes import ScriptedWorker
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import END, ScriptedWorker, chunk
 from tests.fault.protocol_clients import DONE, SAYS, STOP
 from tests.integration.test_passthrough import whole
+from tests.support.fakes import END, ScriptedWorker, chunk
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]

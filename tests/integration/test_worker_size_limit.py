@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from tests.conftest import Serve
-from tests.fakes import CLOSE, ScriptedWorker, make_reply
+from tests.support.fakes import CLOSE, ScriptedWorker, make_reply
 
 CONFIGURATION: Final = """
 listeners:

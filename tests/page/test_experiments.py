@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.feedback_traffic import write_traffic
 from tests.page.conftest import CONFIGURATION, Gateway, run_gateway
 from tests.page.test_page import open_view
+from tests.support.feedback_traffic import write_traffic
 
 
 @pytest.fixture(scope="module")

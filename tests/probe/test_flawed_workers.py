@@ -10,8 +10,8 @@ import pytest
 from msgspec import Struct
 
 from gateway.tools.probe import report
-from tests.fakes import CHUNKED, ReceivedRequest, chunk, chunked, make_reply
 from tests.probe.test_probes import StubWorkerServer, create_adapter, filter_outcomes, probe_worker
+from tests.support.fakes import CHUNKED, ReceivedRequest, chunk, chunked, make_reply
 
 JsonObject = dict[str, Any]
 _encode = msgspec.json.encode

@@ -14,8 +14,8 @@ from gateway.tools.probe.client import Unreachable, WorkerClient, WorkerTarget
 from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
 from protocols.core.interfaces import UpstreamAdapter
 from tests.conftest import Serve
-from tests.fakes import ReceivedRequest, chunked, make_reply
-from tests.tcp_server import run_server
+from tests.support.fakes import ReceivedRequest, chunked, make_reply
+from tests.support.tcp_server import run_server
 
 PARROT = """
 listeners:

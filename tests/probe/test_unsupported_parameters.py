@@ -10,9 +10,9 @@ from gateway.config.loader import load_text
 from gateway.tools.probe import report
 from gateway.tools.probe.runner import ProbeResult
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import ReceivedRequest
 from tests.probe.test_flawed_workers import FlawedWorker
 from tests.probe.test_probes import StubWorkerServer, create_adapter, probe_worker
+from tests.support.fakes import ReceivedRequest
 
 JsonObject = dict[str, Any]
 CHAT: JsonObject = {"model": "m", "messages": [{"role": "user", "content": "one two three four"}]}

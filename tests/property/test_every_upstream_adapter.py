@@ -30,7 +30,7 @@ from protocols.core.request import (
     TextPart,
 )
 from protocols.prompt import build_prompt
-from tests.requested_parameters import list_requested_parameters
+from tests.support.requested_parameters import list_requested_parameters
 
 
 class BidirectionalAdapter(ClientAdapter, UpstreamAdapter, Protocol):

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.integration.test_command import Command
-from tests.tiny_model import byte_tokenizer, tiny_llama
+from tests.support.tiny_model import byte_tokenizer, tiny_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from tests.soak_engine.soak_run import SLACK, check_flat, run_soak
-from tests.tiny_model import byte_tokenizer, tiny_llama
+from tests.support.tiny_model import byte_tokenizer, tiny_llama
 
 
 @click.command()

@@ -8,7 +8,7 @@ import pytest
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
 from tests.soak_engine.soak_run import SLACK, Checkpoint, check_complete, check_flat, run_soak
-from tests.tiny_model import byte_tokenizer, tiny_llama
+from tests.support.tiny_model import byte_tokenizer, tiny_llama
 
 REQUEST = GenerationRequest(model="m", kind="completion", prompts=("x",), n=2)
 RIGHT: list[Event] = [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), StreamEnd()]

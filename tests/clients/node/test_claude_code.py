@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.chat_worker import Answer, ChatWorker, Json
 from tests.clients.gateway_process import run_gateway
+from tests.support.chat_worker import Answer, ChatWorker, Json
 
 TASK = "Change hello to goodbye in greeting.txt, and copy the file."
 

@@ -28,7 +28,7 @@ from backends.torch.loaded_model import LoadedModel, assemble_model, load_model
 from backends.torch.loader import find_model
 from backends.torch.model import ATTENTION_NAME, ModelRunner
 from backends.torch.scheduler import SchedulerConfig
-from tests.tiny_model import EngineDriver
+from tests.support.tiny_model import EngineDriver
 
 GREEDY = EngineSamplingParams(temperature=0)
 HOT = EngineSamplingParams(temperature=1.1, top_p=0.95, top_k=50, seed=11)

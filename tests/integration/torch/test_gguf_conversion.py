@@ -15,7 +15,7 @@ from backends.torch import loader
 from backends.torch.loader import convert_gguf, find_model, load_pretrained, load_weights
 from backends.torch.model_files import ModelError
 from tests.integration.torch.tiny_gguf import write_gguf
-from tests.tiny_model import byte_tokenizer, tiny_llama
+from tests.support.tiny_model import byte_tokenizer, tiny_llama
 
 ROOT = Path(__file__).parents[3]
 

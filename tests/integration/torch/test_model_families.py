@@ -41,7 +41,7 @@ from backends.torch.loader import ModelLocation
 from backends.torch.model import ATTENTION_NAME, ModelRunner, load_model_runner
 from backends.torch.model_files import ModelError
 from backends.torch.scheduler import SchedulerConfig
-from tests.tiny_model import EngineDriver
+from tests.support.tiny_model import EngineDriver
 
 COUNT = 24
 LENGTHS = (1, 5, 33, 70, 18)

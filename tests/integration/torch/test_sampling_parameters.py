@@ -22,7 +22,7 @@ from backends.torch.tokenization import InputProcessor
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.params import Param
 from tests.integration.torch.endpoint_cases import EndpointCase, list_endpoint_cases
-from tests.tiny_model import EngineDriver
+from tests.support.tiny_model import EngineDriver
 
 Json = dict[str, Any]
 Drive = Callable[..., Any]

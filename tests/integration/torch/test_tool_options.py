@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from backends.torch.call_formats import CALL_FORMATS, CallFormat
 from backends.torch.ipc import FunctionCall
 from tests.conftest import Serve
-from tests.tiny_model import EOS, byte_tokenizer
+from tests.support.tiny_model import EOS, byte_tokenizer
 
 NAMED = ("Granite 3", "gpt-oss", "Qwen3-Coder")
 OTHERS = ("DeepSeek V3.1", "Kimi K2", "MiniMax M2", "Phi-4", "Phi-4-mini", "Gemma 4", "LFM2")

@@ -6,7 +6,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.tiny_model import byte_tokenizer, tiny_llama
+from tests.support.tiny_model import byte_tokenizer, tiny_llama
 
 _NAMES = {
     "model.embed_tokens": "token_embd",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.aio import DeadlineTimer
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 
 class FakeTimer:

@@ -20,7 +20,7 @@ from backends.http.interfaces import (
 )
 from protocols.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
-from tests.fakes import (
+from tests.support.fakes import (
     CHUNKED,
     CLOSE,
     HANG,

@@ -12,8 +12,18 @@ from backends.http.client import AsyncioHttpClient
 from backends.http.connection import HttpConnection
 from protocols.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
 from protocols.core.interfaces import UpstreamRequest
-from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, make_reply
-from tests.tcp_server import run_server
+from tests.support.fakes import (
+    CHUNKED,
+    CLOSE,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    head,
+    make_reply,
+)
+from tests.support.tcp_server import run_server
 from tests.unit.backends.http.client_requests import open_client, read_body
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -12,9 +12,9 @@ from backends.http.interfaces import ConnectionCounts
 from backends.pool.pool import PoolBackend
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
-from tests.fakes import make_reply
 from tests.fault.line_protocol import LineProtocol, pool_settings
-from tests.tcp_server import run_server
+from tests.support.fakes import make_reply
+from tests.support.tcp_server import run_server
 
 REQUEST = UpstreamRequest("/", b"", ())
 

@@ -8,7 +8,7 @@ import pytest
 
 from backends.http import client
 from backends.http.client import WorkerOrigin
-from tests.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, make_reply
 
 
 class RecordingProtocol(asyncio.Protocol):

@@ -9,7 +9,7 @@ import pytest
 from backends.http.interfaces import UpstreamResponse
 from protocols.core.errors import StreamBroken
 from protocols.core.interfaces import UpstreamRequest
-from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, chunked
+from tests.support.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, chunked
 from tests.unit.backends.http.client_requests import open_client
 
 ASK = UpstreamRequest("/", b"{}")

@@ -20,7 +20,7 @@ from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamEnd, TextDelta
 from protocols.core.interfaces import Headers, UpstreamRequest
 from protocols.core.request import GenerationRequest
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 REQUEST = GenerationRequest(kind="chat", model="m")
 WIRE = UpstreamRequest("/v1", b"{}")

@@ -10,7 +10,7 @@ from backends.http.interfaces import UpstreamResponse
 from backends.interfaces import Deadline
 from backends.pool.attempt import NO_TIMEOUT, AttemptTimeouts
 from protocols.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 BROKEN = StreamBroken("it broke")
 

@@ -25,7 +25,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.interfaces import UpstreamRequest
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 DOWN = WorkerUnreachable("x")
 BAD = WorkerFailed("x", status=502)

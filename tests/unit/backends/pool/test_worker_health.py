@@ -20,7 +20,7 @@ from protocols.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 
 def make_worker(

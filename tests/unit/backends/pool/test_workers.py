@@ -24,7 +24,7 @@ from protocols.core.errors import (
     StreamBroken,
     WorkerUnreachable,
 )
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 
 def make_configs(count: int, places: int | None = None) -> list[WorkerConfig]:

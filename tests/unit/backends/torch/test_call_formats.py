@@ -39,7 +39,7 @@ from backends.torch.structured_output import (
     _build_grammar_entry,
     build_output_grammar,
 )
-from tests.tiny_model import EOS, byte_tokenizer
+from tests.support.tiny_model import EOS, byte_tokenizer
 
 Drive = Callable[..., Any]
 SCHEMA = {

@@ -45,7 +45,7 @@ from backends.torch.ipc import (
 from backends.torch.loader import ModelLocation
 from backends.torch.settings import TorchSettings
 from backends.torch.tokenization import BackgroundTokenizer
-from tests.tiny_model import byte_tokenizer
+from tests.support.tiny_model import byte_tokenizer
 
 
 def list_batches(requests: list[list[int]]) -> list[list[tuple[int, int]]]:

@@ -19,7 +19,7 @@ from backends.torch.loader import (
     pick_dtype,
 )
 from backends.torch.model_files import EngineTask, ModelError
-from tests.tiny_model import tiny_llama
+from tests.support.tiny_model import tiny_llama
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import torch
 from backends.torch.ipc import ChatTurn, GenerateCommand, PromptInput, StopParams
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.tokenization import InputProcessor
-from tests.tiny_model import EngineDriver
+from tests.support.tiny_model import EngineDriver
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from backends.torch.loader import ModelLocation, find_model
 from backends.torch.model_files import ModelError
 from backends.torch.rerank import load_cross_encoder, read_activation
 from backends.torch.settings import TorchSettings
-from tests.tiny_model import byte_tokenizer
+from tests.support.tiny_model import byte_tokenizer
 
 DOCUMENTS = ("green pear", "red apple", "a longer text on red cars")
 

@@ -22,7 +22,7 @@ from backends.torch.model_files import ModelError
 from backends.torch.sampling import SamplingRules, sample_tokens
 from backends.torch.scheduler import TURN_TOKENS, FairQueue, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup
-from tests.tiny_model import EngineDriver, ScriptedRunner
+from tests.support.tiny_model import EngineDriver, ScriptedRunner
 
 Drive = Callable[..., Any]
 RunScript = Callable[..., tuple[EngineDriver, ScriptedRunner]]

@@ -33,7 +33,7 @@ from backends.torch.parsed_output import (
     ParsedOutput,
 )
 from backends.torch.template_features import inspect_template
-from tests.tiny_model import TEMPLATE, byte_tokenizer
+from tests.support.tiny_model import TEMPLATE, byte_tokenizer
 
 Drive = Callable[..., Any]
 ENFORCED = [one for one in CALL_FORMATS if one.constrains_free_choice]

@@ -10,7 +10,7 @@ from gateway.auth import failed_keys
 from gateway.auth.failed_keys import FailedKeyThrottle
 from protocols.core.errors import RateLimitExceeded, Unauthorized
 from tests.conftest import Serve
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 ERROR = Unauthorized("the API key is not known", missing=False)
 

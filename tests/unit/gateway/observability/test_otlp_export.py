@@ -10,7 +10,7 @@ from gateway.observability.otel_metrics import OtelMetrics
 from gateway.observability.otlp import MetricExporter, TraceExporter, build_resource
 from gateway.observability.record import RequestRecord
 from gateway.observability.semconv import STABLE_CONVENTIONS
-from tests.otlp_collector import Collector
+from tests.support.otlp_collector import Collector
 
 RESOURCE = build_resource("i1")
 

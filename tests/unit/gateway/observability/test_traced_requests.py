@@ -13,7 +13,7 @@ from protocols.core.request import (
     RerankRequest,
     TokenizeRequest,
 )
-from tests.otlp_collector import decode_attributes
+from tests.support.otlp_collector import decode_attributes
 from tests.unit.gateway.observability.test_tracing import RECORD, trace_request
 
 REQUESTS: list[AnyRequest] = [

@@ -33,7 +33,7 @@ from protocols.core.request import (
     SamplingParams,
     StopConditions,
 )
-from tests.otlp_collector import decode_attributes
+from tests.support.otlp_collector import decode_attributes
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORD = RequestRecord(

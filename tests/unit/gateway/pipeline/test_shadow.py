@@ -17,7 +17,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 
 def summarize(*events: Event) -> ResponseSummary:

@@ -14,7 +14,7 @@ from gateway.pipeline.state import RequestState
 from gateway.routing.router import Router
 from gateway.runtime.gateway import build_services
 from gateway.runtime.telemetry import set_up_exporters
-from tests.otlp_collector import Collector, decode_attributes
+from tests.support.otlp_collector import Collector, decode_attributes
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 RECORD = RequestRecord("r", operation="chat", model="m", backend="a", duration=0.5)

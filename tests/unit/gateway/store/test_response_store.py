@@ -21,8 +21,8 @@ from gateway.store.response_store import (
 from gateway.store.sqlite_store import SqliteResponseStore
 from protocols.core.interfaces import StoredResponse
 from protocols.core.units import Secret
-from tests.fakes import FakeClock
-from tests.redis_server import RedisServer
+from tests.support.fakes import FakeClock
+from tests.support.redis_server import RedisServer
 
 CONFIG = ResponseStoreConfig(retention=100, responses_per_key=3, bytes_per_key=1000, memory=2000)
 CreateStore = Callable[[ResponseStoreConfig], ResponseStore]

@@ -14,7 +14,7 @@ from protocols.core.request import (
     LogprobsOptions,
     RegexFormat,
 )
-from tests.requested_parameters import list_requested_parameters
+from tests.support.requested_parameters import list_requested_parameters
 
 VLLM = [
     ({"max_tokens": 5, "min_tokens": 1}, {"stopping.max_tokens": 5, "stopping.min_tokens": 1}),

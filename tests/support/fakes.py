@@ -27,7 +27,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 
 class FakeClock:

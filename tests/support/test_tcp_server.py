@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.tcp_server import run_server
+from tests.support.tcp_server import run_server
 
 
 @pytest.mark.parametrize("turns", range(6))
