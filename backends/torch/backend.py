@@ -52,6 +52,7 @@ from protocols.core.errors import (
 )
 from protocols.core.events import DetokenizedText, Event, StreamEnd, Timing, TokenList, Usage
 from protocols.core.extra import remove_extra_fields
+from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
     ClassifyRequest,
@@ -304,6 +305,8 @@ class TorchBackend(Backend):
             templates=self._settings.trust_request_chat_template,
             features=self.features,
         )
+        if self.features is not None and self.features.tool_calls is None:
+            unsupported += _find_unknown_calls(decoded, names, self.features)
         return PreparedRequest(decoded, unsupported + foreign)
 
     async def start(self) -> None:
@@ -426,6 +429,16 @@ class TorchBackend(Backend):
                     watermark=settings.watermark,
                     tenant=tenant,
                 )
+
+
+def _find_unknown_calls(
+    request: AnyRequest, names: Mapping[str, str], features: ModelFeatures
+) -> tuple[UnsupportedParameter, ...]:
+    """The loss of tools whose calls are not understood: they arrive as text."""
+    if not isinstance(request, GenerationRequest) or not ipc.build_functions(request):
+        return ()
+    field, detail = names.get("tools", "tools"), f"calls are not understood: {features.problem}"
+    return (UnsupportedParameter(field, "approximated", detail, "tools"),)
 
 
 def _describe_exit(code: int | None) -> str:

@@ -38,7 +38,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.model_files import EngineTask, ModelError
+from backends.torch.model_files import ENGINE_TASKS, EngineTask, ModelError
 from backends.torch.settings import TorchSettings
 
 _log = logging.getLogger(__name__)
@@ -246,6 +246,7 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
     from backends.torch.model import compute_context_length  # noqa: PLC0415
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
     from backends.torch.template_features import summarize_features  # noqa: PLC0415
+    from backends.torch.tool_calls import get_response_template  # noqa: PLC0415
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -256,18 +257,13 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
         channel.queue_event(ProgressEvent(text))
         channel.send_queued()
 
-    tasks: dict[str | None, EngineTask] = {
-        "generate": "generate",
-        "embedding": "embed",
-        "rerank": "rerank",
-        "classify": "classify",
-    }
-    location = find_model(settings.path, report, tasks.get(settings.task))
+    location = find_model(settings.path, report, ENGINE_TASKS.get(settings.task))
     report(f"loading {settings.path}")
     if location.task != "generate":
         return _load_encoder_engine(location, settings, channel)
     options = (settings.device, settings.dtype, settings.context, settings.chat_template)
     model = load_model(location, *options, cache_bytes=settings.kv_cache_memory)
+    model.input_processor.serves_unknown_calls = settings.unknown_tool_calls == "text"
     wanted = compute_context_length(model.runner.config, settings.context)
     if model.runner.context_length < wanted:
         report(
@@ -290,7 +286,10 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
         forward.context_length,
         str(forward.device),
         cache_bytes=engine.cache_bytes,
-        features=summarize_features(model.input_processor.get_model_features()),
+        features=summarize_features(
+            model.input_processor.get_model_features(),
+            has_response_template=get_response_template(model.tokenizer) is not None,
+        ),
     )
     channel.queue_event(ready)
     return engine

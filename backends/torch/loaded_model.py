@@ -1,12 +1,17 @@
 """A loaded model: model runner, tokenizer and input processor."""
 
+import logging
 from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer
 
-from backends.torch.loader import ModelLocation, load_pretrained, load_template
+from backends.torch.loader import ModelLocation, find_model, load_pretrained, load_template
 from backends.torch.model import ModelRunner, load_model_runner
+from backends.torch.model_features import ModelFeatures
+from backends.torch.model_files import EngineTask
+from backends.torch.template_features import summarize_features
 from backends.torch.tokenization import InputProcessor
+from backends.torch.tool_calls import get_response_template
 
 
 class LoadedModel(NamedTuple):
@@ -49,6 +54,21 @@ def load_model(
     if template is not None:
         tokenizer.chat_template = load_template(template)
     return assemble_model(runner, tokenizer)
+
+
+def inspect_model(path: str, task: EngineTask | None, template: str | None) -> ModelFeatures:
+    """What is understood of a model, from its tokenizer alone. Raises ModelError."""
+    location = find_model(path, logging.getLogger(__name__).info, task)
+    if location.task != "generate":
+        return ModelFeatures(problem=f"the model does not generate text: {location.task}")
+    tokenizer = load_pretrained(AutoTokenizer, location)
+    if template is not None:
+        tokenizer.chat_template = load_template(template)
+    reader = InputProcessor(tokenizer, context=1, vocabulary=1, defaults={})
+    return summarize_features(
+        reader.get_model_features(),
+        has_response_template=get_response_template(tokenizer) is not None,
+    )
 
 
 def assemble_model(runner: ModelRunner, tokenizer: Any) -> LoadedModel:

@@ -5,6 +5,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from backends.torch.model_files import ENGINE_TASKS, ModelError
+from backends.torch.settings import TorchSettings
+
 
 class ModelFeatures(Struct, frozen=True, omit_defaults=True):
     """What the engine understands of a model that generates text, from its chat template."""
@@ -39,3 +42,16 @@ class ModelFeatures(Struct, frozen=True, omit_defaults=True):
         yield "reasoning", self.reasoning or "none"
         kept = "goes back to the model" if self.keeps_reasoning else "is not in the prompt"
         yield "earlier reasoning", kept
+
+
+def inspect_settings(settings: TorchSettings) -> ModelFeatures | str:
+    """What is understood of a local model, or why it can't be read. Imports torch."""
+    try:
+        from backends.torch.loaded_model import inspect_model  # noqa: PLC0415
+
+        task = ENGINE_TASKS.get(settings.task)
+        return inspect_model(settings.path, task, settings.chat_template)
+    except ImportError as error:
+        return f"missing dependency ({error}): pip install 'interlingua[torch]'"
+    except ModelError as error:
+        return str(error)

@@ -6,6 +6,7 @@ A model is given as ``package:NAME`` (a Python package that contains the files),
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,6 +23,10 @@ class UnsupportedModelError(ModelError):
 
 EngineTask = Literal["generate", "embed", "rerank", "classify"]
 """What a model computes; an embedding model reranks by the similarity of its vectors."""
+ENGINE_TASKS: Final[Mapping[str | None, EngineTask]] = {
+    "generate": "generate", "embedding": "embed", "rerank": "rerank", "classify": "classify",
+}  # fmt: skip
+"""The engine's task by that of the settings; without one the model's files decide."""
 
 HUB_NAME_PATTERN: Final = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 

@@ -65,6 +65,9 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     """The watermark that a request may ask for."""
     chat_template: TemplatePath | None = None
     """A tokenizer's folder, or a chat template file, that replaces the model's own template."""
+    unknown_tool_calls: Literal["reject", "text"] = "reject"
+    """What happens to `tools` if the format in which the model writes calls is not known: they are
+    refused, or they are served and calls arrive as text, which is reported as a loss."""
     trust_request_chat_template: bool = False
     """Whether a request may contain a chat template, which is a program of unbounded cost."""
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None

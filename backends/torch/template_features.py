@@ -205,11 +205,20 @@ def _try_render(
         return None
 
 
-def summarize_features(features: TemplateFeatures | None) -> ModelFeatures:
-    """What a person or the gateway wants to know; None: the model has no chat template."""
+def summarize_features(
+    features: TemplateFeatures | None, *, has_response_template: bool = False
+) -> ModelFeatures:
+    """What a person or the gateway wants to know; None: the model has no chat template.
+
+    The tokenizer's response template parses calls whose format is not known otherwise.
+    """
     if features is None:
         return ModelFeatures(problem="it has no chat template")
     call_format, mark = features.call_format, features.reasoning
+    if call_format is None and has_response_template:
+        known = summarize_features(features)
+        name = "the tokenizer's response template"
+        return msgspec.structs.replace(known, tool_calls=name, found_by=name, problem=None)
     enforced = call_format is not None and call_format.constrains_free_choice
     return ModelFeatures(
         chat=True,

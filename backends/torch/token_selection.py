@@ -102,7 +102,7 @@ class GrammarManager:
         if self._parses_by_template(command):
             request.parser_rules = self._make_template_rules(request, self._response_template)
             return False
-        if _is_unconstrained(command) and calls is not None and not calls.constrains_free_choice:
+        if _is_unconstrained(command) and not (calls and calls.constrains_free_choice):
             request.parser_rules = self._make_output_rules(request, calls)
             return False
         if len(self._waiting) >= MAX_PENDING_REQUESTS:
@@ -166,14 +166,16 @@ class GrammarManager:
             return None
         template = self._input_processor.get_chat_template(command.input)
         features = self._input_processor.get_features(template)
-        if features.call_format is None and not self._parses_by_template(command):
+        if features.call_format is not None or self._parses_by_template(command):
+            return features.call_format
+        if not (self._input_processor.serves_unknown_calls and _is_unconstrained(command)):
             raise RequestRejectedError(
                 "unsupported",
                 f"tool calls of this model are not understood: {features.problem}; "
                 "tool_choice must be none",
                 param="tools",
             )
-        return features.call_format
+        return None
 
     def _parses_by_template(self, command: GenerateCommand) -> bool:
         """Whether the tokenizer's response template parses the output."""

@@ -143,6 +143,8 @@ class InputProcessor:
         self._defaults = defaults
         """The model's own ``temperature``, ``top_p`` and ``top_k``."""
         self._longest_token = measure_longest_token(tokenizer)
+        self.serves_unknown_calls = False
+        """Whether functions are offered to a model whose calls are not understood."""
         self._features: dict[str, TemplateFeatures] = {}
         """By chat template; the least recently used are evicted."""
 

@@ -13,6 +13,7 @@ from gateway.cli.explain import explain_command
 from gateway.cli.init import init
 from gateway.cli.keys import keys
 from gateway.cli.migrate import migrate
+from gateway.cli.models import models
 from gateway.cli.probe import probe
 from gateway.cli.replay import replay
 from gateway.cli.serve import serve, worker
@@ -21,7 +22,7 @@ from gateway.cli.usage import usage
 _GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Serve": (serve, worker),
     "Write a configuration": (init, check, diff, schema, keys, migrate),
-    "Operate": (explain_command, usage, probe),
+    "Operate": (explain_command, usage, probe, models),
     "Decide by evidence": (ab, replay, compare),
 }
 

@@ -1,0 +1,68 @@
+"""``interlingua models``: what the local engine understands of a model."""
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from backends.torch.model_features import ModelFeatures, inspect_settings
+from backends.torch.settings import TorchSettings
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_bytes
+
+
+@click.group()
+def models() -> None:
+    """Show models of the configuration."""
+
+
+@models.command()
+@click.argument("file", type=click.Path())
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def show(file: str, name: str, *, as_json: bool) -> None:
+    """Show what the local engine understands of the model NAME of the configuration FILE.
+
+    NAME is a model's public name, or a backend's. Its tokenizer and chat template are read, not its
+    weights: chat, the format of tool calls and when it is enforced, the marks of reasoning.
+
+    Exit codes: 0 understood, 1 its tool calls are not understood, 2 wrong usage or no local model.
+    """
+    for key, settings in _find_backends(file, name).items():
+        features = _inspect_model(settings)
+        if as_json:
+            click.echo(msgspec.json.encode({"backend": key, **msgspec.to_builtins(features)}))
+        else:
+            click.echo(f"{key}: {settings.path}")
+            for subject, text in features.describe():
+                click.echo(f"  {subject}: {text}")
+        if features.tool_calls is None:
+            raise SystemExit(1)
+
+
+def _find_backends(file: str, name: str) -> dict[str, TorchSettings]:
+    """The local backends of a model, by name."""
+    try:
+        config = load_bytes(Path(file).read_bytes(), file, env=os.environ).config
+    except OSError as error:
+        raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
+    except ConfigError as error:
+        raise click.UsageError(f"{file} is wrong: interlingua check {file}") from error
+    targets = config.models[name].resolve_targets().values() if name in config.models else ()
+    wanted = {one.backend for one in targets} or {name}
+    found = {
+        key: backend
+        for key, backend in config.backends.items()
+        if key in wanted and isinstance(backend, TorchSettings)
+    }
+    if not found:
+        raise click.UsageError(f"{name!r} is no model or backend of {file} with a local model")
+    return found
+
+
+def _inspect_model(settings: TorchSettings) -> ModelFeatures:
+    features = inspect_settings(settings)
+    if isinstance(features, str):
+        raise click.UsageError(features)
+    return features
