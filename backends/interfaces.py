@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from protocols.core.errors import DeadlineExceeded, GatewayError
 from protocols.core.events import Event
@@ -164,7 +165,7 @@ class Deadline:
         """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
         seconds = self.expires_at - self._clock()
         if seconds <= 0:
-            raise DeadlineExceeded("the request's time is up")
+            raise DeadlineExceeded(TIME_IS_UP)
         return seconds if limit is None or seconds < limit else limit
 
     def expiry_within(self, seconds: float) -> float:
@@ -174,7 +175,7 @@ class Deadline:
         """
         now, deadline = self._clock(), self.expires_at
         if deadline <= now:
-            raise DeadlineExceeded("the request's time is up")
+            raise DeadlineExceeded(TIME_IS_UP)
         expiry = now + seconds
         if expiry < deadline:
             return expiry
@@ -190,12 +191,34 @@ class Timeouts(ConfigSection, frozen=True):
 
     connect: Timeout = 2.0
     """The time limit to connect to a worker."""
-    first_token: Timeout = 60.0
-    """The time limit until the first part of the response."""
-    idle: Timeout = 30.0
-    """The longest time between two parts of the response."""
-    total: Timeout = 600.0
+    first_token: Timeout = 600.0
+    """The time limit until the first part of a stream."""
+    idle: Timeout = 300.0
+    """The longest time between two parts of a stream."""
+    idle_max: Timeout = 600.0
+    """The longest time without a part of a stream while the worker sends comments, each of which
+    lets the stream go on for another ``idle``."""
+    total: Timeout = 3600.0
     """The time limit for the whole response."""
+
+
+class ModelTimeouts(ConfigSection, frozen=True):
+    """Time limits of one model's streams, in seconds; those of its backend where there is none."""
+
+    first_token: Timeout | None = None
+    """The time limit until the first part of a stream."""
+    idle: Timeout | None = None
+    """The longest time between two parts of a stream."""
+    idle_max: Timeout | None = None
+    """The longest time without a part of a stream while the worker sends comments."""
+
+    def override(self, timeouts: Timeouts) -> Timeouts:
+        """The timeouts with those of the model."""
+        fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return replace(timeouts, **{name: value for name, value in fields if value is not None})
+
+
+TIME_IS_UP: Final = "the request's time is up (timeouts.total, or the client's own limit)"
 
 
 class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
@@ -256,6 +279,8 @@ class RequestContext(Struct):
     first_attempt_at: float | None = None
     """When the first attempt was queued or sent, by ``clock``."""
     attempt_history: AttemptHistory = field(default_factory=AttemptHistory)
+    model_timeouts: ModelTimeouts | None = None
+    """Those of the model whose target gets the request."""
 
 
 class PassthroughSource(Struct, frozen=True):

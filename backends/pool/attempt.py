@@ -15,9 +15,11 @@ from msgspec.structs import replace
 from backends.aio import DeadlineTimer
 from backends.http.interfaces import HttpClient, UpstreamResponse
 from backends.interfaces import (
+    TIME_IS_UP,
     AttemptTrace,
     Deadline,
     EventSink,
+    ModelTimeouts,
     RequestContext,
     StreamItem,
     Timeouts,
@@ -72,17 +74,22 @@ class AttemptTimeouts:
 
     ``first`` is the time, by the timer's clock, by which the first events must arrive;
     ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), the next
-    content may take ``idle`` seconds; comments are no content. The deadline always applies. The
+    content may take ``idle`` seconds. Comments are no content, but signs of life: each lets the
+    worker go on for ``idle`` seconds, up to ``idle_max`` seconds without content. The deadline
+    always applies. The
     reader calls ``start_wait`` or ``wait_next`` before it waits and ``stop_wait`` afterwards, and
     at last removes the object from the timer. A subclass implements ``abort_response``.
     """
 
     __slots__ = (
+        "_alive_at",
         "_connecting_task",
         "_deadline",
         "_deadline_timer",
         "_expired",
         "_first_due",
+        "_first_latest",
+        "_idle_max",
         "_idle_timeout",
         "_is_waiting",
         "_last_read_at",
@@ -97,7 +104,13 @@ class AttemptTimeouts:
         deadline: Deadline,
         first_due: float,
         idle_timeout: float,
+        idle_max: float = 0.0,
     ) -> None:
+        self._idle_max = idle_max
+        self._first_latest = deadline_timer.clock() + idle_max
+        """How far comments extend ``first``, by the clock."""
+        self._alive_at = -NO_TIMEOUT
+        """The last read without content, by the clock."""
         self._deadline_timer = deadline_timer
         self._deadline = deadline
         self._idle_timeout = idle_timeout
@@ -155,13 +168,13 @@ class AttemptTimeouts:
     def wait_next(self, *, had_content: bool = True) -> None:
         """Start to wait for the next bytes. Raises DeadlineExceeded.
 
-        Without ``had_content`` the idle timeout goes on: the last read had no content.
+        Without ``had_content`` the last read had no content.
         """
         if self.has_started:
-            now = self.record_read() if had_content else self._deadline_timer.clock()
-            due = self._last_read_at + self._idle_timeout
+            now = self.record_read() if had_content else self.record_life()
         else:
-            now, due = self._deadline_timer.clock(), self._first_due
+            now = self._deadline_timer.clock()
+        due = self._get_silence_limit()
         total = self._deadline.expires_at
         if total <= now:
             raise _make_deadline_error("total")
@@ -184,6 +197,11 @@ class AttemptTimeouts:
         self._last_read_at = now
         return now
 
+    def record_life(self) -> float:
+        """Record a read without content, which extends the timeouts; returns the time."""
+        self._alive_at = now = self._deadline_timer.clock()
+        return now
+
     def on_deadline(self, now: float) -> None:
         """Abort the response if a timeout has expired by ``now``."""
         self._next_check = NO_TIMEOUT
@@ -204,7 +222,7 @@ class AttemptTimeouts:
         """Let the rest of the body take at most ``seconds``."""
         now = self.record_read() if self.has_started else self._deadline_timer.clock()
         self.has_started = False
-        self._first_due = now + seconds
+        self._first_due = self._first_latest = now + seconds
 
     def get_cause(self, error: GatewayError) -> GatewayError:
         """The cause of ``error``: the timeout error if an expired timeout broke the response."""
@@ -212,10 +230,22 @@ class AttemptTimeouts:
             return error
         return _make_deadline_error(self._expired)
 
+    def _get_silence_limit(self) -> float:
+        """The time, by the clock, by which content must arrive."""
+        if self.has_started:
+            limit, latest = (
+                self._last_read_at + self._idle_timeout,
+                self._last_read_at + self._idle_max,
+            )
+        else:
+            limit, latest = self._first_due, self._first_latest
+        extended = min(self._alive_at + self._idle_timeout, latest)
+        return extended if extended > limit else limit  # noqa: FURB136 - a call for each read
+
     def _get_next_limit(self) -> tuple[float, TimeoutName]:
         """The next timeout, by the clock, and its name."""
         total = self._deadline.expires_at
-        limit = self._last_read_at + self._idle_timeout if self.has_started else self._first_due
+        limit = self._get_silence_limit()
         if limit > total:
             return total, "total"
         return limit, "idle" if self.has_started else "first_token"
@@ -234,9 +264,9 @@ def _make_deadline_error(timeout: TimeoutName) -> DeadlineExceeded:
 
 
 _TIMEOUT_TEXTS: dict[TimeoutName, str] = {
-    "first_token": "the worker sent no first token in time",
-    "idle": "the worker stopped sending in the middle of its response",
-    "total": "the request's time is up",
+    "first_token": "the worker sent no first token in time (timeouts.first_token)",
+    "idle": "the worker stopped sending in the middle of its response (timeouts.idle)",
+    "total": TIME_IS_UP,
 }
 
 
@@ -270,6 +300,8 @@ class AttemptRequest(Struct, frozen=True):
     deadline: Deadline
     background: bool = False
     """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
+    model_timeouts: ModelTimeouts | None = None
+    """Those of the model, which replace the pool's."""
 
 
 class AttemptServices(Struct, frozen=True):
@@ -293,6 +325,7 @@ class Attempt(AttemptTimeouts):
     """
 
     __slots__ = (
+        "_had_content",
         "_is_stream",
         "_last_item",
         "_rate_limited",
@@ -318,11 +351,20 @@ class Attempt(AttemptTimeouts):
         self._services = services
         self._response_reader = request.make_response_reader()
         timeouts = services.timeouts
+        if request.model_timeouts is not None:
+            timeouts = request.model_timeouts.override(timeouts)
+        self._had_content = True
+        """Whether the item read last had content."""
         self._is_stream = is_stream = request.request.stream
         # A unary response has no first token of its own: only the deadline applies.
         first_due = slot.acquired_at + timeouts.first_token if is_stream else NO_TIMEOUT
         AttemptTimeouts.__init__(
-            self, services.deadline_timer, request.deadline, first_due, timeouts.idle
+            self,
+            services.deadline_timer,
+            request.deadline,
+            first_due,
+            timeouts.idle,
+            timeouts.idle_max,
         )
         self._response: UpstreamResponse | None = None
         self._rate_limited = False
@@ -410,6 +452,8 @@ class Attempt(AttemptTimeouts):
                     items.append(item)
                     if is_stream and _has_content(item):
                         break
+                if is_stream:
+                    self.record_life()
             if (not chunks or response.complete) and not self.finished:
                 if is_stream or size < _LARGE_BODY:
                     items.append(self._decode_end())
@@ -435,12 +479,11 @@ class Attempt(AttemptTimeouts):
                 has_ended = await response.forward_to(self._forward_body)
                 self.stop_wait()
                 return self._decode_end() if has_ended else self._last_item
-            had_content = True
-            while chunks := await self._read_body(response, had_content=had_content):
+            while chunks := await self._read_body(response, had_content=self._had_content):
                 item = self._decode_body(chunks)
+                self._had_content = _has_content(item)
                 if item[0] or item[1]:
                     return item
-                had_content = False
             return self._decode_end()
         except GatewayError as error:
             self._raise_failure(error)
@@ -514,11 +557,11 @@ class Attempt(AttemptTimeouts):
             self._record_success(events)
             self._last_item = raw, events  # its reader writes it together with the end
             return False
-        if not (raw or events):
-            return True
-        accepts_more = self._sink(raw, events)
+        accepts_more = self._sink(raw, events) if raw or events else True
         if _has_content((raw, events)):
             self.record_read()
+        else:
+            self.record_life()
         return accepts_more
 
     def _decode_body(self, chunks: Sequence[bytes]) -> StreamItem:

@@ -474,6 +474,7 @@ class PoolBackend:
             read_error=adapter.read_error,
             deadline=deadline,
             background=context.preempt is not None,
+            model_timeouts=context.model_timeouts,
         )
 
     def _build_passthrough_request(
@@ -488,6 +489,7 @@ class PoolBackend:
             passthrough.create_reader,
             read_error,
             self._compute_deadline(context),
+            model_timeouts=context.model_timeouts,
         )
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, UnsetType
 
 from backends.echo import DEFAULT_TURN, ScriptedFailure, ScriptedTurn
-from backends.interfaces import BackendSettings, Timeouts
+from backends.interfaces import BackendSettings, ModelTimeouts, Timeouts
 from backends.log_format import LogFormatChoice
 from backends.pool.settings import (
     ClientTlsSettings,
@@ -88,7 +88,7 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     have ``drain_timeout`` to finish.
     """
 
-    body: Size = 8 << 20
+    body: Size = 32 << 20
     """The largest body of a request; a larger one gets status 413. Stored responses and items that
     it refers to count as often as it names them."""
     body_objects: PositiveInt = 20_000
@@ -601,6 +601,8 @@ class ModelConfig(ConfigSection, frozen=True):
     """Defaults of parameters that a request does not set."""
     on_loss: OnLoss | None = None
     """What happens to a request with an unsupported parameter; by default ``defaults.on_loss``."""
+    timeouts: ModelTimeouts | None = None
+    """Time limits of the model's streams; by default those of its backend."""
     unsupported_content: UnsupportedContent | None = None
     """What happens to a request with content that the target can't see; by default
     ``defaults.unsupported_content``."""

@@ -46,6 +46,8 @@ _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallSt
 """The events with which the content of a streamed response begins."""
 _PROTOCOL_EVENTS: Final = frozenset({HostedToolCall, ResponseExtra})
 """The events that only some encoders write."""
+_MAX_BLOCKED_SECONDS: Final = 30.0
+"""The longest time for which a client may block a write."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
 
 
@@ -135,7 +137,10 @@ class Responder(Struct, eq=False):
         cancelled, context = task.cancelling(), self._request.context
         running_requests.add(self)
         try:
-            self._deadline_timer.add(self, context.deadline.expiry_within(context.timeouts.idle))
+            self._deadline_timer.add(
+                self,
+                context.deadline.expiry_within(min(context.timeouts.idle, _MAX_BLOCKED_SECONDS)),
+            )
             self._task = task
             if stream:
                 await self._stream_events()
@@ -182,12 +187,12 @@ class Responder(Struct, eq=False):
     def on_deadline(self, now: float) -> None:
         """Check the request's deadline, and whether the client still reads.
 
-        A client that blocks a write for longer than the idle timeout is disconnected, since it
-        would occupy its worker.
+        A client that blocks a write for longer than the idle timeout, or 30 seconds, is
+        disconnected, since it would occupy its worker.
         """
         expires_at, idle_timeout = (
             self._request.context.deadline.expires_at,
-            self._request.context.timeouts.idle,
+            min(self._request.context.timeouts.idle, _MAX_BLOCKED_SECONDS),
         )
         self._is_client_stalled = self._write_blocked_since + idle_timeout <= now
         if expires_at <= now or self._is_client_stalled:

@@ -252,6 +252,7 @@ class TargetAttempt:
     def stream(self, sink: EventSink | None = None) -> StreamItems:
         """Send the request; see ``backends.interfaces.Backend.send``."""
         backend, observe = self.route.target.backend, self.observe_events
+        self.context.model_timeouts = self.route.model.timeouts
         items, process = send_emulated(backend, self.prepared, self.context, self.plan, sink)
         self.process_events = process if observe is None else _observe_events(process, observe)
         return items
@@ -259,6 +260,7 @@ class TargetAttempt:
     def send_unary(self) -> Coroutine[Any, Any, Sequence[StreamItem]]:
         """Send a unary request; see ``backends.interfaces.Backend.send_unary``."""
         backend, observe = self.route.target.backend, self.observe_events
+        self.context.model_timeouts = self.route.model.timeouts
         items, process = send_emulated_unary(backend, self.prepared, self.context, self.plan)
         self.process_events = process if observe is None else _observe_events(process, observe)
         return items

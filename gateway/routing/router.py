@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from backends.interfaces import Backend
+from backends.interfaces import Backend, ModelTimeouts
 from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig, UnsupportedContent
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.routing.request_attributes import RequestAttributes
@@ -83,6 +83,8 @@ class Model(Struct, frozen=True):
     split: TrafficSplit
     on_loss: OnLoss = "report"
     defaults: RequestDefaults = RequestDefaults()
+    timeouts: ModelTimeouts | None = None
+    """Of its streams, where they are not those of the backend."""
     unsupported_content: UnsupportedContent = "refuse"
     """What happens to a request with content that its target can't see."""
     settings: ModelSettings = NO_SETTINGS

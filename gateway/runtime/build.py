@@ -222,6 +222,7 @@ def build_model(
     )
     return replace(
         compiled,
+        timeouts=model.timeouts,
         unsupported_content=model.unsupported_content or defaults.unsupported_content,
         protocol=model.protocol,
         fallbacks=model.fallback or (),

@@ -1,4 +1,4 @@
-"""Comments, pings and empty chunks of a worker are no progress: timeouts go on."""
+"""Comments, pings and empty chunks extend timeouts up to ``idle_max``, and are no progress."""
 
 from typing import Any
 
@@ -50,7 +50,9 @@ async def test_pings_do_not_restart_the_idle_timeout(
 ) -> None:
     reply = [SAYS, *repeat(ping), chunk(STOP), chunk(DONE) + END]
     async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(CONFIG.format(worker=worker.url, timeouts="{idle: 300ms}"))
+        front = await serve(
+            CONFIG.format(worker=worker.url, timeouts="{idle: 300ms, idle_max: 300ms}")
+        )
         answer = await front.http.post("/v1/chat/completions", json=BODY, headers=headers)
 
     [record] = front.records
@@ -63,10 +65,30 @@ async def test_pings_do_not_restart_the_first_token_timeout(serve: Serve, ping: 
     head, _, _ = SAYS.partition(b"\r\n\r\n")
     reply = [head + b"\r\n\r\n", *repeat(ping), chunk(STOP), chunk(DONE) + END]
     async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(CONFIG.format(worker=worker.url, timeouts="{first_token: 300ms}"))
+        front = await serve(
+            CONFIG.format(worker=worker.url, timeouts="{first_token: 300ms, idle_max: 300ms}")
+        )
         answer = await front.http.post("/v1/chat/completions", json=BODY)
 
     assert answer.status_code == 504
+
+
+@every_ping
+@pytest.mark.parametrize("limits", ["idle", "first_token"])
+async def test_pings_extend_a_timeout_up_to_the_longest_silence(
+    serve: Serve, ping: bytes, limits: str
+) -> None:
+    head, _, _ = SAYS.partition(b"\r\n\r\n")
+    begin = SAYS if limits == "idle" else head + b"\r\n\r\n"
+    text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    reply = [begin, *repeat(ping), chunk(text), chunk(STOP), chunk(DONE) + END]
+    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
+        timeouts = "{idle: 300ms, first_token: 300ms, idle_max: 10s}"
+        front = await serve(CONFIG.format(worker=worker.url, timeouts=timeouts))
+        answer = await front.http.post("/v1/chat/completions", json=BODY)
+
+    assert answer.status_code == 200
+    assert "[DONE]" in answer.text
 
 
 async def test_content_restarts_the_idle_timeout(serve: Serve) -> None:

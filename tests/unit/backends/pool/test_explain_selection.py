@@ -98,7 +98,13 @@ async def test_explanation_shows_busy_tried_and_ejected_workers() -> None:
     assert [one.state for one in choice.candidates] == ["up", "up", "out"]
     assert (choice.expected_url, choice.queue_length, choice.policy) == ("", 0, "round_robin")
     assert wire.headers == ()
-    assert choice.timeouts == {"connect": 2.0, "first_token": 60.0, "idle": 30.0, "total": 30.0}
+    assert choice.timeouts == {
+        "connect": 2.0,
+        "first_token": 600.0,
+        "idle": 300.0,
+        "idle_max": 600.0,
+        "total": 30.0,
+    }
 
 
 async def test_explanation_shows_all_workers_full_in_a_full_pool() -> None:

@@ -14,7 +14,7 @@ backends:
   a:
     protocol: openai
     workers: [{url: "http://api.example.com", auth: {bearer: s3cret}}]
-    timeouts: {first_token: 20m}
+    timeouts: {first_token: 2h}
   spare: {kind: echo}
 models:
   chat: {backend: a, model: m, fallback: [talk]}
@@ -40,7 +40,7 @@ def test_warnings_are_printed_with_their_places_and_the_file_is_good(file: Path)
     *warnings, good = result.stdout.replace(f"{file}:", "").splitlines()
     assert [one.partition(" (at ")[0] for one in warnings] == [
         "5:21: warning: the credentials go to this worker without TLS; write https://",
-        "6:29: warning: first_token (1200 s) never ends a request: total (600 s) does before",
+        "6:29: warning: first_token (7200 s) never ends a request: total (3600 s) does before",
         "7:10: warning: no model uses this backend",
         "9:43: warning: 'talk' has the same backend and model, and fails with this one",
     ]
@@ -57,7 +57,7 @@ def test_json_lists_the_warnings(file: Path) -> None:
 def test_settings_that_have_an_effect_give_no_warning(file: Path) -> None:
     file.write_text(
         TEXT.replace("http://api.", "https://api.")
-        .replace("20m", "9m")
+        .replace("2h", "9m")
         .replace("  spare: {kind: echo}\n", "")
         .replace("talk: {backend: a, model: m}", "talk: {backend: a, model: other}")
     )
