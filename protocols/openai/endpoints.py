@@ -246,6 +246,7 @@ def _build_responses_endpoints(prefix: str) -> tuple[Endpoint, ...]:
 
 _AZURE_ENDPOINTS: Final = (
     *azure.ENDPOINTS,
+    *_build_responses_endpoints(azure.ROOT),  # with an api-version, as AzureOpenAI calls them
     *_build_basic_endpoints(azure.V1_ROOT),
     *_build_responses_endpoints(azure.V1_ROOT),
     *build_proxied_endpoints(azure.V1_ROOT),
