@@ -1,5 +1,6 @@
 """The page of faults: every number has its row, and every row its test, or why it has none."""
 
+import ast
 import re
 
 from tests.docs.named import ROOT, find_missing_tests, find_test_references, parse_table
@@ -22,10 +23,31 @@ def test_every_fault_row_names_existing_tests_or_a_reason() -> None:
     assert (silent, find_missing_tests(PAGE)) == ([], [])
 
 
-def test_every_tested_fault_names_its_tests() -> None:
-    numbers = {
-        int(number)
-        for file in (ROOT / "tests" / "fault").glob("test_fault_*.py")
-        for number in re.findall(r"(?<=_)\d\d(?=_)", file.name)
+def list_marked_tests() -> set[tuple[int, str]]:
+    """The numbers of ``@pytest.mark.fault`` under tests/fault, each with the test that bears it."""
+    return {
+        (int(ast.literal_eval(number)), f"{file.relative_to(ROOT).as_posix()}::{function.name}")
+        for file in (ROOT / "tests" / "fault").glob("test_*.py")
+        for function in ast.parse(file.read_text("utf-8")).body
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for mark in function.decorator_list
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault"
+        for number in mark.args
     }
+
+
+def test_every_marked_fault_has_a_row_that_names_tests() -> None:
+    numbers = {number for number, _ in list_marked_tests()}
+    assert len(numbers) > 40
     assert {n for n in numbers if not find_test_references(ROWS[n][-1])} == set()
+
+
+def test_tests_that_a_row_names_are_marked_with_its_number() -> None:
+    named = {
+        (number, f"{file}::{name}")
+        for number, (*_, tests) in ROWS.items()
+        for file, name in find_test_references(tests)
+        if file.startswith("tests/fault/")
+    }
+    missing = sorted(named - list_marked_tests())
+    assert missing == []

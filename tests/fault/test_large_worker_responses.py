@@ -53,6 +53,7 @@ async def endless_worker() -> AsyncIterator[tuple[str, list[int]]]:
         yield url, sent
 
 
+@pytest.mark.fault(63)
 @pytest.mark.parametrize("worker", ["openai", "triton"])
 @pytest.mark.parametrize("client", REQUESTS)
 async def test_a_worker_response_beyond_the_limit_is_a_worker_error(

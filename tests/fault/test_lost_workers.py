@@ -36,7 +36,8 @@ def refusing_url() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-async def test_fault_01_refused_connection_makes_the_pool_unready(refusing_url: str) -> None:
+@pytest.mark.fault(1)
+async def test_refused_connection_makes_the_pool_unready(refusing_url: str) -> None:
     async with run_pool(refusing_url) as backend:
         assert backend.ready
         with pytest.raises(Overloaded):
@@ -65,7 +66,8 @@ async def test_unresolvable_worker_name_is_an_overloaded_error() -> None:
             await collect_events(backend)
 
 
-async def test_fault_01_unreachable_worker_causes_no_request_errors(refusing_url: str) -> None:
+@pytest.mark.fault(1)
+async def test_unreachable_worker_causes_no_request_errors(refusing_url: str) -> None:
     async with (
         ScriptedWorker(GOOD) as worker,
         run_pool(refusing_url, worker.url, policy="round_robin") as backend,
@@ -77,8 +79,9 @@ async def test_fault_01_unreachable_worker_causes_no_request_errors(refusing_url
     assert len(worker.requests) == 100
 
 
+@pytest.mark.fault(2, 3)
 @pytest.mark.parametrize("lost", [[RESET], [CLOSE], [CHUNKED, CLOSE], [HANG], [CHUNKED, HANG]])
-async def test_fault_02_03_worker_lost_before_its_first_event_is_retried_once(
+async def test_worker_lost_before_its_first_event_is_retried_once(
     lost: Reply,
 ) -> None:
     async with (

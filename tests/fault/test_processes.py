@@ -237,7 +237,8 @@ async def test_hanging_process_is_replaced_and_does_not_block_a_reload(tmp_path:
 # --- starts and ends -----------------------------------------------------------------------------
 
 
-async def test_47_sigterm_drains_all_processes_without_losing_streams(tmp_path: Path) -> None:
+@pytest.mark.fault(47)
+async def test_sigterm_drains_all_processes_without_losing_streams(tmp_path: Path) -> None:
     echo = {"kind": "echo", "script": ["a "] * 10, "delay": "100ms"}
     async with create_two_process_gateway(
         tmp_path, build_config(backends={"echo": echo})
@@ -289,7 +290,8 @@ async def test_second_sigterm_ends_all_processes_at_once(tmp_path: Path) -> None
         gateway.process.returncode = 0  # as GatewayProcess would have it at the end
 
 
-async def test_48_killed_process_is_restarted_while_the_others_serve(tmp_path: Path) -> None:
+@pytest.mark.fault(48)
+async def test_killed_process_is_restarted_while_the_others_serve(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     async with WorkerProcess(pace=0.03, words=12, log=log) as worker:
         pool = {"protocol": "openai", "workers": [worker.url], "health": HEALTH}

@@ -299,9 +299,10 @@ SILENT = [
 ]
 
 
+@pytest.mark.fault(2, 5)
 @every_way
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
-async def test_fault_02_05_silent_worker_times_out_and_is_disconnected(
+async def test_silent_worker_times_out_and_is_disconnected(
     case: SilentWorker, hear: CollectEvents
 ) -> None:
     events: list[Event] = []

@@ -145,6 +145,7 @@ async def test_discovery_fails_if_a_working_address_family_fails() -> None:
     assert get_urls(await source.list_workers()) == ["http://10.0.0.2:8000"]
 
 
+@pytest.mark.fault(61)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -154,7 +155,7 @@ async def test_discovery_fails_if_a_working_address_family_fails() -> None:
         make_address_answer("0.0.0.0", "224.0.0.1"),
     ],
 )
-async def test_61_name_with_only_forbidden_addresses_fails(
+async def test_name_with_only_forbidden_addresses_fails(
     answer: DnsAnswer,
 ) -> None:
     zone = FakeResolver()
@@ -167,7 +168,8 @@ async def test_61_name_with_only_forbidden_addresses_fails(
         await make_address_source(zone).list_workers()
 
 
-async def test_61_forbidden_address_is_omitted() -> None:
+@pytest.mark.fault(61)
+async def test_forbidden_address_is_omitted() -> None:
     zone = FakeResolver()
     zone.answers = {"A w.local": make_address_answer("169.254.169.254", "10.0.0.1", "10.0.0.1")}
 
@@ -368,7 +370,8 @@ async def test_srv_record_without_a_target_fails(answer: DnsAnswer, message: str
         await make_service_source(zone).list_workers()
 
 
-async def test_61_https_srv_targets_outside_the_domain_are_ignored() -> None:
+@pytest.mark.fault(61)
+async def test_https_srv_targets_outside_the_domain_are_ignored() -> None:
     zone = FakeResolver()
     targets = ("a.w.local", "w.local", "evil.org", "xw.local", "w.local.evil.org", "a\\046.w.local")
     zone.answers = {
@@ -427,8 +430,9 @@ def test_https_with_address_records_is_rejected() -> None:
         DnsSource(DnsSettings("w:443"), WorkerTemplate(scheme="https"))
 
 
+@pytest.mark.fault(61)
 @pytest.mark.parametrize("path", ["base", "/a?b", "/a#b", "@evil", "/a\\b"])
-def test_61_invalid_worker_path_is_rejected(path: str) -> None:
+def test_invalid_worker_path_is_rejected(path: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         DnsSource(DnsSettings("w:80"), WorkerTemplate(path=path))
 

@@ -56,8 +56,9 @@ async def send_with_header(port: int, header: bytes) -> bytes:
         writer.close()
 
 
+@pytest.mark.fault(42)
 @pytest.mark.parametrize("form", [b"authorization: Bearer %s", b"api-key: %s", b"x-api-key: %s"])
-async def test_fault_42_wrong_keys_get_the_same_401_and_are_never_echoed(
+async def test_wrong_keys_get_the_same_401_and_are_never_echoed(
     form: bytes, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await serve(CONFIGURATION)
@@ -76,7 +77,8 @@ async def test_fault_42_wrong_keys_get_the_same_401_and_are_never_echoed(
     assert len(bodies) == 1, bodies
 
 
-def test_fault_42_wrong_keys_are_rejected_by_digest_comparison() -> None:
+@pytest.mark.fault(42)
+def test_wrong_keys_are_rejected_by_digest_comparison() -> None:
     """What is compared is a digest, as a whole, whatever the key has in common with a good one.
 
     The printed number is the chance that a key which shares all but its end with the good one took
@@ -108,7 +110,8 @@ def _longer(some: Sequence[int], others: Sequence[int]) -> float:
     return sum(bisect(ordered, one) for one in some) / (len(some) * len(others))
 
 
-def test_fault_42_key_digests_are_compared_in_constant_time(
+@pytest.mark.fault(42)
+def test_key_digests_are_compared_in_constant_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[tuple[str, str]] = []

@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from tests.conftest import Serve
 from tests.fault.network_namespace import limit_memory
 from tests.fault.processes import WorkerProcess
@@ -19,7 +21,8 @@ HEALTH = {"interval": "60s", "slow_start": "30s"}
 BREAKER = {"consecutive_failures": 1, "open_for": "300ms"}
 
 
-async def test_fault_08_oom_killed_worker_breaks_streams_with_an_error_and_slow_starts(
+@pytest.mark.fault(8)
+async def test_oom_killed_worker_breaks_streams_with_an_error_and_slow_starts(
     serve: Serve,
 ) -> None:
     with limit_memory(64 << 20) as settle:

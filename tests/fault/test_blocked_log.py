@@ -69,7 +69,8 @@ def piped_gateway(tmp_path: Path) -> Iterator[PipedGateway]:
             os.close(one)
 
 
-async def test_fault_52_full_log_pipe_drops_lines_and_no_responses(
+@pytest.mark.fault(52)
+async def test_full_log_pipe_drops_lines_and_no_responses(
     piped_gateway: PipedGateway,
 ) -> None:
     piped_gateway.let_go()
@@ -93,7 +94,8 @@ async def test_fault_52_full_log_pipe_drops_lines_and_no_responses(
     assert reading.read.count(b'"id"') + lost == EXCHANGES + 1
 
 
-async def test_fault_52_gateway_stops_although_its_log_pipe_is_full(
+@pytest.mark.fault(52)
+async def test_gateway_stops_although_its_log_pipe_is_full(
     piped_gateway: PipedGateway,
 ) -> None:
     piped_gateway.fill()

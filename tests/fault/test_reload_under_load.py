@@ -106,10 +106,9 @@ NEXT = build_config(
 SUCCEEDED = "last_reload_success_timestamp_seconds"
 
 
+@pytest.mark.fault(44)
 @pytest.mark.parametrize("case", BROKEN)
-async def test_fault_44_invalid_configuration_is_rejected_with_its_reason(
-    tmp_path: Path, case: str
-) -> None:
+async def test_invalid_configuration_is_rejected_with_its_reason(tmp_path: Path, case: str) -> None:
     """Under load, by each way of noticing it; the next valid one is loaded."""
     bad, line, why = BROKEN[case]
     observations: list[ClientObservation] = []
@@ -169,9 +168,10 @@ async def reload_config(gateway: GatewayProcess, text: str, number: int) -> None
     await gateway.serves(text)
 
 
+@pytest.mark.fault(45)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_fault_45_reloads_under_load_lose_no_request_and_leak_nothing(
+async def test_reloads_under_load_lose_no_request_and_leak_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """At 50 requests a second and 50 open streams, descriptors and memory stay flat."""
@@ -240,7 +240,8 @@ class StreamedRequest:
         return await self._http.send(self.request)
 
 
-async def test_fault_46_removed_model_finishes_its_streams_and_returns_404(
+@pytest.mark.fault(46)
+async def test_removed_model_finishes_its_streams_and_returns_404(
     tmp_path: Path,
 ) -> None:
     """In every protocol. The model's pool goes, too."""

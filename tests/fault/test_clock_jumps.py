@@ -70,8 +70,9 @@ async def run_gateway(text: str, wall: JumpingClock) -> AsyncIterator[RunningGat
         await app.stop()
 
 
+@pytest.mark.fault(54)
 @pytest.mark.parametrize("jump", JUMPS)
-async def test_fault_54_clock_jump_does_not_end_a_paused_stream(jump: float) -> None:
+async def test_clock_jump_does_not_end_a_paused_stream(jump: float) -> None:
     """Its pause is shorter than allowed, by a clock that only grows."""
     wall, go = JumpingClock(), asyncio.Event()
     rest = chunk(build_event("more") + STOP) + chunk(DONE) + END
@@ -89,8 +90,9 @@ async def test_fault_54_clock_jump_does_not_end_a_paused_stream(jump: float) -> 
     assert 0.2 < front.records[0].duration < HOUR / 2
 
 
+@pytest.mark.fault(54)
 @pytest.mark.parametrize("jump", JUMPS)
-async def test_fault_54_clock_jump_does_not_prevent_the_idle_timeout(jump: float) -> None:
+async def test_clock_jump_does_not_prevent_the_idle_timeout(jump: float) -> None:
     wall = JumpingClock()
     async with (
         create_raw_worker([SAYS, HANG]) as worker,
@@ -103,8 +105,9 @@ async def test_fault_54_clock_jump_does_not_prevent_the_idle_timeout(jump: float
     assert 0.2 < front.records[0].duration < HOUR / 2
 
 
+@pytest.mark.fault(54)
 @pytest.mark.parametrize("jump", JUMPS)
-async def test_fault_54_clock_jump_does_not_change_rate_limits(jump: float) -> None:
+async def test_clock_jump_does_not_change_rate_limits(jump: float) -> None:
     key = "secret"
     keys = [
         {

@@ -27,8 +27,9 @@ SERVE = (sys.executable, "-m", "gateway", "serve")
 REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
 
+@pytest.mark.fault(49)
 @pytest.mark.slow
-async def test_fault_49_upgrade_under_load_loses_no_request(
+async def test_upgrade_under_load_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """In every protocol, streams and whole answers, on kept connections and new ones."""
@@ -47,7 +48,8 @@ async def get_status_on_new_connection(url: str) -> int:
         return (await client.get(f"{url}/v1/models")).status_code
 
 
-async def test_fault_49_running_stream_finishes_in_the_old_process(tmp_path: Path) -> None:
+@pytest.mark.fault(49)
+async def test_running_stream_finishes_in_the_old_process(tmp_path: Path) -> None:
     """The listeners go over, the admin's too; and the path is the next one's to ask at."""
     go_on = asyncio.Event()
     first, rest = (
@@ -79,7 +81,8 @@ async def test_fault_49_running_stream_finishes_in_the_old_process(tmp_path: Pat
     assert not (tmp_path / "handover").exists()
 
 
-async def test_fault_49_failed_new_process_leaves_the_old_one_serving(tmp_path: Path) -> None:
+@pytest.mark.fault(49)
+async def test_failed_new_process_leaves_the_old_one_serving(tmp_path: Path) -> None:
     """It has the sockets already, and ends: by an error of its own, or without a word."""
     line = GatewayChain(tmp_path, build_config(backends=SLOW))
     old = await line.start()
@@ -107,7 +110,8 @@ def close_first_connection(listener: socket.socket) -> None:
     listener.accept()[0].close()
 
 
-def test_fault_49_handover_without_sockets_ends_the_start_with_an_error(tmp_path: Path) -> None:
+@pytest.mark.fault(49)
+def test_handover_without_sockets_ends_the_start_with_an_error(tmp_path: Path) -> None:
     path = tmp_path / "handover"
     file = tmp_path / "gateway.yaml"
     file.write_text(build_config())
@@ -121,7 +125,8 @@ def test_fault_49_handover_without_sockets_ends_the_start_with_an_error(tmp_path
     assert "can't listen: the gateway that runs there gives nothing" in done.stderr
 
 
-def test_fault_49_handover_is_rejected_with_several_processes(tmp_path: Path) -> None:
+@pytest.mark.fault(49)
+def test_handover_is_rejected_with_several_processes(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(build_config())
     command = ["serve", str(file), "--processes", "2", "--handover", "x"]

@@ -42,7 +42,8 @@ def list_worker_addresses(front: RunningGateway) -> list[str]:
     return [one.url.rpartition(":")[0] for one in get_worker_reports(front)]
 
 
-async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
+@pytest.mark.fault(15)
+async def test_dns_change_moves_requests_and_lets_old_streams_finish(
     serve: Serve, stub: StubNameserver
 ) -> None:
     async with WorkerProcess(words=100, pace=0.03) as old:
@@ -68,8 +69,9 @@ async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
             assert [one.in_flight for one in get_worker_reports(front)] == [0]
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("fault", ["servfail", "silence", "empty"])
-async def test_fault_16_dns_failure_keeps_the_workers_and_is_logged(
+async def test_dns_failure_keeps_the_workers_and_is_logged(
     serve: Serve, stub: StubNameserver, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with WorkerProcess() as worker:

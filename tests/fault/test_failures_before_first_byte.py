@@ -57,7 +57,8 @@ def assert_all_complete(answers: list[httpx.Response], words: int) -> None:
         assert number % 2 or is_complete(answer, CLIENTS[number % len(CLIENTS)])
 
 
-async def test_fault_01_connection_refused_is_retried_without_client_errors(
+@pytest.mark.fault(1)
+async def test_connection_refused_is_retried_without_client_errors(
     serve: Serve, refusing_url: str
 ) -> None:
     async with WorkerProcess() as a, WorkerProcess() as b:
@@ -73,7 +74,8 @@ async def test_fault_01_connection_refused_is_retried_without_client_errors(
     assert {record.outcome for record in front.records} == {"ok"}
 
 
-async def test_fault_01_health_check_ejects_a_refusing_worker_within_a_second(
+@pytest.mark.fault(1)
+async def test_health_check_ejects_a_refusing_worker_within_a_second(
     serve: Serve, refusing_url: str
 ) -> None:
     """Its probes tell, the way they are configured here."""
@@ -84,8 +86,9 @@ async def test_fault_01_health_check_ejects_a_refusing_worker_within_a_second(
     assert get_worker_reports(front)[1].error == ""
 
 
+@pytest.mark.fault(2)
 @every_client
-async def test_fault_02_first_token_timeout_is_retried_on_another_worker(
+async def test_first_token_timeout_is_retried_on_another_worker(
     serve: Serve, client: Client
 ) -> None:
     limits = TIMEOUTS | {"first_token": "200ms"}
@@ -104,8 +107,9 @@ async def test_fault_02_first_token_timeout_is_retried_on_another_worker(
         assert get_worker_reports(front)[0].error == "first_token"
 
 
+@pytest.mark.fault(2)
 @both
-async def test_fault_02_timed_out_request_releases_its_concurrency_slot(
+async def test_timed_out_request_releases_its_concurrency_slot(
     serve: Serve, *, stream: bool
 ) -> None:
     """It has one place; the request that hung in it does not keep the next ones out."""
@@ -125,7 +129,8 @@ async def test_fault_02_timed_out_request_releases_its_concurrency_slot(
     assert [one.in_flight for one in get_worker_reports(front)] == [0]
 
 
-async def test_fault_02_worker_that_never_responds_is_ejected_by_the_circuit_breaker(
+@pytest.mark.fault(2)
+async def test_worker_that_never_responds_is_ejected_by_the_circuit_breaker(
     serve: Serve,
 ) -> None:
     limits = TIMEOUTS | {"first_token": "100ms"}
@@ -143,7 +148,8 @@ async def test_fault_02_worker_that_never_responds_is_ejected_by_the_circuit_bre
     assert [one.state for one in get_worker_reports(front)] == ["out", "up"]
 
 
-async def test_fault_03_worker_killed_before_its_first_byte_causes_no_client_errors(
+@pytest.mark.fault(3)
+async def test_worker_killed_before_its_first_byte_causes_no_client_errors(
     serve: Serve,
 ) -> None:
     """Under load, with what it was at work on: ten requests or more at that moment.

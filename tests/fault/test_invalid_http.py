@@ -53,8 +53,9 @@ LENGTHS: dict[str, Reply] = {
 }
 
 
+@pytest.mark.fault(23)
 @parametrize_cases(LENGTHS, "doubled")
-async def test_fault_23_wrong_content_length_is_an_error_and_closes_the_connection(
+async def test_wrong_content_length_is_an_error_and_closes_the_connection(
     serve: Serve, client: Client, case: Reply
 ) -> None:
     """What is left of it never becomes part of the next answer."""
@@ -72,8 +73,9 @@ async def test_fault_23_wrong_content_length_is_an_error_and_closes_the_connecti
     assert first.connection != second.connection
 
 
+@pytest.mark.fault(23)
 @every_client
-async def test_fault_23_stream_shorter_than_content_length_ends_with_an_error(
+async def test_stream_shorter_than_content_length_ends_with_an_error(
     serve: Serve, client: Client
 ) -> None:
     async with create_raw_worker([build_sized_reply(9999, body=HELLO), CLOSE], [STREAM]) as worker:
@@ -85,8 +87,9 @@ async def test_fault_23_stream_shorter_than_content_length_ends_with_an_error(
     assert record.outcome == "truncated"
 
 
+@pytest.mark.fault(23)
 @every_client
-async def test_fault_23_stream_longer_than_content_length_ends_with_an_error(
+async def test_stream_longer_than_content_length_ends_with_an_error(
     serve: Serve, client: Client
 ) -> None:
     """The end that lies past the length is none."""
@@ -115,9 +118,10 @@ GARBAGE: dict[str, Reply] = {
 }
 
 
+@pytest.mark.fault(24)
 @both
 @pytest.mark.parametrize("reply", GARBAGE.values(), ids=GARBAGE)
-async def test_fault_24_invalid_http_response_returns_502(
+async def test_invalid_http_response_returns_502(
     serve: Serve, reply: Reply, *, stream: bool
 ) -> None:
     async with create_raw_worker(reply) as worker:
@@ -131,8 +135,9 @@ async def test_fault_24_invalid_http_response_returns_502(
     assert get_worker_reports(front)[0].error != ""
 
 
+@pytest.mark.fault(24)
 @every_client
-async def test_fault_24_invalid_http_response_is_an_error_in_every_protocol(
+async def test_invalid_http_response_is_an_error_in_every_protocol(
     serve: Serve, client: Client
 ) -> None:
     async with create_raw_worker(GARBAGE["garbage"]) as worker:
@@ -142,7 +147,8 @@ async def test_fault_24_invalid_http_response_is_an_error_in_every_protocol(
     assert_error_response(got, *client.bad)
 
 
-async def test_fault_24_endless_1xx_responses_time_out(serve: Serve) -> None:
+@pytest.mark.fault(24)
+async def test_endless_1xx_responses_time_out(serve: Serve) -> None:
     """And meanwhile others are served."""
     hints: Reply = [head("103 Early Hints") * 100, 0.001]
     flood = [*hints] * 100_000
@@ -206,9 +212,10 @@ async def read_response_head(front: RunningGateway, *, stream: bool) -> tuple[by
     return status, lines
 
 
+@pytest.mark.fault(28)
 @both
 @pytest.mark.parametrize("start", ODD.values(), ids=ODD)
-async def test_fault_28_unknown_worker_response_headers_are_not_forwarded(
+async def test_unknown_worker_response_headers_are_not_forwarded(
     serve: Serve, start: bytes, *, stream: bool
 ) -> None:
     body = STREAM[len(CHUNKED) :] if stream else chunk(BODY) + END
@@ -221,7 +228,8 @@ async def test_fault_28_unknown_worker_response_headers_are_not_forwarded(
     assert b"vil" not in b"\r\n".join(headers)
 
 
-async def test_fault_28_worker_reason_phrase_is_not_forwarded(serve: Serve) -> None:
+@pytest.mark.fault(28)
+async def test_worker_reason_phrase_is_not_forwarded(serve: Serve) -> None:
     async with create_raw_worker(
         [b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 0\r\n\r\n"]
     ) as worker:

@@ -52,8 +52,9 @@ async def send_chat(front: RunningGateway, messages: list[dict[str, str]]) -> ht
     return await front.http.post("/v1/chat/completions", content=body, headers=headers)
 
 
+@pytest.mark.fault(60)
 @pytest.mark.parametrize("case", HINDRANCES)
-async def test_fault_60_large_request_processing_does_not_block_the_event_loop(
+async def test_large_request_processing_does_not_block_the_event_loop(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     template = tmp_path / "chat.jinja"
@@ -75,7 +76,8 @@ async def test_fault_60_large_request_processing_does_not_block_the_event_loop(
     assert worker.requests[-1].body.count(b"hi") == len(MANY)
 
 
-async def test_fault_60_fallback_of_a_large_request_does_not_block_the_event_loop(
+@pytest.mark.fault(60)
+async def test_fallback_of_a_large_request_does_not_block_the_event_loop(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, real = list[bool](), TargetAttempt.prepare
@@ -98,7 +100,8 @@ async def test_fault_60_fallback_of_a_large_request_does_not_block_the_event_loo
     assert where == [False, False, True, True]
 
 
-async def test_fault_60_invalid_large_request_returns_400(serve: Serve) -> None:
+@pytest.mark.fault(60)
+async def test_invalid_large_request_returns_400(serve: Serve) -> None:
     """It was found in another thread."""
     front = await serve(build_config(admin=None))
     answer = await send_chat(front, [*MANY, {"role": "nobody", "content": "hi"}])

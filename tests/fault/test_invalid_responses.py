@@ -44,8 +44,9 @@ BAD: dict[str, bytes] = {
 }
 
 
+@pytest.mark.fault(25)
 @parametrize_cases(BAD, "no JSON")
-async def test_fault_25_malformed_event_ends_the_stream_with_an_error(
+async def test_malformed_event_ends_the_stream_with_an_error(
     serve: Serve, client: Client, case: bytes
 ) -> None:
     async with create_raw_worker([SAYS, PAUSE, chunk(case) + REST]) as worker:
@@ -59,7 +60,8 @@ async def test_fault_25_malformed_event_ends_the_stream_with_an_error(
     assert report.error == "invalid_response"
 
 
-async def test_fault_25_worker_with_repeated_malformed_events_is_ejected(serve: Serve) -> None:
+@pytest.mark.fault(25)
+async def test_worker_with_repeated_malformed_events_is_ejected(serve: Serve) -> None:
     async with (
         create_raw_worker([SAYS, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad,
         create_raw_worker([STREAM]) as well,
@@ -94,10 +96,9 @@ async def measure_peak_memory(done: asyncio.Event) -> int:
     return most
 
 
+@pytest.mark.fault(26)
 @every_client
-async def test_fault_26_endless_event_is_cut_off_with_bounded_memory(
-    serve: Serve, client: Client
-) -> None:
+async def test_endless_event_is_cut_off_with_bounded_memory(serve: Serve, client: Client) -> None:
     done = asyncio.Event()
     async with create_raw_worker(ENDLESS) as worker:
         front = await serve_gateway(serve, worker)
@@ -117,11 +118,10 @@ async def test_fault_26_endless_event_is_cut_off_with_bounded_memory(
 # ── elsewhere ───────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(27, 61)
 @both
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Gone"])
-async def test_fault_27_redirect_is_not_followed(
-    serve: Serve, status: str, *, stream: bool
-) -> None:
+async def test_redirect_is_not_followed(serve: Serve, status: str, *, stream: bool) -> None:
     async with create_raw_worker([STREAM if stream else WHOLE]) as canary:
         for_all = {"location": f"{canary.url}/v1/chat/completions", "content_length": "0"}
         async with create_raw_worker([head(status, **for_all)]) as worker:
@@ -133,10 +133,9 @@ async def test_fault_27_redirect_is_not_followed(
     assert canary.connections == 0
 
 
+@pytest.mark.fault(27)
 @every_client
-async def test_fault_27_redirect_is_an_error_in_every_protocol(
-    serve: Serve, client: Client
-) -> None:
+async def test_redirect_is_an_error_in_every_protocol(serve: Serve, client: Client) -> None:
     async with create_raw_worker(
         [head("307 Elsewhere", location="http://x/", content_length="0")]
     ) as worker:
@@ -152,7 +151,8 @@ LARGE = 24 << 20
 REFUSAL = b'{"error":{"message":"The prompt is too large for us.","type":"invalid_request_error"}}'
 
 
-async def test_fault_29_early_413_is_forwarded_and_stops_the_upload(serve: Serve) -> None:
+@pytest.mark.fault(29)
+async def test_early_413_is_forwarded_and_stops_the_upload(serve: Serve) -> None:
     """The worker answers by the head alone, and reads on only when the client was told."""
     taken, responded = 0, asyncio.Event()
 

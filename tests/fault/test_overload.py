@@ -105,7 +105,8 @@ class SteppedClients:
             self.waits.append(self._beat - came)
 
 
-async def test_fault_56_overload_keeps_throughput_and_prefers_high_priority(
+@pytest.mark.fault(56)
+async def test_overload_keeps_throughput_and_prefers_high_priority(
     serve: Serve,
 ) -> None:
     async with SteppedWorker() as a, SteppedWorker() as b:
@@ -136,9 +137,10 @@ async def test_fault_56_overload_keeps_throughput_and_prefers_high_priority(
     assert History(crowd.observations, front.records, [*a.lines, *b.lines]).astray() == []
 
 
+@pytest.mark.fault(56)
 @both
 @every_client
-async def test_fault_56_full_queue_is_an_error_with_retry_after_in_every_protocol(
+async def test_full_queue_is_an_error_with_retry_after_in_every_protocol(
     serve: Serve, client: Client, *, stream: bool
 ) -> None:
     async with SteppedWorker() as bench, asyncio.TaskGroup() as tasks:
@@ -176,11 +178,12 @@ FAILURES: dict[str, Reply] = {
 }
 
 
+@pytest.mark.fault(57)
 @pytest.mark.parametrize(
     "breaker", [{}, {"consecutive_failures": 1000, "min_requests": 1000}], ids=["", "kept in"]
 )
 @pytest.mark.parametrize("reply", FAILURES.values(), ids=FAILURES)
-async def test_fault_57_retry_budget_limits_retries_when_all_workers_fail(
+async def test_retry_budget_limits_retries_when_all_workers_fail(
     serve: Serve, reply: Reply, breaker: dict[str, int]
 ) -> None:
     """Whether or not they are left alone for it, and however often one may be asked again.
@@ -208,7 +211,8 @@ async def test_fault_57_retry_budget_limits_retries_when_all_workers_fail(
     assert sum(worker.request_count for worker in workers) <= 1.2 * REQUEST_COUNT + 3
 
 
-async def test_fault_57_requests_succeed_after_all_workers_recover(serve: Serve) -> None:
+@pytest.mark.fault(57)
+async def test_requests_succeed_after_all_workers_recover(serve: Serve) -> None:
     script = [build_error_reply("502 Bad Gateway")] * 40
     async with (
         create_raw_worker(*script, build_good_reply(stream=False)) as a,
@@ -236,10 +240,9 @@ def build_large_request(client: Client) -> tuple[str, bytes]:
     return path, body.replace(b"say hi", b"word " * TOKENS)
 
 
+@pytest.mark.fault(58)
 @every_client
-async def test_fault_58_large_prompt_does_not_block_small_requests(
-    serve: Serve, client: Client
-) -> None:
+async def test_large_prompt_does_not_block_small_requests(serve: Serve, client: Client) -> None:
     """It has one of the two places of the only worker until all the small ones are through."""
     async with SteppedWorker() as bench:
         front = await serve_gateway(serve, bench.url, max_concurrency=2)
@@ -265,7 +268,8 @@ async def test_fault_58_large_prompt_does_not_block_small_requests(
     assert len(front.records) == SMALL + 1
 
 
-async def test_fault_58_slow_upload_takes_no_concurrency_slot(serve: Serve) -> None:
+@pytest.mark.fault(58)
+async def test_slow_upload_takes_no_concurrency_slot(serve: Serve) -> None:
     """The worker has one place; it is free until the last byte of the large one is there."""
     async with create_raw_worker(build_good_reply(stream=True)) as worker:
         front = await serve_gateway(serve, worker, max_concurrency=1)
@@ -282,10 +286,9 @@ async def test_fault_58_slow_upload_takes_no_concurrency_slot(serve: Serve) -> N
     assert worker.request_count == SMALL + 1
 
 
+@pytest.mark.fault(58)
 @pytest.mark.parametrize("client", [RELAYED, TRANSLATED], ids=lambda one: one.name)
-async def test_fault_58_long_response_does_not_block_small_requests(
-    serve: Serve, client: Client
-) -> None:
+async def test_long_response_does_not_block_small_requests(serve: Serve, client: Client) -> None:
     """It is said as fast as its client takes it, and the small ones get through beside it."""
     long: Reply = [CHUNKED, *[chunk(build_event("word ") * 16)] * 200_000]
     async with (

@@ -4,6 +4,8 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+import pytest
+
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
 
@@ -37,7 +39,8 @@ def count_rows(file: Path) -> int:
     return 0
 
 
-async def test_fault_51_usage_rows_are_buffered_while_the_file_is_locked(tmp_path: Path) -> None:
+@pytest.mark.fault(51)
+async def test_usage_rows_are_buffered_while_the_file_is_locked(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     async with GatewayProcess(tmp_path, build_usage_config(file)) as gateway:
         await send_chats(gateway, 1)
@@ -53,7 +56,8 @@ async def test_fault_51_usage_rows_are_buffered_while_the_file_is_locked(tmp_pat
     assert count_rows(file) == 22
 
 
-async def test_fault_51_removed_usage_directory_drops_rows_and_no_responses(tmp_path: Path) -> None:
+@pytest.mark.fault(51)
+async def test_removed_usage_directory_drops_rows_and_no_responses(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     async with GatewayProcess(tmp_path, build_usage_config(folder / "usage.sqlite")) as gateway:
@@ -65,7 +69,8 @@ async def test_fault_51_removed_usage_directory_drops_rows_and_no_responses(tmp_
         assert "usage: 21 rows were dropped" in gateway.read_output()
 
 
-async def test_fault_51_full_disk_does_not_affect_responses(tmp_path: Path) -> None:
+@pytest.mark.fault(51)
+async def test_full_disk_does_not_affect_responses(tmp_path: Path) -> None:
     """What is written to ``/dev/full`` meets one."""
     file = tmp_path / "usage.sqlite"
     async with GatewayProcess(tmp_path, build_usage_config(file)) as gateway:

@@ -98,18 +98,21 @@ def build_pool_config(*workers: Any) -> str:
     return build_config(backends={"p": backend}, models={"m": {"backend": "p"}})
 
 
-def test_fault_61_configuration_rejects_forbidden_worker_urls() -> None:
+@pytest.mark.fault(61)
+def test_configuration_rejects_forbidden_worker_urls() -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(build_pool_config(*CORPUS), "g.yaml", env={})
     refused = re.findall(r"workers\[(\d+)\]", str(caught.value))
     assert [*map(int, refused)] == [*range(len(CORPUS))]
 
 
-def test_fault_61_configuration_accepts_any_other_host() -> None:
+@pytest.mark.fault(61)
+def test_configuration_accepts_any_other_host() -> None:
     load_text(build_pool_config(*ALLOWED), "g.yaml", env={})
 
 
-async def test_fault_61_admin_api_and_file_discovery_reject_forbidden_urls(
+@pytest.mark.fault(61)
+async def test_admin_api_and_file_discovery_reject_forbidden_urls(
     tmp_path: Path,
 ) -> None:
     listed = tmp_path / "workers.yaml"
@@ -151,8 +154,9 @@ class StubNameResolution:
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self.address, port))]
 
 
+@pytest.mark.fault(61)
 @pytest.mark.parametrize("address", [METADATA, f"::ffff:{METADATA}", "fe80::1", "0.0.0.0"])
-async def test_fault_61_dns_rebinding_to_a_forbidden_address_is_not_followed(
+async def test_dns_rebinding_to_a_forbidden_address_is_not_followed(
     serve: Serve,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

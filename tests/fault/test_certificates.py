@@ -63,8 +63,9 @@ def assert_not_connected(port: int, answer: httpx.Response) -> None:
     assert "certificate" not in answer.text
 
 
+@pytest.mark.fault(55)
 @pytest.mark.parametrize("case", WRONG)
-async def test_fault_55_worker_with_invalid_certificate_gets_no_request(
+async def test_worker_with_invalid_certificate_gets_no_request(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     """The log says why, and which worker it is."""
@@ -74,7 +75,8 @@ async def test_fault_55_worker_with_invalid_certificate_gets_no_request(
     assert re.search(rf"worker https://127\.0\.0\.1:\d+ .*{why}", caplog.text)
 
 
-async def test_fault_55_worker_with_unknown_ca_gets_no_request(
+@pytest.mark.fault(55)
+async def test_worker_with_unknown_ca_gets_no_request(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one whom the authority has signed is."""
@@ -85,7 +87,8 @@ async def test_fault_55_worker_with_unknown_ca_gets_no_request(
     assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
 
 
-async def test_fault_55_certificate_renewal_under_load_loses_no_request(
+@pytest.mark.fault(55)
+async def test_certificate_renewal_under_load_loses_no_request(
     tmp_path: Path,
 ) -> None:
     """Who is connected goes on, streams too; new connections are met with the new one."""

@@ -50,8 +50,9 @@ async def send_to_all_protocols(front: RunningGateway, *, stream: bool) -> list[
 # ── 9: nobody answers a SYN ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(9)
 @both
-async def test_fault_09_dropped_connection_attempts_time_out_and_are_retried_elsewhere(
+async def test_dropped_connection_attempts_time_out_and_are_retried_elsewhere(
     serve: Serve, network_link: NetworkLink, *, stream: bool
 ) -> None:
     limits = TIMEOUTS | {"connect": "300ms"}
@@ -87,7 +88,8 @@ def run_full_backlog() -> Iterator[str]:
                 one.close()
 
 
-async def test_fault_09_full_accept_backlog_times_out_and_is_retried_elsewhere(
+@pytest.mark.fault(9)
+async def test_full_accept_backlog_times_out_and_is_retried_elsewhere(
     serve: Serve,
 ) -> None:
     limits = TIMEOUTS | {"connect": "300ms"}
@@ -106,8 +108,9 @@ async def test_fault_09_full_accept_backlog_times_out_and_is_retried_elsewhere(
 # ── 10: RST ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(10)
 @both
-async def test_fault_10_rejected_connections_are_retried_elsewhere_at_once(
+async def test_rejected_connections_are_retried_elsewhere_at_once(
     serve: Serve, network_link: NetworkLink, *, stream: bool
 ) -> None:
     """Both on connections that are kept, and on new ones. A long time limit is not waited for."""
@@ -128,8 +131,9 @@ async def test_fault_10_rejected_connections_are_retried_elsewhere_at_once(
         assert (near_now.state, near_now.in_flight) == ("up", 0)
 
 
+@pytest.mark.fault(10)
 @both
-async def test_fault_10_connection_reset_is_retried_on_another_worker_at_once(
+async def test_connection_reset_is_retried_on_another_worker_at_once(
     serve: Serve, *, stream: bool
 ) -> None:
     well = build_good_reply(stream=stream)
@@ -146,7 +150,8 @@ async def test_fault_10_connection_reset_is_retried_on_another_worker_at_once(
 # ── 11: half open ───────────────────────────────────────────────────────────────────────────────
 
 
-async def test_fault_11_network_loss_mid_stream_ends_streams_and_closes_connections(
+@pytest.mark.fault(11)
+async def test_network_loss_mid_stream_ends_streams_and_closes_connections(
     serve: Serve, network_link: NetworkLink
 ) -> None:
     limits = TIMEOUTS | {"connect": "300ms", "idle": "500ms"}
@@ -181,7 +186,8 @@ def list_connections(network_link: NetworkLink) -> list[str]:
     return [row[2] for row in rows if row[2].startswith(number) and row[3] == "01"]
 
 
-async def test_fault_11_tcp_keepalive_detects_network_loss_for_unary_requests(
+@pytest.mark.fault(11)
+async def test_tcp_keepalive_detects_network_loss_for_unary_requests(
     serve: Serve, network_link: NetworkLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is to come before its end; only the kernel's own probes find out, and it is retried.
@@ -211,9 +217,8 @@ async def test_fault_11_tcp_keepalive_detects_network_loss_for_unary_requests(
 # ── 12: loss ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_fault_12_packet_loss_causes_no_client_errors(
-    serve: Serve, network_link: NetworkLink
-) -> None:
+@pytest.mark.fault(12)
+async def test_packet_loss_causes_no_client_errors(serve: Serve, network_link: NetworkLink) -> None:
     """Calls that are lost are repeated by the kernel after 1 s and 3 s: there is time for that."""
     limits = TIMEOUTS | {"connect": "5s", "first_token": "10s", "idle": "10s", "total": "30s"}
     async with (
@@ -241,7 +246,8 @@ async def test_fault_12_packet_loss_causes_no_client_errors(
 # ── 13: latency ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_fault_13_load_balancing_prefers_the_worker_with_low_latency(
+@pytest.mark.fault(13)
+async def test_load_balancing_prefers_the_worker_with_low_latency(
     serve: Serve, network_link: NetworkLink, tmp_path: Path
 ) -> None:
     """200 ms there and back, a half more or less, against none: 80 requests, four at a time."""
@@ -289,7 +295,8 @@ async def measure_gaps(front: RunningGateway) -> list[float]:
     return [later - sooner for one in hearings for sooner, later in pairwise(one.times)]
 
 
-async def test_fault_14_slow_worker_does_not_delay_streams_of_other_workers(
+@pytest.mark.fault(14)
+async def test_slow_worker_does_not_delay_streams_of_other_workers(
     serve: Serve, network_link: NetworkLink, record_property: Callable[[str, object], None]
 ) -> None:
     """Streams of another worker come to their end while the slow ones are still at it."""

@@ -38,8 +38,9 @@ CUT: dict[str, Reply] = {
 }
 
 
+@pytest.mark.fault(21, 22)
 @parametrize_cases(CUT, "21 in a pause", "22 after an event")
-async def test_fault_21_22_truncated_stream_ends_with_an_error(
+async def test_truncated_stream_ends_with_an_error(
     serve: Serve, client: Client, case: Reply
 ) -> None:
     async with create_raw_worker(case) as worker, create_raw_worker(case) as other:
@@ -60,8 +61,9 @@ COMPLETE_RESPONSES: dict[str, Reply] = {
 }
 
 
+@pytest.mark.fault(21, 22)
 @parametrize_cases(COMPLETE_RESPONSES, "21")
-async def test_fault_21_22_truncated_unary_response_is_an_error(
+async def test_truncated_unary_response_is_an_error(
     serve: Serve, client: Client, case: Reply
 ) -> None:
     async with create_raw_worker(case) as worker:
@@ -73,8 +75,9 @@ async def test_fault_21_22_truncated_unary_response_is_an_error(
     assert (record.outcome, record.usage) == ("worker_error", None)
 
 
+@pytest.mark.fault(21, 22)
 @pytest.mark.parametrize("reply", COMPLETE_RESPONSES.values(), ids=COMPLETE_RESPONSES)
-async def test_fault_21_22_truncated_unary_response_is_retried_on_another_worker(
+async def test_truncated_unary_response_is_retried_on_another_worker(
     serve: Serve, reply: Reply
 ) -> None:
     async with create_raw_worker(reply) as worker, create_raw_worker([WHOLE]) as other:

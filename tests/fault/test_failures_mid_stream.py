@@ -34,7 +34,8 @@ def assert_truncated(front: RunningGateway, hearings: list[StreamingRequest]) ->
     assert sorted(record.tokens for record in front.records) == word_counts
 
 
-async def test_fault_04_worker_killed_mid_stream_ends_each_stream_with_an_error(
+@pytest.mark.fault(4)
+async def test_worker_killed_mid_stream_ends_each_stream_with_an_error(
     serve: Serve,
 ) -> None:
     async with WorkerProcess(words=WORDS, pace=0.03) as worker:
@@ -51,7 +52,8 @@ async def test_fault_04_worker_killed_mid_stream_ends_each_stream_with_an_error(
         assert report.state == "out", f"{len(hearings)} answers were cut"
 
 
-async def test_fault_04_later_requests_use_another_worker(serve: Serve) -> None:
+@pytest.mark.fault(4)
+async def test_later_requests_use_another_worker(serve: Serve) -> None:
     async with WorkerProcess(words=WORDS, pace=0.03) as bad, WorkerProcess() as good:
         front = await serve_gateway(serve, bad.url, good.url, health=OFTEN | {"timeout": "2s"})
         hearing = StreamingRequest(front, CHAT)
@@ -72,7 +74,8 @@ def read_worker_log(log: Path) -> list[str]:
     return [line["what"] for line in lines if line["what"] != "received"]
 
 
-async def test_fault_05_stalled_worker_ends_streams_with_an_error_and_is_ejected(
+@pytest.mark.fault(5)
+async def test_stalled_worker_ends_streams_with_an_error_and_is_ejected(
     serve: Serve, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -94,7 +97,8 @@ async def test_fault_05_stalled_worker_ends_streams_with_an_error_and_is_ejected
         assert set(read_worker_log(log)) == {"cancelled"}, "it was not left alone with them"
 
 
-async def test_fault_05_stalled_worker_gets_no_requests_before_resuming(serve: Serve) -> None:
+@pytest.mark.fault(5)
+async def test_stalled_worker_gets_no_requests_before_resuming(serve: Serve) -> None:
     limits = TIMEOUTS | {"idle": "500ms"}
     async with WorkerProcess(words=WORDS, pace=0.03) as bad, WorkerProcess() as good:
         front = await serve_gateway(serve, bad.url, good.url, timeouts=limits, health=OFTEN)
@@ -117,10 +121,9 @@ HALTS = [
 ]
 
 
+@pytest.mark.fault(6)
 @pytest.mark.parametrize(("seconds", "idle"), HALTS)
-async def test_fault_06_short_stall_does_not_break_streams(
-    serve: Serve, seconds: float, idle: str
-) -> None:
+async def test_short_stall_does_not_break_streams(serve: Serve, seconds: float, idle: str) -> None:
     async with WorkerProcess(words=10, pace=0.03) as worker:
         front = await serve_gateway(serve, worker.url, timeouts=TIMEOUTS | {"idle": idle})
         hearings = [StreamingRequest(front, client) for client in CLIENTS]

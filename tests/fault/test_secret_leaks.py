@@ -87,8 +87,9 @@ def build_canary_config(worker: str, usage: Path) -> str:
     )
 
 
+@pytest.mark.fault(43)
 @pytest.mark.slow
-async def test_fault_43_confidential_text_is_not_in_logs_usage_or_admin_pages(
+async def test_confidential_text_is_not_in_logs_usage_or_admin_pages(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "usage.sqlite"

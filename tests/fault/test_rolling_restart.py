@@ -11,8 +11,9 @@ RATE = 100.0
 """Requests a second: what a machine that does other things too can send. By hand: rolling.py."""
 
 
+@pytest.mark.fault(7)
 @pytest.mark.slow
-async def test_fault_07_rolling_restart_loses_no_request(
+async def test_rolling_restart_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Streams run to their end; clients of no protocol notice the restart."""
@@ -25,8 +26,9 @@ async def test_fault_07_rolling_restart_loses_no_request(
     assert len(got.history.observations) > 9 * 20, "hardly anything was asked meanwhile"
 
 
+@pytest.mark.fault(7, 32)
 @pytest.mark.slow
-async def test_fault_07_32_client_disconnects_during_a_rolling_restart_are_not_losses(
+async def test_client_disconnects_during_a_rolling_restart_are_not_losses(
     tmp_path: Path,
 ) -> None:
     """What they got until then is what was recorded, and their workers' calls have ended."""

@@ -59,8 +59,9 @@ async def send_until_refused(
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.fault(47)
 @pytest.mark.parametrize("way", WAYS)
-async def test_fault_47_sigterm_serves_during_shutdown_delay_and_then_drains(
+async def test_sigterm_serves_during_shutdown_delay_and_then_drains(
     tmp_path: Path, way: str
 ) -> None:
     """Not ready at once; a kept connection is answered too, and what takes too long is told."""
@@ -92,7 +93,8 @@ async def test_fault_47_sigterm_serves_during_shutdown_delay_and_then_drains(
     assert "[DONE]" not in whole
 
 
-async def test_fault_47_sigint_drains_without_shutdown_delay(tmp_path: Path) -> None:
+@pytest.mark.fault(47)
+async def test_sigint_drains_without_shutdown_delay(tmp_path: Path) -> None:
     began = asyncio.Event()
     async with (
         create_gateway(tmp_path, shutdown_delay="1h", drain_timeout="500ms") as one,
@@ -106,7 +108,8 @@ async def test_fault_47_sigint_drains_without_shutdown_delay(tmp_path: Path) -> 
         await wait_until(lambda: one.process.poll() is not None, 20)
 
 
-async def test_fault_47_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:
+@pytest.mark.fault(47)
+async def test_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:
     one = create_gateway(tmp_path, shutdown_delay="1h")
     async with one:
         one.process.send_signal(signal.SIGTERM)
@@ -119,7 +122,8 @@ async def test_fault_47_second_sigterm_ends_the_process_at_once(tmp_path: Path) 
         one.process.returncode = 0  # as GatewayProcess would have it at the end
 
 
-async def test_fault_47_drain_state_survives_a_reload_and_can_be_cancelled(
+@pytest.mark.fault(47)
+async def test_drain_state_survives_a_reload_and_can_be_cancelled(
     serve: Serve,
 ) -> None:
     """Listeners that come with it, too."""

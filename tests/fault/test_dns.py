@@ -78,7 +78,8 @@ async def stub() -> AsyncIterator[StubNameserver]:
 # --- 15 ------------------------------------------------------------------------------------------
 
 
-async def test_fault_15_new_address_becomes_a_worker_within_ttl_plus_one_second(
+@pytest.mark.fault(15)
+async def test_new_address_becomes_a_worker_within_ttl_plus_one_second(
     stub: StubNameserver,
 ) -> None:
     pauses = RecordedSleep()
@@ -91,7 +92,8 @@ async def test_fault_15_new_address_becomes_a_worker_within_ttl_plus_one_second(
     assert max(pauses.durations) <= 3 + 1
 
 
-async def test_fault_15_new_srv_record_becomes_a_worker(stub: StubNameserver) -> None:
+@pytest.mark.fault(15)
+async def test_new_srv_record_becomes_a_worker(stub: StubNameserver) -> None:
     pauses = RecordedSleep()
     async with run_discovery(stub, pauses, service=True) as (_, pool):
         stub.zone["A", "b.w.local"] = [(30, "127.0.0.7")]
@@ -105,7 +107,8 @@ async def test_fault_15_new_srv_record_becomes_a_worker(stub: StubNameserver) ->
     assert max(pauses.durations) <= 3 + 1
 
 
-async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
+@pytest.mark.fault(15)
+async def test_dns_change_moves_requests_and_lets_old_streams_finish(
     stub: StubNameserver,
 ) -> None:
     first, second = bind_same_port(
@@ -146,7 +149,8 @@ async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
         await discovery.aclose()
 
 
-async def test_fault_15_dns_refresh_works_with_the_real_clock(stub: StubNameserver) -> None:
+@pytest.mark.fault(15)
+async def test_dns_refresh_works_with_the_real_clock(stub: StubNameserver) -> None:
     stub.zone["A", "w.local"] = [(1, "127.0.0.1")]
     pool = RecordedWorkerSets()
     source = DnsSource(DnsSettings("w.local:8000", nameserver=stub.address))
@@ -163,9 +167,10 @@ async def test_fault_15_dns_refresh_works_with_the_real_clock(stub: StubNameserv
 # --- 16 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("service", [False, True], ids=["addresses", "service"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_fault_16_dns_failure_keeps_the_last_workers_and_is_counted(
+async def test_dns_failure_keeps_the_last_workers_and_is_counted(
     stub: StubNameserver, fault: Fault, *, service: bool
 ) -> None:
     async with run_discovery(stub, RecordedSleep(), service=service) as (discovery, pool):
@@ -186,7 +191,8 @@ async def test_fault_16_dns_failure_keeps_the_last_workers_and_is_counted(
     assert discovery.source_errors == []
 
 
-async def test_fault_16_unreachable_nameserver_does_not_delay_the_start(
+@pytest.mark.fault(16)
+async def test_unreachable_nameserver_does_not_delay_the_start(
     stub: StubNameserver,
 ) -> None:
     stub._transport.abort()

@@ -111,7 +111,8 @@ class LoadGenerator:
             self.running -= runs
 
 
-async def test_fault_50_two_gateways_never_exceed_shared_limits(tmp_path: Path) -> None:
+@pytest.mark.fault(50)
+async def test_two_gateways_never_exceed_shared_limits(tmp_path: Path) -> None:
     """Requests of a day, of a second, and at a time. One is killed: the other gets its slots."""
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
@@ -146,7 +147,8 @@ async def test_fault_50_two_gateways_never_exceed_shared_limits(tmp_path: Path) 
         assert "interlingua_ratelimit_store_errors_total 0.0" in page.text
 
 
-async def test_fault_50_requests_before_the_first_lease_are_bounded_by_one_lease(
+@pytest.mark.fault(50)
+async def test_requests_before_the_first_lease_are_bounded_by_one_lease(
     serve: Serve,
 ) -> None:
     """Another gateway has used all there is, and this one does not know it yet."""
@@ -191,8 +193,9 @@ async def send_until(
     return statuses
 
 
+@pytest.mark.fault(50)
 @pytest.mark.parametrize("policy", REFUSED)
-async def test_fault_50_failure_policy_applies_while_redis_is_down(
+async def test_failure_policy_applies_while_redis_is_down(
     serve: Serve, policy: StoreFailurePolicy
 ) -> None:
     with RedisServer() as redis:
@@ -208,7 +211,8 @@ async def test_fault_50_failure_policy_applies_while_redis_is_down(
         assert own == (PART - before if policy == "local" else 0)
 
 
-async def test_fault_50_limits_are_shared_again_after_redis_recovers(serve: Serve) -> None:
+@pytest.mark.fault(50)
+async def test_limits_are_shared_again_after_redis_recovers(serve: Serve) -> None:
     """Redis is down at the start; usage during the outage is not charged to the shared limit."""
     with RedisServer() as redis:
         redis.kill()
@@ -222,7 +226,8 @@ async def test_fault_50_limits_are_shared_again_after_redis_recovers(serve: Serv
         assert redis.call("KEYS", "*") == [b"interlingua:/requests/"]
 
 
-async def test_fault_50_requests_do_not_wait_for_a_hanging_redis(
+@pytest.mark.fault(50)
+async def test_requests_do_not_wait_for_a_hanging_redis(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RedisServer() as redis:
@@ -263,7 +268,8 @@ def kill_redis(redis: RedisServer) -> Callable[[], object]:
     return redis.start
 
 
-async def test_fault_50_gateway_recovers_from_every_redis_failure(
+@pytest.mark.fault(50)
+async def test_gateway_recovers_from_every_redis_failure(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own part holds meanwhile, so everybody is answered; and nothing is left over."""

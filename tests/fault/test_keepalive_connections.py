@@ -19,10 +19,9 @@ PAIRS = 125
 """Of requests in a row from each of four clients: 500 for each way to close, 1,000 in all."""
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("how", [CLOSE, RESET], ids=["closed", "reset"])
-async def test_fault_17_connection_closed_during_reuse_loses_no_request(
-    serve: Serve, how: Step
-) -> None:
+async def test_connection_closed_during_reuse_loses_no_request(serve: Serve, how: Step) -> None:
     """The worker ends each connection some 2 ms after an answer; requests come about then."""
     luck = random.Random(17)
     script = [

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
@@ -70,7 +71,8 @@ async def get_dropped_traces(gateway: GatewayProcess) -> float:
     return float(dropped)
 
 
-async def test_fault_53_hanging_collector_drops_traces_and_no_responses(tmp_path: Path) -> None:
+@pytest.mark.fault(53)
+async def test_hanging_collector_drops_traces_and_no_responses(tmp_path: Path) -> None:
     with run_silent_listener() as (url, taken):
         async with run_gateway(tmp_path, url) as gateway:
             await send_chats(gateway, 1)
@@ -80,7 +82,8 @@ async def test_fault_53_hanging_collector_drops_traces_and_no_responses(tmp_path
             assert await gateway.stop() == 0
 
 
-async def test_fault_53_unreachable_collector_does_not_affect_responses(tmp_path: Path) -> None:
+@pytest.mark.fault(53)
+async def test_unreachable_collector_does_not_affect_responses(tmp_path: Path) -> None:
     with run_silent_listener() as (url, _):
         pass
     async with run_gateway(tmp_path, url) as gateway:
@@ -91,7 +94,8 @@ async def test_fault_53_unreachable_collector_does_not_affect_responses(tmp_path
     assert gateway.read_output().count("accepts nothing") <= 2
 
 
-async def test_fault_53_metrics_scraper_that_never_reads_does_not_affect_responses(
+@pytest.mark.fault(53)
+async def test_metrics_scraper_that_never_reads_does_not_affect_responses(
     tmp_path: Path,
 ) -> None:
     """Several of them, each asking for more pages than sockets hold."""

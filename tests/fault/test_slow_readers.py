@@ -21,7 +21,7 @@ from tests.fault.protocol_clients import (
     serve_gateway,
     wait_until,
 )
-from tests.fault.test_fault_25_26_27_29_invalid_responses import get_resident_memory
+from tests.fault.test_invalid_responses import get_resident_memory
 from tests.support.fakes import CHUNKED, chunk
 from tests.support.tcp_server import run_server
 
@@ -79,8 +79,9 @@ async def wait_until_blocked(flood: FloodState) -> int:
     return last
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize("client", [RELAYED, TRANSLATED], ids=lambda one: one.name)
-async def test_fault_33_unread_stream_pauses_its_worker_and_is_closed_after_idle_timeout(
+async def test_unread_stream_pauses_its_worker_and_is_closed_after_idle_timeout(
     serve: Serve, client: Client
 ) -> None:
     """After ``idle``, a second here. The system's buffers hold some megabytes."""
@@ -101,7 +102,8 @@ async def test_fault_33_unread_stream_pauses_its_worker_and_is_closed_after_idle
     assert (report.state, report.error) == ("up", ""), "the worker is not to blame"
 
 
-async def test_fault_33_other_clients_are_served_during_an_unread_stream(serve: Serve) -> None:
+@pytest.mark.fault(33)
+async def test_other_clients_are_served_during_an_unread_stream(serve: Serve) -> None:
     async with run_flooding_worker() as flood:
         front = await serve_gateway(serve, flood.url)
         with open_unread_stream(front, RELAYED):
@@ -111,7 +113,8 @@ async def test_fault_33_other_clients_are_served_during_an_unread_stream(serve: 
     assert {answer.status_code for answer in health} == {200}
 
 
-async def test_fault_33_slow_reader_is_not_disconnected(serve: Serve) -> None:
+@pytest.mark.fault(33)
+async def test_slow_reader_is_not_disconnected(serve: Serve) -> None:
     """It is always behind, and for longer than ``idle``; but no write waits so long."""
     async with run_flooding_worker() as flood:
         front = await serve_gateway(serve, flood.url, timeouts={"idle": "1s"})

@@ -55,7 +55,8 @@ async def send_slowly(port: int, first: bytes, rest: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def test_fault_34_slow_headers_and_bodies_time_out_and_others_are_served(
+@pytest.mark.fault(34)
+async def test_slow_headers_and_bodies_time_out_and_others_are_served(
     serve: Serve,
 ) -> None:
     """A head has so long, however it comes; a body may come slowly, and may not pause."""
@@ -99,8 +100,9 @@ async def open_idle_connections(port: int, most: int) -> AsyncIterator[list[sock
         yield connections
 
 
+@pytest.mark.fault(35)
 @pytest.mark.slow
-async def test_fault_35_idle_connections_above_the_limit_evict_only_idle_connections(
+async def test_idle_connections_above_the_limit_evict_only_idle_connections(
     tmp_path: Path,
 ) -> None:
     """A stream continues, and requests on new and kept connections are served."""
@@ -136,10 +138,9 @@ async def is_served(url: str) -> bool:
             return False
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_fault_36_gateway_survives_file_descriptor_exhaustion(
-    tmp_path: Path, loop: str
-) -> None:
+async def test_gateway_survives_file_descriptor_exhaustion(tmp_path: Path, loop: str) -> None:
     """Somebody takes them away from it; when they are back it serves at once."""
     async with GatewayProcess(tmp_path, build_config(admin=None), program=LOOPS[loop]) as gateway:
         soft, hard = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)
@@ -156,7 +157,8 @@ async def test_fault_36_gateway_survives_file_descriptor_exhaustion(
     assert len(lines) <= 40, "ten in each second that it had none, and in the one that began"
 
 
-async def test_fault_36_client_connections_use_at_most_half_of_the_descriptors(
+@pytest.mark.fault(36)
+async def test_client_connections_use_at_most_half_of_the_descriptors(
     tmp_path: Path,
 ) -> None:
     """Half of them is for workers, and for what else the gateway opens."""

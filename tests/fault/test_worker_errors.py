@@ -24,7 +24,8 @@ from tests.support.fakes import Reply
 FAILS = build_error_reply("500 Internal Server Error")
 
 
-async def test_fault_18_intermittently_failing_worker_is_ejected_by_failure_rate(
+@pytest.mark.fault(18)
+async def test_intermittently_failing_worker_is_ejected_by_failure_rate(
     serve: Serve,
 ) -> None:
     """Three of ten requests fail, never five in a row: only the rate tells."""
@@ -49,8 +50,9 @@ def build_busy_reply(seconds: int) -> Reply:
     return build_error_reply("429 Too Many Requests", retry_after=str(seconds))
 
 
+@pytest.mark.fault(19)
 @both
-async def test_fault_19_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ejected(
+async def test_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ejected(
     serve: Serve, *, stream: bool
 ) -> None:
     """Six requests at a time; one worker refuses each for which it has no place."""
@@ -77,9 +79,10 @@ async def test_fault_19_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ej
     assert limited[1].limit is None
 
 
+@pytest.mark.fault(19)
 @both
 @every_client
-async def test_fault_19_all_workers_busy_returns_429_with_the_shortest_retry_after(
+async def test_all_workers_busy_returns_429_with_the_shortest_retry_after(
     serve: Serve, client: Client, *, stream: bool
 ) -> None:
     async with (
@@ -97,7 +100,8 @@ async def test_fault_19_all_workers_busy_returns_429_with_the_shortest_retry_aft
     assert states == ["up", "up", "up"]
 
 
-async def test_fault_19_free_worker_serves_requests_while_another_is_busy(serve: Serve) -> None:
+@pytest.mark.fault(19)
+async def test_free_worker_serves_requests_while_another_is_busy(serve: Serve) -> None:
     """One worker of two says so: the other makes up for it."""
     async with (
         create_raw_worker(build_busy_reply(9)) as a,
@@ -119,11 +123,10 @@ PUSHBACK = [
 ]
 
 
+@pytest.mark.fault(20)
 @every_client
 @pytest.mark.parametrize("reply", PUSHBACK)
-async def test_fault_20_overloaded_worker_is_not_retried(
-    serve: Serve, client: Client, reply: Reply
-) -> None:
+async def test_overloaded_worker_is_not_retried(serve: Serve, client: Client, reply: Reply) -> None:
     async with create_raw_worker(reply) as worker:
         front = await serve_gateway(serve, worker, retries={"max": 5})
         answer = await send_request(front, client, stream=True)
@@ -135,10 +138,9 @@ async def test_fault_20_overloaded_worker_is_not_retried(
     assert (report.state, report.limit) == ("up", 1), "it is given less, and is not ill"
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("reply", PUSHBACK)
-async def test_fault_20_overloaded_worker_is_replaced_by_another_worker(
-    serve: Serve, reply: Reply
-) -> None:
+async def test_overloaded_worker_is_replaced_by_another_worker(serve: Serve, reply: Reply) -> None:
     async with create_raw_worker(reply) as a, create_raw_worker(build_good_reply(stream=True)) as b:
         front = await serve_gateway(serve, a, b)
         answer = await send_request(front, CHAT, stream=True)

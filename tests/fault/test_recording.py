@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.observability.recording import RecordedRequest, read_recordings
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
@@ -40,7 +42,8 @@ def read_whole(to: Path) -> tuple[list[RecordedRequest], int]:
     return [*reader], reader.skipped_lines
 
 
-async def test_fault_67_killed_process_leaves_readable_recordings(tmp_path: Path) -> None:
+@pytest.mark.fault(67)
+async def test_killed_process_leaves_readable_recordings(tmp_path: Path) -> None:
     """Killed at any moment, with requests running: at most the last line is cut off.
 
     The next process writes beside what is left, and reads nothing of it.
@@ -61,7 +64,8 @@ async def test_fault_67_killed_process_leaves_readable_recordings(tmp_path: Path
     assert total > 0
 
 
-async def test_fault_67_full_disk_costs_records_and_no_responses(tmp_path: Path) -> None:
+@pytest.mark.fault(67)
+async def test_full_disk_costs_records_and_no_responses(tmp_path: Path) -> None:
     """The limit of a file's size is reached as a full disk is; afterwards it is written again."""
     to = tmp_path / "recordings"
     async with GatewayProcess(tmp_path, build_recording_config(to)) as gateway:
@@ -87,7 +91,8 @@ async def test_fault_67_full_disk_costs_records_and_no_responses(tmp_path: Path)
     assert (len(records), skipped) == (9 - dropped, 0)
 
 
-async def test_fault_67_graceful_shutdown_writes_the_rest(tmp_path: Path) -> None:
+@pytest.mark.fault(67)
+async def test_graceful_shutdown_writes_the_rest(tmp_path: Path) -> None:
     """No request that was answered before SIGTERM is missing; several processes write each own."""
     to = tmp_path / "recordings"
     async with GatewayProcess(tmp_path, build_recording_config(to), "--processes", "2") as gateway:

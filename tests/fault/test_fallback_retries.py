@@ -68,6 +68,7 @@ def start_worker(reply: Reply) -> ScriptedWorker:
     return ScriptedWorker(reply, probed=HEALTHY)
 
 
+@pytest.mark.fault(57)
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_fallback_to_same_workers_stays_within_retry_budget(
     serve: Serve, failure: str
@@ -85,6 +86,7 @@ async def test_fallback_to_same_workers_stays_within_retry_budget(
     assert not list_repeated_attempts(workers)
 
 
+@pytest.mark.fault(57)
 @pytest.mark.parametrize("failure", [*FAILURES, "unreachable"])
 async def test_fallback_to_other_workers_loses_no_request(serve: Serve, failure: str) -> None:
     async with AsyncExitStack() as stack:

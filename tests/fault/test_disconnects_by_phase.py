@@ -32,9 +32,10 @@ Keep = Callable[[str, object], None]
 HANGING = 2.0
 
 
+@pytest.mark.fault(30)
 @both
 @every_client
-async def test_fault_30_client_disconnect_in_the_queue_sends_no_upstream_request(
+async def test_client_disconnect_in_the_queue_sends_no_upstream_request(
     serve: Serve, client: Client, *, stream: bool
 ) -> None:
     gate = asyncio.Event()
@@ -65,10 +66,11 @@ BEFORE: dict[str, Reply] = {
 }
 
 
+@pytest.mark.fault(31)
 @both
 @every_client
 @pytest.mark.parametrize("reply", BEFORE.values(), ids=BEFORE)
-async def test_fault_31_client_disconnect_before_the_first_token_cancels_the_worker(
+async def test_client_disconnect_before_the_first_token_cancels_the_worker(
     serve: Serve, client: Client, reply: Reply, record_property: Keep, *, stream: bool
 ) -> None:
     async with create_raw_worker(reply) as worker:
@@ -86,8 +88,9 @@ async def test_fault_31_client_disconnect_before_the_first_token_cancels_the_wor
     assert [one.state for one in get_worker_reports(front)] == ["up"]
 
 
+@pytest.mark.fault(32)
 @every_client
-async def test_fault_32_client_disconnect_mid_stream_cancels_the_worker(
+async def test_client_disconnect_mid_stream_cancels_the_worker(
     serve: Serve, client: Client, record_property: Keep
 ) -> None:
     """And what it got until then is recorded."""
@@ -105,10 +108,9 @@ async def test_fault_32_client_disconnect_mid_stream_cancels_the_worker(
     assert [one.state for one in get_worker_reports(front)] == ["up"]
 
 
+@pytest.mark.fault(32)
 @every_client
-async def test_fault_32_client_disconnects_do_not_affect_other_clients(
-    serve: Serve, client: Client
-) -> None:
+async def test_client_disconnects_do_not_affect_other_clients(serve: Serve, client: Client) -> None:
     """Ten leave, ten stay; each worker's answer ends with its own client."""
     gate = asyncio.Event()
     async with create_raw_worker([SAYS, gate, STREAM.removeprefix(SAYS)]) as worker:
