@@ -32,6 +32,7 @@ from gateway.routing.router import (
     compile_model,
 )
 from gateway.runtime.process import compute_max_clients
+from gateway.store.response_store import MemoryResponseStore, ResponseStore, get_store_limits
 from protocols import PROTOCOLS
 from protocols.core.catalog import ModelInfo
 from protocols.core.interfaces import (
@@ -296,6 +297,24 @@ def build_jwt_verifier(
 
     names = schema.map_model_names(config.models)
     return JwtVerifier(config.identity, names, issuer, wall_clock)
+
+
+def build_response_store(
+    config: schema.ResponseStoreConfig, wall_clock: Callable[[], float]
+) -> ResponseStore | None:
+    """Build the configured store; None if nothing is stored."""
+    if not config.enabled:
+        return None
+    limits = get_store_limits(config)
+    if config.sqlite is not None:
+        from gateway.store.sqlite_store import SqliteResponseStore  # noqa: PLC0415 - nobody else needs its library
+
+        return SqliteResponseStore(config.sqlite, limits, wall_clock)
+    if config.redis is not None:
+        from gateway.store.redis_store import RedisResponseStore  # noqa: PLC0415 - redis may not be installed
+
+        return RedisResponseStore(config, limits, wall_clock)
+    return MemoryResponseStore(limits, wall_clock)
 
 
 def compute_body_budget(limits: schema.ServerLimitsConfig) -> int:

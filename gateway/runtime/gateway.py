@@ -30,7 +30,7 @@ from gateway.pipeline.state import Stage
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.runtime.build import cap_connections, compute_body_budget
+from gateway.runtime.build import build_response_store, cap_connections, compute_body_budget
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 from gateway.runtime.shutdown import Service, ServiceStack, drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -42,7 +42,7 @@ from gateway.runtime.telemetry import (
     set_up_usage,
 )
 from gateway.store.references import ReferenceLoader
-from gateway.store.response_store import MemoryResponseStore, create_response_store
+from gateway.store.response_store import MemoryResponseStore
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def set_up_response_store(
     process_group: "ProcessGroup | None",
 ) -> GatewayServices:
     """Set up the store of responses, if they are stored. Returns the services."""
-    store = create_response_store(config, services.wall_clock)
+    store = build_response_store(config, services.wall_clock)
     if process_group is not None and isinstance(store, MemoryResponseStore):
         log.info(
             "each process stores its own responses; give stored_responses an sqlite file or a "

@@ -51,7 +51,7 @@ class RedisResponseStore:
         from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
         from redis.exceptions import RedisError  # noqa: PLC0415 - as above
 
-        assert config.redis is not None  # noqa: S101 - as create_response_store checks
+        assert config.redis is not None  # noqa: S101 - as build_response_store checks
         more: Any = {} if config.tls is None else {"ssl_ca_certs": config.tls.ca}
         self._redis: Any = Redis.from_url(
             config.redis.reveal(),

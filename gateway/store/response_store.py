@@ -1,4 +1,4 @@
-"""The interface of response stores, their creation, and the store in memory."""
+"""The interface of response stores, and the store in memory."""
 
 import logging
 from collections import OrderedDict
@@ -71,24 +71,6 @@ def get_store_limits(config: ResponseStoreConfig) -> StoreLimits:
     return StoreLimits(
         config.retention, config.responses_per_key, config.bytes_per_key, config.memory
     )
-
-
-def create_response_store(
-    config: ResponseStoreConfig, wall_clock: Callable[[], float]
-) -> ResponseStore | None:
-    """Create the configured store; None if nothing is stored."""
-    if not config.enabled:
-        return None
-    limits = get_store_limits(config)
-    if config.sqlite is not None:
-        from gateway.store.sqlite_store import SqliteResponseStore  # noqa: PLC0415 - nobody else needs its library
-
-        return SqliteResponseStore(config.sqlite, limits, wall_clock)
-    if config.redis is not None:
-        from gateway.store.redis_store import RedisResponseStore  # noqa: PLC0415 - redis may not be installed
-
-        return RedisResponseStore(config, limits, wall_clock)
-    return MemoryResponseStore(limits, wall_clock)
 
 
 class _StoredEntry(Struct, frozen=True):

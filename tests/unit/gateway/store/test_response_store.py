@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.schema import ResponseStoreConfig
+from gateway.runtime.build import build_response_store
 from gateway.store.redis_store import RedisResponseStore
 from gateway.store.response_store import (
     MemoryResponseStore,
     ResponseStore,
     StoreUnavailable,
     count_stored_bytes,
-    create_response_store,
 )
 from gateway.store.sqlite_store import SqliteResponseStore
 from protocols.core.interfaces import StoredResponse
@@ -55,7 +55,7 @@ async def create(
         elif request.param == "redis":
             url = request.getfixturevalue("redis").url
             config = replace(config, redis=Secret(url), prefix=tmp_path.name)
-        store = create_response_store(config, clock)
+        store = build_response_store(config, clock)
         assert store is not None
         stores.append(store)
         return store
@@ -145,7 +145,7 @@ async def test_response_larger_than_the_limit_is_not_stored(
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_old_responses_expire(kind: str, tmp_path: Path, clock: FakeClock) -> None:
     config = CONFIG if kind == "memory" else replace(CONFIG, sqlite=str(tmp_path / "r.db"))
-    store: Any = create_response_store(config, clock)
+    store: Any = build_response_store(config, clock)
     await store.add_response("a", response("1"))
     clock.now += 60
     await store.add_response("a", response("2"))
@@ -161,7 +161,7 @@ async def test_old_responses_expire(kind: str, tmp_path: Path, clock: FakeClock)
 
 
 async def test_memory_of_all_owners_is_limited(clock: FakeClock) -> None:
-    store: Any = create_response_store(CONFIG, clock)
+    store: Any = build_response_store(CONFIG, clock)
     size = count_stored_bytes(response("1", 800))
     for owner in "abc":
         await store.add_response(owner, response("1", 800))
@@ -175,7 +175,7 @@ async def test_memory_of_all_owners_is_limited(clock: FakeClock) -> None:
 
 
 def test_nothing_is_stored_if_it_is_turned_off(clock: FakeClock) -> None:
-    assert create_response_store(ResponseStoreConfig(enabled=False), clock) is None
+    assert build_response_store(ResponseStoreConfig(enabled=False), clock) is None
 
 
 # --- SQLite ---------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_nothing_is_stored_if_it_is_turned_off(clock: FakeClock) -> None:
 async def test_file_is_shared_and_private(tmp_path: Path, clock: FakeClock) -> None:
     path = tmp_path / "responses.db"
     config = replace(CONFIG, sqlite=str(path))
-    first, second = (create_response_store(config, clock) for _ in "12")
+    first, second = (build_response_store(config, clock) for _ in "12")
     assert first is not None
     assert second is not None
 
@@ -202,7 +202,7 @@ async def test_unusable_file_is_reported(
 ) -> None:
     path = tmp_path / "responses.db"
     path.write_text("this is no database, and long enough to be seen as none" * 100)
-    store: Any = create_response_store(replace(CONFIG, sqlite=str(path)), clock)
+    store: Any = build_response_store(replace(CONFIG, sqlite=str(path)), clock)
 
     with caplog.at_level(logging.WARNING, "interlingua"):
         await store.add_response("a", response("1"))
@@ -223,7 +223,7 @@ async def test_unreachable_redis_is_reported_without_its_url(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = replace(CONFIG, redis=Secret("redis://user:canary-password@127.0.0.1:1/0"))
-    store: Any = create_response_store(config, clock)
+    store: Any = build_response_store(config, clock)
 
     with caplog.at_level(logging.WARNING, "interlingua"):
         await store.add_response("a", response("1"))
@@ -242,7 +242,7 @@ async def test_responses_in_redis_expire_by_themselves(
     redis: RedisServer, clock: FakeClock
 ) -> None:
     config = replace(CONFIG, redis=Secret(redis.url), prefix="expiry")
-    store: Any = create_response_store(config, clock)
+    store: Any = build_response_store(config, clock)
     await store.add_response("a", response("1"))
 
     client = store._redis
