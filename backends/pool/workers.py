@@ -210,7 +210,8 @@ class WorkerState(Struct, eq=False):
             self.model_limits_from.clear()
             until = self.health.get_unavailable_until(now)
             duration = "now" if until is None else f"for {until - now:.3g} s"
-            log.warning("worker %s ejected %s: %s", self.config.url, duration, reason)
+            text = str(reason) or type(reason).__name__  # some exceptions have no text
+            log.warning("worker %s ejected %s: %s", self.config.url, duration, text)
         elif state == "up" != self.logged_state:
             log.warning("worker %s is back in rotation", self.config.url)
         self.logged_state = state

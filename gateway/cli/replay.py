@@ -282,6 +282,11 @@ def _print_result(progress: "ReplayProgress", folder: Path) -> None:
         f"{stopped}{progress.sent:,} of {progress.total:,} requests were sent, "
         f"{progress.failed:,} of them failed; the results are in {folder}"
     )
+    if progress.not_sent:
+        click.echo(
+            f"  {progress.not_sent:,} could not be sent, since no worker could be reached; "
+            "the same command sends them again"
+        )
     if progress.unsupported:
         click.echo(
             f"  {progress.unsupported:,} were not sent: no listener of the configuration has "

@@ -17,7 +17,7 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.observability.record import RequestOutcome, ignore_record
+from gateway.observability.record import RequestOutcome, RequestRecord
 from gateway.observability.recording import (
     PLAIN_SUFFIX,
     RecordedRequest,
@@ -27,6 +27,7 @@ from gateway.observability.recording import (
 )
 from gateway.runtime.gateway import Gateway, build_services
 from gateway.tools.replay.target import ReplayRequest, ReplayTarget
+from protocols.core.errors import WorkerUnreachable
 
 INCOMING: Final = "incoming"
 """The folder in the output folder in which the gateway records."""
@@ -50,6 +51,8 @@ class ReplayProgress(Struct):
     """Those with a status of 400 or more, or without a response."""
     unsupported: int = 0
     """Requests of protocols that the target does not serve."""
+    not_sent: int = 0
+    """Requests that no worker could be reached for; they have no result."""
     is_interrupted: bool = False
 
 
@@ -82,6 +85,8 @@ class Replay:
         self._report = report
         self._slots = asyncio.Semaphore(concurrency)
         self._views: dict[str, _ClientView] = {}
+        self._unreachable: set[str] = set()
+        """The ids of requests that reached no worker."""
         self._sending: asyncio.Task[None] | None = None
         self.progress = ReplayProgress(len(requests))
 
@@ -93,7 +98,7 @@ class Replay:
 
     async def run(self) -> None:
         """Send all requests. Raises OSError, and WorkerError if a backend can't start."""
-        services = replace(build_services(), observe_request=ignore_record)
+        services = replace(build_services(), observe_request=self._observe_request)
         limits = replace(self._target.config.limits, shutdown_delay=0.0, drain_timeout=1.0)
         gateway = Gateway(replace(self._target.config, limits=limits), services)
         try:
@@ -171,10 +176,24 @@ class Replay:
                 view = self._views.pop(result.id, None)
                 if view is None and result.outcome == "cancelled":
                     continue  # by the interruption
+                if result.id in self._unreachable:
+                    self._count_not_sent()
+                    continue
                 self._write(write, result)
             for request_id, view in self._views.items():
                 self._write(write, _describe_view(originals[request_id], view))
         shutil.rmtree(incoming, ignore_errors=True)
+
+    def _observe_request(self, record: RequestRecord) -> None:
+        errors = {failure.error for failure in record.worker_failures}
+        if record.status >= _SERVER_ERROR and errors == {WorkerUnreachable.__name__}:
+            self._unreachable.add(record.id)
+
+    def _count_not_sent(self) -> None:
+        """A request did not reach its target, of which it says nothing; a further run sends it."""
+        self.progress.sent -= 1
+        self.progress.failed -= 1
+        self.progress.not_sent += 1
 
     def _write(self, write: Callable[[bytes], object], result: RecordedRequest) -> None:
         result.replay_of, result.replay_target = result.id, self._target.name

@@ -16,11 +16,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.interfaces import Timeouts
+from backends.pool.settings import CircuitBreakerSettings, PoolSettings, QueueSettings
 from gateway.config.listeners import listeners_by_id
 from gateway.config.loader import build_default_listener, load_bytes
 from gateway.config.registry import ProtocolRegistry
 from gateway.config.schema import (
     ApiKeyConfig,
+    BackendConfig,
     Config,
     DefaultsConfig,
     ListenerConfig,
@@ -242,6 +245,7 @@ def _build_target(
     defaults: DefaultsConfig = replace(config.defaults, limits=None, record=record)
     config = replace(
         config,
+        backends={one: _keep_load(backend) for one, backend in config.backends.items()},
         listeners=tuple(map(_listen_on_loopback, config.listeners))
         or (_listen_on_loopback(build_default_listener(ProtocolRegistry(PROTOCOLS))),),
         admin=None,
@@ -255,6 +259,31 @@ def _build_target(
         observe=ObservabilityConfig(),
     )
     return ReplayTarget(config, name, key_secrets, is_redirected)
+
+
+_NEVER: Final = 1 << 30
+_CONNECT_TIMEOUT: Final = 60.0
+_QUEUE: Final = QueueSettings(max=100_000, wait=3600.0)
+_BREAKER: Final = CircuitBreakerSettings(
+    consecutive_failures=_NEVER, failure_rate=1.0, min_requests=_NEVER
+)
+
+
+def _keep_load(backend: BackendConfig) -> BackendConfig:
+    """The backend without whatever would refuse requests on behalf of its workers.
+
+    No worker is ejected, no queue is full, and a slow connection is waited for.
+    """
+    if not isinstance(backend, PoolSettings):
+        return backend
+    timeouts = backend.timeouts or Timeouts()
+    return replace(
+        backend,
+        breaker=_BREAKER,
+        queue=_QUEUE,
+        health=replace(backend.health, fall=_NEVER),
+        timeouts=replace(timeouts, connect=max(timeouts.connect, _CONNECT_TIMEOUT)),
+    )
 
 
 def _listen_on_loopback(listener: ListenerConfig) -> ListenerConfig:
