@@ -135,7 +135,7 @@ class AttemptTimeouts:
     async def wait_response(
         self, pending_response: Coroutine[Any, Any, UpstreamResponse]
     ) -> UpstreamResponse:
-        """Await ``opening`` and return the response. Raises DeadlineExceeded."""
+        """Await ``pending_response`` and return the response. Raises DeadlineExceeded."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled = task.cancelling()
@@ -467,8 +467,8 @@ class Attempt(AttemptTimeouts):
     async def read_next(self, sink: EventSink | None = None) -> StreamItem:
         """The next item; the last one ends with StreamEnd. Raises as ``begin`` does.
 
-        ``take`` receives items as they arrive; returned is the last item, or an empty one if
-        ``take`` accepts no more at once.
+        ``sink`` receives items as they arrive; returned is the last item, or an empty one if
+        ``sink`` accepts no more at once.
         """
         response = self._response
         assert response is not None  # noqa: S101 - it has begun

@@ -149,7 +149,7 @@ def _has_one_label(config: dict[str, Any]) -> bool:
 
 
 def _has_label_names(config: dict[str, Any]) -> bool:
-    """Whether a classifier names its labels; transformers calls them ``LABEL_0`` and so on."""
+    """Whether a classifier names its labels; transformers calls them LABEL_0 and so on."""
     labels = config.get("id2label")
     return isinstance(labels, dict) and not any(
         str(name).startswith("LABEL_") for name in labels.values()

@@ -83,7 +83,7 @@ def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> Explai
 def explain_sticky_sources(
     sources: Sequence[str], attributes: RequestAttributes, *, include_values: bool
 ) -> list[ExplainedStickySource]:
-    """The sticky sources up to the first that is present; with ``said`` also its value."""
+    """The sticky sources up to the first present one; ``include_values`` adds its value."""
     explained = []
     for source in sources:
         text = attributes.read_source(source)
@@ -171,7 +171,7 @@ def explain_limits(model: Model, context: RequestContext, max_body_size: int) ->
 def explain_upstream_request(
     url: str, upstream_request: UpstreamRequest, max_body_size: int | None
 ) -> ExplainedUpstreamRequest:
-    """A request to a worker, with at most ``most`` bytes of its body."""
+    """A request to a worker, with at most ``max_body_size`` bytes of its body."""
     body = upstream_request.body[:max_body_size]
     text, is_text = _decode_body_text(body)
     return ExplainedUpstreamRequest(

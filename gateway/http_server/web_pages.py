@@ -32,7 +32,7 @@ def is_local_host(name: str) -> bool:
 
 
 def names_local_host(header: str) -> bool:
-    """Whether a header ``Host`` names this machine."""
+    """Whether the value of a Host header names this machine."""
     match = _HOST.fullmatch(header)
     return match is not None and is_local_host(match[1])
 

@@ -80,7 +80,7 @@ class BackgroundWriter(Generic[ItemT]):
                 self._abandoned += self._write([self._waiting.popleft() for _ in batch])
 
     def _wait_for_items(self) -> None:
-        """Block until an item arrives, the writer closes or ``max_idle`` is over."""
+        """Block until an item arrives, the writer closes or the longest idle time is over."""
         if self._max_idle is not None:
             self._abandoned += self._write(())
         self._idle = True

@@ -131,7 +131,10 @@ class Responder(Struct, eq=False):
     async def run(  # noqa: PLR0912 - a branch for each way in which a response may end
         self, running_requests: set[CancellableRequest], *, stream: bool
     ) -> None:
-        """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
+        """Write the response; meanwhile it is one of ``running_requests``.
+
+        Raises GatewayError before the first byte.
+        """
         task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._request.context

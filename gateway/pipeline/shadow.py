@@ -143,7 +143,7 @@ class ResponseSummary:
     def build_side(self, target: tuple[str, str], outcome: tuple[ShadowOutcome, str]) -> ShadowSide:
         """The summary so far.
 
-        ``target`` is a model and its version, ``how`` the outcome and the error's class name.
+        ``target`` is a model and its version, ``outcome`` comes with the error's class name.
         """
         return ShadowSide(
             *target,

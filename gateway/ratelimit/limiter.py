@@ -392,7 +392,7 @@ class RateLimiter:
     ) -> None:
         """The limits of models are by model, not by alias.
 
-        ``others`` are the limits of each principal with a JWT instead of an API key.
+        ``token_limits`` are the limits of each principal with a JWT instead of an API key.
         """
         self.registry = registry
         self._clock = registry.clock

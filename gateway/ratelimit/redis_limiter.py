@@ -233,7 +233,7 @@ class LeasedBucket:
     def __init__(
         self, terms: LeaseTerms, local_counter: TokenBucket | DailyBudget, lease: Lease
     ) -> None:
-        """``own`` is the counter of this process's part of the limit."""
+        """``local_counter`` is the counter of this process's part of the limit."""
         self.scope: LimitScope = local_counter.scope
         self.amount = local_counter.amount
         self.description = terms.description
@@ -392,7 +392,7 @@ class LeasedSlots:
     )
 
     def __init__(self, terms: LeaseTerms, local_counter: ConcurrencyLimit, lease: Lease) -> None:
-        """``own`` is the counter of this process's part of the limit."""
+        """``local_counter`` is the counter of this process's part of the limit."""
         self.scope: LimitScope = local_counter.scope
         self.amount = local_counter.amount
         self.description = terms.description

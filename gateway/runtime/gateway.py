@@ -68,7 +68,10 @@ class SocketSource(Protocol):
 
 
 async def warm_backend(name: str, backend: Backend, warmup_timeout: float) -> str:
-    """Start a backend and warm it up for at most ``within`` seconds; returns the error or ""."""
+    """Start a backend and warm it up for at most ``warmup_timeout`` seconds.
+
+    Returns the error, or "".
+    """
     try:
         await backend.start()
         async with asyncio.timeout(warmup_timeout):
@@ -518,7 +521,7 @@ class Gateway:
         new_listeners: Mapping[listeners.ListenerId, Listener],
         tls_contexts: TlsContexts,
     ) -> None:
-        """Make ``now`` the current snapshot, atomically for requests."""
+        """Make ``snapshot`` the current one, atomically for requests."""
         previous, self._current = self._current, snapshot
         self._request_recorder.start()
         snapshot.router.ready = not self._is_draining

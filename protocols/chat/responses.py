@@ -77,7 +77,7 @@ MappingFactory = Callable[[Mapping[str, Any]], Struct]
 
 @lru_cache(maxsize=256)
 def create_object_factory(keys: tuple[str, ...], *constants: tuple[str, bytes]) -> ObjectFactory:
-    """A factory of objects with ``keys`` in their order; ``known`` are constant values, as JSON.
+    """A factory of objects with ``keys`` in their order; ``constants`` are JSON values.
 
     The result is cached for all styles with the same keys.
     """

@@ -484,7 +484,7 @@ def parse_cors_origin(text: str) -> str:
 
 
 def parse_device(text: str) -> str:
-    """The device of a local model: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
+    """The device of a local model: auto, cpu, cuda or cuda:1."""
     if not _DEVICE.fullmatch(text):
         raise ValueError("is not a device; write auto, cpu, cuda or cuda:1")
     return text

@@ -166,7 +166,7 @@ class WorkerClient:
     # --- requests ---------------------------------------------------------------------------------
 
     def text_request(self, text: str, **options: Any) -> GenerationRequest:
-        """A request with ``text``, greedy and short unless ``more`` says otherwise."""
+        """A request with ``text``, greedy and short unless ``options`` say otherwise."""
         if self.target.mode == "prompt":
             return self.prompt_request(text, **options)
         return self.chat_request(Message("user", (TextPart(text),)), **options)
@@ -347,7 +347,7 @@ async def run_concurrently(*requests: Any) -> list[WorkerResponse]:
 
 
 def expect(condition: object, message: str) -> None:
-    """Raises UnexpectedResponse ``otherwise``."""
+    """Raises UnexpectedResponse with ``message`` unless ``condition`` holds."""
     if not condition:
         raise UnexpectedResponse(message)
 

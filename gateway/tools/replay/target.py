@@ -143,7 +143,7 @@ def build_config_target(
 ) -> ReplayTarget:
     """Requests for these recorded models go to ``target`` of a configuration.
 
-    ``target`` is ``MODEL`` or ``MODEL@VERSION``; with None, the configuration routes. Recordings
+    ``target`` is MODEL or MODEL@VERSION; with None, the configuration routes. Recordings
     are written to ``folder``. Raises TargetError.
     """
     record = RecordConfig(
