@@ -106,9 +106,10 @@ def enum_of(*values: Any) -> Schema:
     return {"enum": list(values)}
 
 
-def array_of(items: Schema, **limits: int) -> Schema:
-    """A list; ``limits`` are JSON Schema's ``minItems`` and ``maxItems``."""
-    return {"type": "array", "items": items, **limits}
+def array_of(items: Schema, **limits: int | None) -> Schema:
+    """A list; ``limits`` are JSON Schema's ``minItems`` and ``maxItems``, None for no limit."""
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    return {"type": "array", "items": items, **known}
 
 
 def map_of(values: Schema, **limits: Any) -> Schema:

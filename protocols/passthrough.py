@@ -178,6 +178,7 @@ class _CompiledRule(Struct, frozen=True):
             return EmbeddingRequest(
                 model=model,
                 inputs=inputs,
+                encoding=getattr(body, "encoding_format", None) or "float",
                 timeout=timeout,
                 labels=labels,
                 context_length=context_length,
@@ -363,7 +364,8 @@ class PassthroughRules:
         create_decoder = partial(self._create_decoder, request)
         if not request.stream:
             names = NameReplacer(response.names)
-            return StandardUnaryReader(create_decoder, names, self._finish_reasons)
+            encoding = request.encoding if isinstance(request, EmbeddingRequest) else None
+            return StandardUnaryReader(create_decoder, names, self._finish_reasons, encoding)
         return StreamPassthroughReader(
             create_decoder(), partial(response.create_encoder, request), forwards=forwards
         )
@@ -570,12 +572,17 @@ class StandardUnaryReader(UnaryPassthroughReader):
         create_decoder: Callable[..., UnaryDecoder],
         names: NameReplacer,
         finish_reasons: frozenset[str],
+        encoding: Literal["float", "base64"] | None = None,
     ) -> None:
-        """``create_decoder`` is a DecoderFactory without its first argument."""
+        """``create_decoder`` is a DecoderFactory without its first argument.
+
+        ``encoding`` is the form of vectors that the client asked for, if the response has any.
+        """
         self._skimmer = create_decoder(skims=True)
         super().__init__(self._skimmer, names)
         self._create_decoder = create_decoder
         self._finish_reasons = finish_reasons
+        self._encoding = encoding
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""
@@ -594,6 +601,8 @@ class StandardUnaryReader(UnaryPassthroughReader):
         """Whether the client may have the body as the worker wrote it."""
         if _has_ignored_usage(events):
             return False
+        if self._encoding is not None and not _has_encoding(body, self._encoding):
+            return False
         choices = self._skimmer.unary_choices
         for choice in choices:
             message = choice.message
@@ -609,6 +618,15 @@ class StandardUnaryReader(UnaryPassthroughReader):
                 return False
         # Embeddings may be large, and have no text.
         return not (choices and b"\\u00" in body and _ESCAPED_LETTER.search(body))
+
+
+_VECTOR: Final = re.compile(rb'"embedding"\s*:\s*(["\[])')
+
+
+def _has_encoding(body: bytes, encoding: str) -> bool:
+    """Whether the first vector of a response has this form; none has any form."""
+    match = _VECTOR.search(body)
+    return match is None or (match[1] == b'"') == (encoding == "base64")
 
 
 _decode_chunk: Final = msgspec.json.Decoder(TextChunk).decode

@@ -266,6 +266,11 @@ class Anthropic:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return upstream.find_unsupported_parameters(request, names, self.name)
 
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        del request
+        return frozenset({upstream.CACHE_KEY})
+
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return upstream.encode_request(request, self.name)

@@ -4,13 +4,14 @@ A client's own message goes to a worker as it is, with the worker's model name: 
 more of the protocol than the internal request does.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from protocols import params
 from protocols.anthropic.decoder import MessageDecoder
@@ -23,7 +24,7 @@ from protocols.anthropic.requests import (
 )
 from protocols.chat.tools import restrict_tools
 from protocols.core import loss
-from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
+from protocols.core.errors import UnsupportedFeature, WorkerFailed
 from protocols.core.events import Event, StreamEnd, TextDelta
 from protocols.core.interfaces import (
     ClientRequest,
@@ -50,6 +51,7 @@ from protocols.core.request import (
     TextPart,
     TokenizeRequest,
     Tool,
+    ToolCall,
     VideoPart,
 )
 from protocols.core.token_counts import has_implausible_counts
@@ -184,10 +186,27 @@ def _write_tool(tool: Tool) -> dict[str, Any]:
     fields = {
         "name": tool.name,
         "description": tool.description,
-        "input_schema": tool.parameters or _EMPTY_SCHEMA,
+        "input_schema": _write_schema(tool.parameters),
         "strict": tool.strict,
+        **_find_cache_mark(tool),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+class _SchemaType(Struct):
+    type: Any = None
+
+
+_decode_schema_type = msgspec.json.Decoder(_SchemaType).decode
+
+
+def _write_schema(schema: Raw | None) -> Any:
+    """The schema of a tool's arguments; its type is required."""
+    if schema is None:
+        return _EMPTY_SCHEMA
+    if _decode_schema_type(schema).type is not None:
+        return schema
+    return {"type": "object", **_decode_object(schema)}
 
 
 def _write_reasoning(request: GenerationRequest, *, body_limit: int) -> dict[str, Any]:
@@ -220,13 +239,15 @@ def _list_messages(request: GenerationRequest) -> Sequence[Message]:
     return (Message("user", (TextPart(prompt),)),)
 
 
-def _write_messages(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
-    """The text of the system, and the turns that follow.
+def _write_messages(
+    messages: Sequence[Message],
+) -> tuple[str | list[dict[str, Any]], list[dict[str, Any]]]:
+    """The text of the system, or its blocks if one is marked for the cache, and the turns.
 
     All results of one turn's tools stand in one message, which the user's next text joins.
     """
     count = next((i for i, one in enumerate(messages) if one.role not in _SYSTEM_ROLES), 0)
-    system = "\n\n".join(filter(None, (one.text for one in messages[:count])))
+    system = _write_system(messages[:count])
     turns: list[dict[str, Any]] = []
     has_results = False
     for message in messages[count:]:
@@ -241,6 +262,41 @@ def _write_messages(messages: Sequence[Message]) -> tuple[str, list[dict[str, An
         if len(turn["content"]) == 1 and turn["content"][0].keys() == {"type", "text"}:
             turn["content"] = turn["content"][0]["text"]
     return system, turns
+
+
+def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
+    blocks = [block for one in messages for block in _write_blocks(one)]
+    if any(CACHE_KEY in block for block in blocks):
+        return blocks
+    return "\n\n".join(filter(None, (one.text for one in messages)))
+
+
+CACHE_KEY: Final = "cache_control"
+"""The key of a mark for the prompt cache; clients of other protocols send it, too."""
+
+
+def _find_cache_mark(*items: Message | ContentPart | ToolCall | Tool) -> dict[str, Any]:
+    """The mark of one of these objects, as a field of a block."""
+    for item in items:
+        for path, value in item.extra.values.items() if item.extra is not None else ():
+            if path[-1] == CACHE_KEY:
+                return {CACHE_KEY: value}
+    return {}
+
+
+_SAFE_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_UNSAFE_CHARACTERS: Final = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def _make_safe_id(name: str) -> str:
+    """The id of a call as the service takes it: the same one in the call and in its result.
+
+    Clients keep their own id, since the service names only its own calls.
+    """
+    if _SAFE_ID.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{_UNSAFE_CHARACTERS.sub('_', name)[:48]}_{digest}"
 
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -259,40 +315,51 @@ def _write_blocks(message: Message) -> Iterator[dict[str, Any]]:
             plain = all(block["type"] == "text" for block in content)
             yield {
                 "type": "tool_result",
-                "tool_use_id": message.tool_call_id or message.name or "",
+                "tool_use_id": _make_safe_id(message.tool_call_id or message.name or ""),
                 "content": "\n".join(block["text"] for block in content) if plain else content,
                 **({"is_error": True} if message.is_error else {}),
+                **_find_cache_mark(message, *(message.parts if plain else ())),
             }
         case _:
-            yield from _write_parts(message.parts)
+            blocks = list(_write_parts(message.parts))
             for call in message.tool_calls:
                 arguments = _read_arguments(call.arguments, custom=call.kind == "custom")
-                yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+                block = {"type": "tool_use", "id": _make_safe_id(call.id), "name": call.name}
+                blocks.append({**block, "input": arguments, **_find_cache_mark(call)})
+            if blocks and (mark := _find_cache_mark(message)):
+                blocks[-1] = {**mark, **blocks[-1]}
+            yield from blocks
 
 
 def _write_parts(parts: Iterable[ContentPart]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        match part:
-            case ReasoningPart(redacted=str() as data):
-                yield {"type": "redacted_thinking", "data": data}
-            case ReasoningPart(text, str() as signature):
-                yield {"type": "thinking", "thinking": text, "signature": signature}
-            case ImagePart(url):
-                yield {"type": "image", "source": _write_image_source(url)}
-            case FilePart(file_data=str() as data):
-                media_type, encoded = _split_data_url(data, "application/pdf")
-                source = {"type": "base64", "media_type": media_type, "data": encoded}
-                title = {} if part.filename is None else {"title": part.filename}
-                yield {"type": "document", "source": source, **title}
-            case FilePart():
-                text = "The model's workers do not have files of another service."
-                raise UnsupportedFeature(text, param="messages")
-            case ReasoningPart() | AudioPart() | VideoPart():
-                pass  # reported as losses
-            case _ if part.text:
-                yield _write_text(part.text)
-            case _:
-                pass
+        mark = _find_cache_mark(part)
+        for block in _write_part(part):
+            yield {**block, **mark} if mark else block
+
+
+def _write_part(part: ContentPart) -> Iterator[dict[str, Any]]:
+    match part:
+        case ReasoningPart(redacted=str() as data):
+            yield {"type": "redacted_thinking", "data": data}
+        case ReasoningPart(text, str() as signature):
+            yield {"type": "thinking", "thinking": text, "signature": signature}
+        case ImagePart(url):
+            yield {"type": "image", "source": _write_image_source(url)}
+        case FilePart(file_data=str() as data):
+            media_type, encoded = _split_data_url(data, "application/pdf")
+            source = {"type": "base64", "media_type": media_type, "data": encoded}
+            title = {} if part.filename is None else {"title": part.filename}
+            yield {"type": "document", "source": source, **title}
+        case FilePart():
+            text = "The model's workers do not have files of another service."
+            raise UnsupportedFeature(text, param="messages")
+        case ReasoningPart() | AudioPart() | VideoPart():
+            pass  # reported as losses
+        case _ if part.text:
+            yield _write_text(part.text)
+        case _:
+            pass
 
 
 def _write_text(text: str) -> dict[str, Any]:
@@ -321,8 +388,18 @@ def _read_arguments(text: str, *, custom: bool) -> dict[str, Any]:
     try:
         return _decode_object(text) if text.strip() else {}
     except JSON_ERRORS:
-        problem = "the arguments of an earlier tool call must be a JSON object"
-        raise InvalidParameter(problem, param="messages", got=text[:64]) from None
+        return {"arguments": text}
+
+
+def _is_half_written(call: ToolCall) -> bool:
+    """Whether the arguments are no JSON object, as those of a call that was cut."""
+    if call.kind == "custom" or not call.arguments.strip():
+        return False
+    try:
+        _decode_object(call.arguments)
+    except JSON_ERRORS:
+        return True
+    return False
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -341,16 +418,14 @@ def find_unsupported_parameters(
         support["stopping.overflow"] = ParameterSupport("")
     is_own = request.source in ("", source)
     found = loss.find_unsupported_parameters(request, support, names, extra=is_own)
-    return found + tuple(_find_other_losses(request, names, is_own=is_own))
+    others = _find_other_losses(request, names)
+    return (*found, *others, *_find_changed_keys(request, is_own=is_own))
 
 
 def _find_other_losses(
-    request: GenerationRequest, names: Mapping[str, str], *, is_own: bool
+    request: GenerationRequest, names: Mapping[str, str]
 ) -> Iterator[UnsupportedParameter]:
-    """The losses that depend on values, and the keys of blocks, which are not written again."""
-    for name in request.extra:
-        if "." in name and is_own:
-            yield UnsupportedParameter(name, "dropped")
+    """The losses that depend on values."""
     if request.stopping.max_tokens is None:
         path = "stopping.max_tokens"
         detail = f"to {DEFAULT_MAX_TOKENS}"
@@ -378,6 +453,20 @@ def _find_other_losses(
     if lost:
         field = names.get("messages", "messages")
         yield UnsupportedParameter(field, "dropped", ", ".join(lost), "messages")
+
+
+def _find_changed_keys(
+    request: GenerationRequest, *, is_own: bool
+) -> Iterator[UnsupportedParameter]:
+    """The keys of blocks, which are not written again, and half-written arguments of calls."""
+    for name in request.extra:
+        if "." in name and is_own:
+            yield UnsupportedParameter(name, "dropped")
+    for i, message in enumerate(request.messages):
+        for k, call in enumerate(message.tool_calls):
+            if _is_half_written(call):
+                path = f"messages[{i}].tool_calls[{k}].function.arguments"
+                yield UnsupportedParameter(path, "approximated", "no JSON object")
 
 
 def _is_unsigned(message: Message) -> bool:

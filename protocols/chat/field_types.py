@@ -218,7 +218,7 @@ METADATA: Final[Any] = (
 )
 TOOLS: Final[Any] = list[_RawTool]
 TOOL_FIELDS: Final[Mapping[str, Any]] = {
-    "tools": Annotated[list[_Tool], Meta(min_length=1, max_length=128)] | UnsetType,
+    "tools": Annotated[list[_Tool], Meta(min_length=1)] | UnsetType,
     "tool_choice": Literal["auto", "none", "required"] | NamedFunctionChoice | UnsetType,
 }
 

@@ -33,7 +33,7 @@ SHARED_PARAMS: tuple[Param, ...] = (
     Param("top_p", "sampling.top_p", "float", minimum=0, maximum=1, default=1.0),
     Param("n", "n", "int", minimum=1, maximum=128, default=1),
     Param("stream", "stream", "bool", default=False),
-    Param("stop", "stopping.stop", "strings", max_items=4),
+    Param("stop", "stopping.stop", "strings"),
     *(
         Param(wire, f"sampling.{wire}", "float", minimum=-2, maximum=2, default=0.0)
         for wire in ("presence_penalty", "frequency_penalty")

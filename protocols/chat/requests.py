@@ -78,7 +78,8 @@ class RequestRules(Struct, frozen=True, kw_only=True, dict=True):
     completion: ParamTable = ParamTable(*COMPLETION_PARAMS, *EXTENSION_PARAMS)
     embedding: ParamTable = ParamTable(*EMBEDDING_PARAMS, *EMBEDDING_EXTENSION_PARAMS)
     message_rules: MessageRules = DEFAULT_MESSAGE_RULES
-    max_tools: int = 128
+    max_tools: int | None = None
+    """The largest number of tools; that of the service is its own business."""
     unknown_fields: Literal["forward", "ignore", "reject"] = "forward"
     """What happens to fields that are in no table."""
     default_completion_tokens: int | None = 16

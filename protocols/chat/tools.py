@@ -54,7 +54,7 @@ _decode_tools = msgspec.json.Decoder(TOOLS).decode
 def read_tools(
     fields: Mapping[str, Raw],
     *,
-    most: int = 128,
+    most: int | None = None,
     kinds: tuple[str, ...] = ("function", "custom"),
 ) -> tuple[Tool, ...]:
     """The tools of a request."""
@@ -65,12 +65,12 @@ def read_tools(
         tools = tuple([tool.to_tool() for tool in _decode_tools(raw)])
     except JSON_ERRORS:
         tools = ()  # some have another form, or are invalid
-    if 0 < len(tools) <= most:
+    if tools and (most is None or len(tools) <= most):
         return tools
     items = as_array(raw, "tools")
     if not items:
         raise empty_value_error("tools", items)
-    if len(items) > most:
+    if most is not None and len(items) > most:
         raise too_long_error("tools", most, items)
     return tuple(_read_tool(item, f"tools[{i}]", kinds) for i, item in enumerate(items))
 
@@ -282,8 +282,6 @@ def read_functions(
     items = as_array(raw, "functions")
     if not items:
         raise empty_value_error("functions", items)
-    if len(items) > 128:  # noqa: PLR2004 - the specification's number
-        raise too_long_error("functions", 128, items)
     tools = tuple(_read_legacy_function(item, f"functions[{i}]") for i, item in enumerate(items))
     return tools, _read_function_call(fields, tools)
 

@@ -89,7 +89,6 @@ _WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
     "presence_penalty": _UNLIMITED,
     "frequency_penalty": _UNLIMITED,
     "n": {"maximum": None},
-    "stop": {"max_items": None},
 }
 _UNLIMITED_BEST_OF: Final = Param("best_of", "best_of", "int", minimum=1)
 
@@ -208,6 +207,10 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
 SEED_PARAM = Param("seed", "sampling.seed", "int", minimum=-(2**63), maximum=2**63 - 1)
 STOP_PARAM = Param("stop", "stopping.stop", "strings")
 MAX_TOKENS_PARAM = Param("max_tokens", "stopping.max_tokens", "int")
+_OLD_LIMIT: Final = "max_tokens"
+_NEW_LIMIT: Final = "max_completion_tokens"
+_NEW_LIMIT_PARAM: Final = Param(_NEW_LIMIT, "stopping.max_tokens", "int")
+"""The name that newer models of OpenAI require in conversations; older servers do not know it."""
 
 ALL_KINDS: Final[frozenset[RequestKind]] = frozenset(get_args(RequestKind))
 
@@ -280,7 +283,7 @@ _CLASSIFY_PARAMS = tuple(
 
 PROFILES: Mapping[str, WorkerProfile] = {
     "openai": WorkerProfile(
-        chat=(*_BASE_PARAMS, _EFFORT, _PARALLEL),
+        chat=(_NEW_LIMIT_PARAM, *_BASE_PARAMS[1:], _EFFORT, _PARALLEL),
         completion=(*_BASE_PARAMS, _ECHO, _BEST_OF, _SUFFIX),
         labels=("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
         max_stop_strings=4,
@@ -342,7 +345,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         tokenizer="llamacpp",
     ),
     "azure": WorkerProfile(
-        chat=(*_BASE_PARAMS, _EFFORT, _PARALLEL),
+        chat=(_NEW_LIMIT_PARAM, *_BASE_PARAMS[1:], _EFFORT, _PARALLEL),
         completion=(*_BASE_PARAMS, _ECHO, _BEST_OF, _SUFFIX),
         max_stop_strings=4,
         max_chat_logprobs=20,
@@ -417,8 +420,12 @@ def uses_chat_endpoint(request: GenerationRequest) -> bool:
 class RequestWriter:
     """Encodes requests for the workers of one profile, under one path prefix."""
 
-    def __init__(self, profile: WorkerProfile, prefix: str, *, powers: bool) -> None:
+    def __init__(
+        self, profile: WorkerProfile, prefix: str, *, powers: bool, source: str = ""
+    ) -> None:
+        """``source`` is the protocol of the clients that use the workers' own words."""
         self._profile = profile
+        self._source = source
         self._prefix = prefix
         self._allows_privileged = powers
         more = profile.privileged_params if powers else ()
@@ -626,12 +633,8 @@ class RequestWriter:
 
     def _write_scalars(self, table: ParamTable, request: GenerationRequest) -> dict[str, Any]:
         body = params.write_params(table, request.set_fields)
-        if (
-            "max_completion_tokens" in request.provided_fields
-            and "max_tokens" in body
-            and uses_chat_endpoint(request)
-        ):
-            body["max_completion_tokens"] = body.pop("max_tokens")
+        if uses_chat_endpoint(request):
+            self._rename_limit(body, request)
         if self._profile.max_stop_strings is not None and "stop" in body:
             body["stop"] = body["stop"][: self._profile.max_stop_strings]
         if request.sampling.do_sample is False:
@@ -645,6 +648,17 @@ class RequestWriter:
         if self._supports_truncation and request.stopping.overflow == "truncate":
             body.setdefault("truncate_prompt_tokens", -1)
         return body
+
+    def _rename_limit(self, body: dict[str, Any], request: GenerationRequest) -> None:
+        """Give the limit of tokens the name that the client used, if the worker knows it."""
+        sent, name = request.provided_fields, None
+        if "max_completion_tokens" in sent:
+            name = _NEW_LIMIT
+        elif "max_tokens" in sent and request.source in ("", self._source):
+            name = _OLD_LIMIT
+        other = _OLD_LIMIT if name == _NEW_LIMIT else _NEW_LIMIT
+        if name is not None and other in body:
+            body[name] = body.pop(other)
 
     def _write_output_format(
         self, request: GenerationRequest, *, takes_format: bool

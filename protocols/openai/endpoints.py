@@ -53,7 +53,12 @@ from protocols.chat.tokenization import (
     read_tokenize,
 )
 from protocols.chat.tool_names import ToolNameDecoder, find_long_names, shorten_tool_names
-from protocols.chat.upstream import PROFILES, RequestWriter, uses_chat_endpoint
+from protocols.chat.upstream import (
+    PROFILES,
+    RequestWriter,
+    WorkerProfile,
+    uses_chat_endpoint,
+)
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
 from protocols.core.events import Usage
@@ -359,6 +364,14 @@ def _map_field_names(rules: RequestRules) -> Mapping[str, Mapping[str, str]]:
     }
 
 
+def _get_profile(name: str) -> WorkerProfile:
+    """The profile of this name. Raises ValueError."""
+    if name not in PROFILES:
+        names = ", ".join(PROFILES)
+        raise ValueError(f"there is no profile {name!r} of openai; known: {names}")
+    return PROFILES[name]
+
+
 class OpenAI:
     """OpenAI's API: chat, completions, responses, embeddings and the list of models.
 
@@ -390,10 +403,7 @@ class OpenAI:
         filter_results: Literal["upstream", "synthetic"] = "upstream",
         worker_api: Literal["chat", "responses", "both"] = "chat",
     ) -> None:
-        worker_profile = PROFILES.get(profile or self.profiles[0])
-        if worker_profile is None:
-            names = ", ".join(self.profiles)
-            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {names}")
+        worker_profile = _get_profile(profile or self.profiles[0])
         self._prefix = prefix
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
@@ -416,7 +426,9 @@ class OpenAI:
         self._response_style = ResponseStyle(
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms", source=self.name
         )
-        self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
+        self._request_writer = RequestWriter(
+            worker_profile, prefix, powers=powers, source=self.name
+        )
         if worker_api not in _WORKER_APIS:
             names = ", ".join(_WORKER_APIS)
             raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")

@@ -44,6 +44,7 @@ _COMMON_FIELD_TYPES: Final[Mapping[str, Any]] = {
 _CHAT_FIELD_TYPES: Final[Mapping[str, Any]] = {
     **_COMMON_FIELD_TYPES,
     **TOOL_FIELDS,
+    "max_tokens": Annotated[int, Meta(ge=1)] | UnsetType,
     "max_completion_tokens": Annotated[int, Meta(ge=1)] | UnsetType,
     "messages": MESSAGES,
     "logprobs": OPTIONAL_BOOL,

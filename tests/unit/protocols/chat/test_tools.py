@@ -107,7 +107,6 @@ def test_invalid_tool_choice_is_rejected(choice: Any, param: str, problem: str) 
     ("body", "param"),
     [
         ({"functions": [{"name": ""}]}, "functions[0].name"),
-        ({"functions": [{"name": "f"}] * 129}, "functions"),
         ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         (

@@ -77,7 +77,7 @@ def list_unsupported_parameters(
         (
             make_chat(stopping=StopConditions(max_tokens=3)),
             "/v1/chat/completions",
-            {"max_tokens": 3},
+            {"max_completion_tokens": 3},
         ),
         (
             make_chat(
@@ -501,3 +501,27 @@ def test_completion_of_other_clients_keeps_the_default_of_the_worker() -> None:
     )
 
     assert "max_tokens" not in json.loads(OpenAI("vllm").encode_request(request).body)
+
+
+@pytest.mark.parametrize(
+    ("profile", "source", "sent", "name"),
+    [
+        ("openai", "anthropic", "max_tokens", "max_completion_tokens"),
+        ("azure", "ollama", "num_predict", "max_completion_tokens"),
+        ("openai", "openai responses", "max_output_tokens", "max_completion_tokens"),
+        ("openai", "openai", "max_tokens", "max_tokens"),
+        ("openai", "openai", "max_completion_tokens", "max_completion_tokens"),
+        ("vllm", "anthropic", "max_tokens", "max_tokens"),
+        ("vllm", "openai", "max_completion_tokens", "max_completion_tokens"),
+        ("llamacpp", "ollama", "num_predict", "max_tokens"),
+    ],
+)
+def test_the_limit_of_tokens_has_the_client_s_name_or_the_worker_s(
+    profile: str, source: str, sent: str, name: str
+) -> None:
+    request = make_chat(
+        stopping=StopConditions(max_tokens=9), source=source, provided_fields=frozenset({sent})
+    )
+    body = encode_path_and_body(request, profile)[1]
+
+    assert {one: body[one] for one in body if one.startswith("max_")} == {name: 9}

@@ -212,7 +212,7 @@ def test_text_chunks_of_a_stream_are_passed_through_unparsed(
 def test_embeddings_response_is_passed_through_unparsed(
     passthrough_client: PassthroughClient,
 ) -> None:
-    body = b'{"object":"list","data":[{"embedding":"AAAA"},{"embedding":[1]}]}'
+    body = b'{"object":"list","data":[{"embedding":[1.50]},{"embedding":[1]}]}'
     passage = passthrough_client.taken(EMBEDS, EMBED).create_reader()
     passage.feed([body])
     assert passage.close() == (body, [ResponseMetadata(), StreamEnd()])
