@@ -161,15 +161,8 @@ def _find_target(fields: dict[str, Any], event: ResponseExtra, key: str) -> dict
     choice = next((one for one in fields["choices"] if one["index"] == event.index), None)
     if choice is None or event.scope == "choice":
         return choice
-    message: Any = choice.get(key)
-    if not isinstance(message, dict):
-        return None
-    if event.scope == "message":
+    message: dict[str, Any] = choice.setdefault(key, {})
+    if event.scope == "message" or "function_call" in message:
         return message
-    if "function_call" in message:
-        return message
-    calls = message.get("tool_calls") or ()
-    for position, call in enumerate(calls):
-        if call.get("index", position) == event.call_index:
-            return call  # type: ignore[no-any-return]
-    return None
+    calls = enumerate(message.get("tool_calls") or ())
+    return next((one for i, one in calls if one.get("index", i) == event.call_index), None)

@@ -75,8 +75,7 @@ def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any])
         target: Any = written
         for parent in parents:
             target = target.setdefault(parent, {})
-        if isinstance(target, dict):
-            target.setdefault(key, value)
+        target.setdefault(key, value)
 
 
 def has_content(value: Any) -> bool:

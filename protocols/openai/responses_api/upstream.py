@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from protocols import params
-from protocols.chat.params import EXTENSION_PARAMS, NULL, REASONING_EFFORTS
+from protocols.chat.params import EXTENSION_PARAMS, REASONING_EFFORTS
 from protocols.chat.tools import restrict_tools
 from protocols.chat.upstream import WorkerProfile, wrap_prompt
 from protocols.core.errors import ClientError
@@ -402,5 +402,5 @@ def _write_extra(extra: Mapping[str, Raw], body: dict[str, Any]) -> None:
             body.setdefault("tools", []).append(raw)
         elif not key:
             body.setdefault(name, raw)
-        elif raw != NULL:
+        else:
             body[section] = {**body.get(section, {}), key: raw}

@@ -12,6 +12,8 @@ from protocols.anthropic.endpoints import Anthropic
 from protocols.chat.requests import read_chat
 from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import get_kept_keys
+from protocols.core.request import GenerationRequest
+from tests.unit.protocols.anthropic.conftest import MakeCall
 
 WORKER = Anthropic()
 MARK = {"type": "ephemeral"}
@@ -75,6 +77,31 @@ def test_marks_for_the_cache_reach_the_worker() -> None:
     ]
     assert [tool["cache_control"] for tool in body["tools"]] == [MARK, MARK]
     assert reported == []
+
+
+def test_only_the_mark_of_an_object_s_keys_is_written() -> None:
+    message = {"role": "user", "content": "hi", "weight": 1, "cache_control": MARK}
+    fields = {"model": Raw(b'"m"'), "messages": Raw(msgspec.json.encode([message]))}
+    body = msgspec.json.decode(WORKER.encode_request(read_chat(fields)).body)
+
+    assert body["messages"][0]["content"] == [{"cache_control": MARK, "type": "text", "text": "hi"}]
+
+
+def test_unknown_keys_of_blocks_are_reported_where_the_listener_changes_messages(
+    make: MakeCall,
+) -> None:
+    """Such a request is not passed through, and blocks are written anew."""
+    block = {"type": "text", "text": "hi", "x": 1, "y": None}
+    call = make({"messages": [{"role": "user", "content": [block]}], "later": 2})
+    request = Anthropic(mid_system="fold").decode_request(call)
+    assert isinstance(request, GenerationRequest)
+    request = replace(request, source="anthropic")
+
+    losses = WORKER.unsupported_parameters(request, {})
+    assert [one.field for one in losses] == ["messages.0.content.0.x"]
+    body = msgspec.json.decode(WORKER.encode_request(request).body)
+    assert body["later"] == 2
+    assert not [name for name in body if "." in name]
 
 
 def test_marks_of_calls_and_results_reach_the_worker() -> None:

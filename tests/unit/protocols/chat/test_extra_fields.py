@@ -12,8 +12,18 @@ from protocols.chat.messages import read_part
 from protocols.chat.requests import read_chat
 from protocols.core.extra import MAX_REPORTED, remove_extra_fields
 from protocols.core.interfaces import get_kept_keys
-from protocols.core.request import DetokenizeRequest, GenerationRequest
+from protocols.core.request import (
+    DetokenizeRequest,
+    GenerationRequest,
+    Message,
+    ReasoningPart,
+    TextPart,
+)
+from protocols.databricks.endpoints import Databricks
+from protocols.mindie.endpoints import MindIE
 from protocols.openai.endpoints import OpenAI
+from protocols.ovms.endpoints import OVMS
+from protocols.tgi.endpoints import TGI
 from protocols.triton.endpoints import Triton
 
 CALL = {
@@ -83,6 +93,22 @@ def test_for_a_worker_of_another_protocol_the_path_of_each_key_is_reported(worke
 
     assert {(one.field, one.reason) for one in losses} == {(path, "dropped") for path in PATHS}
     assert remove_extra_fields(stripped) == (stripped, ())
+
+
+@pytest.mark.parametrize("worker", [Databricks(), OVMS(), TGI(), MindIE()])
+def test_workers_of_similar_protocols_get_the_keys_of_their_own_clients(worker: Any) -> None:
+    assert get_kept_keys(worker, read(CONVERSATION, worker.name)) is None
+    assert get_kept_keys(worker, read(CONVERSATION)) == frozenset()
+
+
+@pytest.mark.parametrize("profile", ["sglang", "vllm"])
+def test_reasoning_that_only_another_worker_can_read_is_reported(profile: str) -> None:
+    parts = (ReasoningPart("", redacted="E"),)
+    messages = (Message("user", (TextPart("a"),)), Message("assistant", parts))
+    request = GenerationRequest(model="m", kind="chat", messages=messages)
+
+    losses = OpenAI(profile).unsupported_parameters(request, {})
+    assert [one.field for one in losses] == ["messages[1].reasoning_content"]
 
 
 def test_a_client_of_another_protocol_has_no_keys_for_an_openai_worker() -> None:

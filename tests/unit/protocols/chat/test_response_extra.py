@@ -142,6 +142,42 @@ def test_a_client_of_the_worker_s_protocol_gets_every_key_of_a_stream(*, togethe
     assert [one["usage"] for one in chunks if one.get("usage")] == [ANSWER["usage"]]
 
 
+def test_keys_of_another_choice_wait_for_its_delta() -> None:
+    request = chat(stream=True)
+    batch: list[Event] = [
+        ResponseExtra("", "message", ((("x",), 1),), 1),
+        TextDelta("a"),
+        TextDelta("b", 1),
+    ]
+
+    deltas = [one["choices"][0] for one in encode_stream([batch], request)]
+    assert [one["index"] for one in deltas if "x" in one["delta"]] == [1]
+    assert [one["delta"] for one in deltas if one["delta"].get("content")] == [
+        {"content": "a"},
+        {"content": "b", "x": 1},
+    ]
+
+
+def test_each_call_keeps_its_own_keys() -> None:
+    calls = [
+        {"index": i, "id": f"c{i}", "function": {"name": "f", "arguments": "{}"}, "x": i + 1}
+        for i in range(2)
+    ]
+    request = chat(stream=True)
+    events = decode(chunk({"tool_calls": calls}), chunk({}, "tool_calls"), request=request)
+    message = aggregate(events)
+    whole = ChatEncoder(ResponseStyle(), request, CONTEXT).encode_unary(message).body
+
+    written = msgspec.json.decode(whole)["choices"][0]["message"]["tool_calls"]
+    assert [one["x"] for one in written] == [1, 2]
+    streamed = [
+        call
+        for one in encode_stream([events], request)
+        for call in one["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert [(one["index"], one["x"]) for one in streamed if "x" in one] == [(0, 1), (1, 2)]
+
+
 def test_a_delta_of_unknown_keys_only_is_written() -> None:
     request = chat(stream=True)
     events = decode(
@@ -202,7 +238,7 @@ def test_a_call_of_older_functions_keeps_its_keys_in_the_message() -> None:
 
     message = body["choices"][0]["message"]
     assert message["extra_content"] == SIGNATURE
-    assert message["function_call"]["inner"] == 1 if "inner" in message["function_call"] else True
+    assert message["function"] == {"inner": 1}
 
 
 @pytest.mark.parametrize("stream", [True, False])

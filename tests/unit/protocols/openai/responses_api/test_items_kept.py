@@ -7,6 +7,7 @@ import pytest
 
 from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import aggregate
+from protocols.core.events import ResponseExtra
 from protocols.core.interfaces import ClientRequest, PassthroughRequest, ResponseContext
 from protocols.openai import OpenAI
 
@@ -111,6 +112,15 @@ def test_items_keep_their_order_and_their_keys(*, stream: bool) -> None:
     assert kinds == ["reasoning", "function_call", "reasoning", "function_call"]
     assert [one.get("encrypted_content") for one in output] == ["E", None, "F", None]
     assert [one.get("x") for one in output] == [None, 1, None, 2]
+
+
+def test_keys_of_items_are_reported_by_the_item_s_place() -> None:
+    reader = pass_through("both").create_reader()
+    data = write_answer([MESSAGE, REASONING], stream=False, summarizes=False)
+    events = [*reader.feed([data])[1], *reader.close()[1]]
+
+    paths = [one.path for one in events if isinstance(one, ResponseExtra)]
+    assert paths == ["response.output[0]", "response.output[1]"]
 
 
 @pytest.mark.parametrize("profile", [None, "vllm"])
