@@ -97,7 +97,7 @@ class Client(Struct, frozen=True, kw_only=True):
         """The request, without a host."""
         path = (options.stream and self.stream_path) or self.path
         body = json.dumps(self.fields(model, options), ensure_ascii=False).encode()
-        url = f"http://x{path.replace('MODEL', model)}"
+        url = f"http://localhost{path.replace('MODEL', model)}"
         return httpx.Request("POST", url, content=body, headers=_JSON)
 
     def read_response(self, answer: httpx.Response, options: RequestOptions) -> DecodedResponse:
