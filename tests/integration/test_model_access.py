@@ -10,6 +10,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from gateway.auth import failed_keys
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.catalog import ModelTask
@@ -153,7 +154,10 @@ async def test_models_of_every_task_are_listed_and_described(serve: Serve, proto
 
 
 @pytest.mark.parametrize("protocol", ADAPTERS)
-async def test_responses_without_key_depend_on_no_model(serve: Serve, protocol: str) -> None:
+async def test_responses_without_key_depend_on_no_model(
+    serve: Serve, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_keys, "_BURST", 100_000)  # each endpoint is called with a wrong key
     gateway = await serve(make_config(protocol))
     for endpoint in list_endpoints(protocol):
         hidden = await send(gateway, endpoint, "hidden", "wrong")

@@ -445,7 +445,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, str]]] = {
     "insert_before": ("x", "the engine fills in nothing"),
     "reasoning.effort": ("low", "a model thinks as its template says"),
     "reasoning.budget": (5, "a model thinks as its template says"),
-    "reasoning.include": (True, "thoughts are a part of the text"),
     "templating.template": ("x", "it is a program, and needs the trust of who runs the gateway"),
     "stopping.spaces_between_special_tokens": (True, "a tokenizer writes them or does not"),
 }
@@ -457,6 +456,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "priority": "when, not what: test_scheduler",
     "client_id": "a name",
     "parallel_tools": "calls: test_calls",
+    "reasoning.include": "which part is returned: test_earlier_reasoning",
     "suffix": "put behind the text by the gateway: test_emulation",
     "request.raw_prompt": "how the prompt is made: test_engine",
     "request.details": "how an answer is framed: the tests of the protocol",
