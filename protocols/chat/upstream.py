@@ -798,7 +798,7 @@ def _find_lost_reasoning(
         for part in message.parts:
             if type(part) is ReasoningPart and (part.redacted is not None or not sends_text):
                 path = f"messages[{i}].reasoning_content"
-                yield UnsupportedParameter(path, "dropped", "earlier reasoning")
+                yield UnsupportedParameter(path, "dropped", "earlier reasoning", "messages")
                 break
 
 
