@@ -93,8 +93,8 @@ from protocols.core.interfaces import (
     SupportsProxy,
     UpstreamAdapter,
     UpstreamRequest,
+    build_kept_keys_reader,
     build_unsupported_kind_error,
-    get_kept_keys,
     get_own_headers,
     get_request_kinds,
 )
@@ -245,6 +245,7 @@ class PoolBackend:
                 on_unresponsive=self._cancel_waiting,
             )
         self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
+        self._get_kept_keys = build_kept_keys_reader(adapter)
         self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
         self._cancel_sender = CancelSender(self._http_client)
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
@@ -272,7 +273,7 @@ class PoolBackend:
         decoded, names = request.decode()
         if decoded.kind not in self._request_kinds:
             raise build_unsupported_kind_error(decoded.kind, UnsupportedEndpoint)
-        decoded, foreign = remove_extra_fields(decoded, get_kept_keys(self._adapter, decoded))
+        decoded, foreign = remove_extra_fields(decoded, self._get_kept_keys(decoded))
         # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
         unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
         return PreparedRequest(decoded, unsupported + foreign)

@@ -508,9 +508,18 @@ class KeepsExtraFields(Protocol):
         """The keys that ``encode_request`` writes for this request; None: all of them."""
 
 
-def get_kept_keys(adapter: UpstreamAdapter, request: AnyRequest) -> frozenset[str] | None:
-    """The unknown keys that the adapter's workers get, by default none; None: all of them."""
-    return adapter.get_kept_keys(request) if isinstance(adapter, KeepsExtraFields) else frozenset()
+def build_kept_keys_reader(
+    adapter: UpstreamAdapter,
+) -> Callable[[AnyRequest], frozenset[str] | None]:
+    """Tells the unknown keys that the adapter's workers get, by default none; None: all of them.
+
+    Build it once: whether an adapter keeps any is too slow to find out for each request.
+    """
+    return adapter.get_kept_keys if isinstance(adapter, KeepsExtraFields) else _keep_none
+
+
+def _keep_none(_: AnyRequest) -> frozenset[str]:
+    return frozenset()
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from protocols.anthropic.endpoints import Anthropic
 from protocols.chat.requests import read_chat
 from protocols.core.extra import remove_extra_fields
-from protocols.core.interfaces import get_kept_keys
+from protocols.core.interfaces import build_kept_keys_reader
 from protocols.core.request import GenerationRequest
 from tests.unit.protocols.anthropic.conftest import MakeCall
 
@@ -23,7 +23,7 @@ def translate(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The worker's body for an OpenAI client's, and the reported fields."""
     fields = {name: Raw(msgspec.json.encode(value)) for name, value in body.items()}
     request = replace(read_chat(fields), source="openai")
-    request, removed = remove_extra_fields(request, get_kept_keys(WORKER, request))
+    request, removed = remove_extra_fields(request, build_kept_keys_reader(WORKER)(request))
     losses = (*WORKER.unsupported_parameters(request, {}), *removed)
     encoded: dict[str, Any] = msgspec.json.decode(WORKER.encode_request(request).body)
     return encoded, [f"{one.field}={one.reason}" for one in losses if one.field != "max_tokens"]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from protocols.chat.messages import read_part
 from protocols.chat.requests import read_chat
 from protocols.core.extra import MAX_REPORTED, remove_extra_fields
-from protocols.core.interfaces import get_kept_keys
+from protocols.core.interfaces import build_kept_keys_reader
 from protocols.core.request import (
     DetokenizeRequest,
     GenerationRequest,
@@ -77,7 +77,7 @@ def read(body: Mapping[str, Any], source: str = "openai") -> GenerationRequest:
 
 def test_a_worker_of_the_same_protocol_gets_every_key() -> None:
     request, losses = remove_extra_fields(
-        read(CONVERSATION), get_kept_keys(OpenAI(), read(CONVERSATION))
+        read(CONVERSATION), build_kept_keys_reader(OpenAI())(read(CONVERSATION))
     )
 
     body = msgspec.json.decode(OpenAI().encode_request(request).body)
@@ -89,7 +89,7 @@ def test_a_worker_of_the_same_protocol_gets_every_key() -> None:
 @pytest.mark.parametrize("worker", [Triton(), OpenAI(worker_api="responses")])
 def test_for_a_worker_of_another_protocol_the_path_of_each_key_is_reported(worker: Any) -> None:
     request = read(CONVERSATION)
-    stripped, losses = remove_extra_fields(request, get_kept_keys(worker, request))
+    stripped, losses = remove_extra_fields(request, build_kept_keys_reader(worker)(request))
 
     assert {(one.field, one.reason) for one in losses} == {(path, "dropped") for path in PATHS}
     assert remove_extra_fields(stripped) == (stripped, ())
@@ -97,8 +97,8 @@ def test_for_a_worker_of_another_protocol_the_path_of_each_key_is_reported(worke
 
 @pytest.mark.parametrize("worker", [Databricks(), OVMS(), TGI(), MindIE()])
 def test_workers_of_similar_protocols_get_the_keys_of_their_own_clients(worker: Any) -> None:
-    assert get_kept_keys(worker, read(CONVERSATION, worker.name)) is None
-    assert get_kept_keys(worker, read(CONVERSATION)) == frozenset()
+    assert build_kept_keys_reader(worker)(read(CONVERSATION, worker.name)) is None
+    assert build_kept_keys_reader(worker)(read(CONVERSATION)) == frozenset()
 
 
 @pytest.mark.parametrize("profile", ["sglang", "vllm"])
@@ -114,7 +114,7 @@ def test_reasoning_that_only_another_worker_can_read_is_reported(profile: str) -
 def test_a_client_of_another_protocol_has_no_keys_for_an_openai_worker() -> None:
     request = read(CONVERSATION, "ovms")
 
-    assert get_kept_keys(OpenAI(), request) == frozenset()
+    assert build_kept_keys_reader(OpenAI())(request) == frozenset()
 
 
 def test_keys_that_the_target_has_are_kept() -> None:
