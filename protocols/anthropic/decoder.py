@@ -5,7 +5,7 @@ stand in the start of its block.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +17,9 @@ from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    FieldValues,
     ReasoningDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -25,6 +27,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.extra import KeyTree, find_unknown_keys
 from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
@@ -45,6 +48,53 @@ FINISH_REASONS: Final = FinishReasonTable(
         "refusal": "content_filter",
     },
 )
+
+
+_COUNT_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(
+        ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    ),
+    "output_tokens_details": {"thinking_tokens": None},
+}
+_MESSAGE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("id", "type", "role", "content", "model", "stop_reason", "stop_sequence")),
+    "usage": _COUNT_KEYS,
+}
+_STOP_KEYS: Final[KeyTree] = {
+    "type": None,
+    "delta": dict.fromkeys(("stop_reason", "stop_sequence")),
+    "usage": _COUNT_KEYS,
+}
+_PART_KEYS: Final[Mapping[str, KeyTree]] = {
+    "text": dict.fromkeys(("type", "text")),
+    "thinking": dict.fromkeys(("type", "thinking", "signature")),
+    "redacted_thinking": dict.fromkeys(("type", "data")),
+    "tool_use": dict.fromkeys(("type", "id", "name", "input")),
+    "text_delta": dict.fromkeys(("type", "text")),
+    "input_json_delta": dict.fromkeys(("type", "partial_json")),
+    "thinking_delta": dict.fromkeys(("type", "thinking")),
+    "signature_delta": dict.fromkeys(("type", "signature")),
+}
+"""The keys of blocks and of their deltas that events represent."""
+_SOURCE: Final = "anthropic"
+"""The protocol of the keys that no event represents: its own clients get messages unchanged."""
+
+
+def _add_unknown_keys(
+    value: Mapping[str, Any], known: KeyTree | None, events: list[Event], place: Any = None
+) -> None:
+    """Add the keys that no event represents; all of a block or a delta of an unknown type."""
+    values: FieldValues
+    if known is None:
+        kind = value.get("type")
+        values = (((kind if isinstance(kind, str) else "type",), value),)
+    else:
+        unknown = find_unknown_keys(value, known)
+        values = tuple((path, one) for path, one in unknown.items() if one is not None)
+    if values:
+        scope: Literal["item", "response"] = "response" if place is None else "item"
+        index = place if isinstance(place, int) else 0
+        events.append(ResponseExtra(_SOURCE, scope, values, index, -1))
 
 
 class MessageDecoder:
@@ -107,8 +157,10 @@ class MessageDecoder:
             case "message_start":
                 message = _as_dict(fields.get("message"))
                 events.append(_read_metadata(message))
+                _add_unknown_keys(message, _MESSAGE_KEYS, events)
                 self._add_counts(message)
             case "message_delta":
+                _add_unknown_keys(fields, _STOP_KEYS, events)
                 self._add_counts(fields)
                 self._read_stop(_as_dict(fields.get("delta")))
             case "message_stop":
@@ -119,6 +171,7 @@ class MessageDecoder:
                 pass
 
     def _read_block(self, index: Any, block: Mapping[str, Any], events: list[Event]) -> None:
+        _add_unknown_keys(block, _PART_KEYS.get(_as_text(block.get("type"))), events, index)
         match block:
             case {"type": "text", "text": str() as text} if text:
                 events.append(TextDelta(text))
@@ -144,6 +197,7 @@ class MessageDecoder:
                 pass
 
     def _read_delta(self, index: Any, delta: Mapping[str, Any], events: list[Event]) -> None:
+        _add_unknown_keys(delta, _PART_KEYS.get(_as_text(delta.get("type"))), events, index)
         match delta:
             case {"type": "text_delta", "text": str() as text} if text:
                 events.append(TextDelta(text))
@@ -175,6 +229,7 @@ class MessageDecoder:
                 raise read_event_error(body, fields)
             raise WorkerFailed("The worker's answer has no content.")
         events: list[Event] = [_read_metadata(fields)]
+        _add_unknown_keys(fields, _MESSAGE_KEYS, events)
         for index, block in enumerate(content):
             self._read_block(index, _as_dict(block), events)
             self._end_call(index, events)

@@ -31,7 +31,10 @@ MAX_REPORTED: Final = 100
 
 _NULL: Final = Raw(b"null")
 _encode = msgspec.json.Encoder().encode
-_DEFAULT_VALUES: Final[Mapping[str, Any]] = {"service_tier": "default"}
+_DEFAULT_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "service_tier": ("default", "standard"),
+    "inference_geo": ("not_available",),
+}
 """Values that services send in every response; they say no more than their absence."""
 
 
@@ -86,7 +89,7 @@ def has_content(value: Any) -> bool:
 def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -> Iterator[str]:
     """The complete paths of the values that say anything."""
     for path, value in values.items():
-        if has_content(value) and value != _DEFAULT_VALUES.get(path[-1]):
+        if has_content(value) and value not in _DEFAULT_VALUES.get(path[-1], ()):
             yield separator.join((at, *path))
 
 

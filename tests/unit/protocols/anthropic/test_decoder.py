@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.anthropic.decoder import MessageDecoder
 from protocols.anthropic.endpoints import Anthropic
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.errors import (
@@ -15,7 +16,7 @@ from protocols.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from protocols.core.events import Event, TextDelta, ToolCallStart
+from protocols.core.events import Event, ResponseExtra, TextDelta, ToolCallStart
 from protocols.core.request import GenerationRequest, Message, TextPart, ToolCall
 
 REQUEST = GenerationRequest(
@@ -285,3 +286,25 @@ def test_calls_without_a_block_start_are_named() -> None:
     )
 
     assert ToolCallStart(0, 0, "t", "f") in events
+
+
+@pytest.mark.parametrize("unary", [True, False])
+def test_blocks_of_an_unknown_type_are_reported_whole(*, unary: bool) -> None:
+    block = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    decoder = MessageDecoder(GenerationRequest(model="m", kind="chat", stream=not unary))
+    message = {"id": "msg_1", "role": "assistant", "content": [block], "stop_reason": "end_turn"}
+    sent: list[Any] = [
+        {"type": "message_start", "message": {"id": "msg_1", "content": []}},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "x_delta", "x": 1}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ]
+    stream = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in sent)
+    events = [*decoder.feed(msgspec.json.encode(message) if unary else stream), *decoder.close()]
+
+    extra = [one for one in events if isinstance(one, ResponseExtra)]
+    assert [(one.path, [path for path, _ in one.values]) for one in extra] == [
+        ("response.output[0]", [("server_tool_use",)]),
+        *([] if unary else [("response.output[0]", [("x_delta",)])]),
+    ]
