@@ -172,9 +172,11 @@ class AttemptTimeouts:
         """
         if self.has_started:
             now = self.record_read() if had_content else self.record_life()
+            due = self._last_read_at + self._idle_timeout
         else:
-            now = self._deadline_timer.clock()
-        due = self._get_silence_limit()
+            now, due = self._deadline_timer.clock(), self._first_due
+        if self._alive_at + self._idle_timeout > due:
+            due = self._get_silence_limit()
         total = self._deadline.expires_at
         if total <= now:
             raise _make_deadline_error("total")
