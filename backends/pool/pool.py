@@ -246,6 +246,7 @@ class PoolBackend:
             )
         self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
         self._get_kept_keys = build_kept_keys_reader(adapter)
+        self._applies_settings = isinstance(adapter, AppliesModelSettings)
         self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
         self._cancel_sender = CancelSender(self._http_client)
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
@@ -280,9 +281,7 @@ class PoolBackend:
 
     def _can_pass(self, source: PassthroughSource) -> bool:
         """Whether the adapter applies the settings of the model, if it has any."""
-        return source.response_context.settings is NO_SETTINGS or isinstance(
-            self._adapter, AppliesModelSettings
-        )
+        return self._applies_settings or source.response_context.settings is NO_SETTINGS
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""

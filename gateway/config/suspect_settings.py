@@ -62,13 +62,14 @@ def _is_public(host: str) -> bool:
 
 
 def _list_timeouts_without_effect(config: Config) -> Iterator[tuple[ConfigPath, str]]:
+    """Timeouts above the total one. A default is no mistake: nobody wrote it."""
     for name, backend in config.backends.items():
         if not isinstance(backend, PoolSettings) or backend.timeouts is None:
             continue
-        timeouts = backend.timeouts
+        timeouts, defaults = backend.timeouts, type(backend.timeouts)()
         for field in ("first_token", "idle"):
             limit, total = getattr(timeouts, field), timeouts.total
-            if limit > total:
+            if limit > total and limit != getattr(defaults, field):
                 message = (
                     f"{field} ({limit:g} s) never ends a request: total ({total:g} s) does before"
                 )

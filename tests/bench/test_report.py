@@ -41,7 +41,7 @@ from tests.bench.results import (
 
 TIMES = Times(100.0, 150.0, 200.0, 250.0)
 OWN = ["interlingua", "interlingua, all features"]
-LARGE = ["interlingua, 1,000 models and keys", "interlingua, aiohttp server"]
+LARGE = ["interlingua, 1,000 models and keys"]
 GOOD = Outcome(1000, 0, "", 1000, 32, 2.0, TIMES, None, None, TIMES)
 
 

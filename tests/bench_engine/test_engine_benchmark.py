@@ -104,7 +104,10 @@ def test_speed_goals_use_the_median_ratio_of_the_rounds() -> None:
     assert "- not measured: OpenVINO GenAI: no wheel" in text
     met = format_tables(
         make_report(
-            measured=[*make_report().measurements[1:], Measurement("ours", 16, [4.0] * 3, [1.0])]
+            measurements=[
+                *make_report().measurements[1:],
+                Measurement("ours", 16, [4.0] * 3, [1.0]),
+            ]
         )
     )
     assert "| 0.50 | goal met |" in met

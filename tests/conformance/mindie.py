@@ -341,7 +341,7 @@ INVALID_REQUESTS = (
     ),
     generate(
         "MI-37",
-        b" " * (9 << 20),
+        b" " * (33 << 20),
         status=413,
         body_is={
             "message": re.compile(

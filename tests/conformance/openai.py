@@ -351,13 +351,8 @@ SCALARS = (
     ),
     chat(
         "W16",
-        fields={"stop": ["1", "2", "3", "4", "5"]},
-        **invalid_parameter(
-            "array_above_max_length",
-            "stop",
-            "Invalid 'stop': array too long. Expected an array with maximum length 4, "
-            "but got an array with length 5 instead.",
-        ),
+        fields={"stop": ["1", "2", "3", "4", "!"]},
+        body_is=text_response("Hello world", completion=int),
     ),
     chat(
         "W16 empty string",

@@ -591,7 +591,7 @@ async def test_an_54_max_tokens_is_clamped(bench: AnthropicTestBench) -> None:
 
     seen = await bench.see({"model": "mock-ctx", "messages": [turn]})
 
-    assert seen["max_tokens"] <= 6
+    assert seen["max_completion_tokens"] <= 6
 
 
 async def test_an_54_completion_that_does_not_fit_is_told_as_the_service_does(
@@ -667,6 +667,6 @@ async def test_an_60_request_of_claude_code(bench: AnthropicTestBench) -> None:
     }  # fmt: skip
     for stream in (True, False):
         seen = await bench.see({**body, "stream": stream}, path="/v1/messages?beta=true")
-        assert seen["max_tokens"] < WINDOW
+        assert seen["max_completion_tokens"] < WINDOW
         assert "billing" not in json.dumps(seen)
         assert "$schema" not in json.dumps(seen["tools"])

@@ -21,7 +21,7 @@ from tests.fault.protocol_clients import create_raw_worker
 from tests.support.fakes import make_reply
 
 REPLY = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
-MANY = [{"role": "user", "content": "hi"}] * 20_000
+MANY = [{"role": "user", "content": "hi"}] * 19_000
 HINDRANCES = {"read": (TargetAttempt, "prepare"), "written": (ChatTemplate, "render_prompt")}
 
 

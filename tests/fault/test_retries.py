@@ -118,7 +118,7 @@ async def test_truncated_unary_response_is_retried() -> None:
 async def test_buffer_of_events_without_content_is_bounded() -> None:
     endless = chunk(b"start" + b"x" * (64 << 10) + b"\n")
     async with (
-        ScriptedWorker([CHUNKED, *[endless] * 300, HANG]) as worker,
+        ScriptedWorker([CHUNKED, *[endless] * 600, HANG]) as worker,
         run_pool(worker.url) as backend,
     ):
         with pytest.raises(WorkerFailed, match="without content"):

@@ -70,7 +70,7 @@ async def run_traced_gateway(
     async with run_server(workers.answer) as one, run_server(workers.answer) as other:
         text = build_config(
             backends={
-                "pool": {"protocol": "openai", "workers": [one, other]},
+                "pool": {"protocol": "ovms", "workers": [one, other]},
                 "local": {"kind": "echo", "script": ["a", "b", "c"]},
             },
             models={"m": {"backend": "pool"}, "here": {"backend": "local"}},
@@ -103,7 +103,6 @@ async def test_request_has_a_server_span_and_one_client_span_per_attempt(tmp_pat
     with Collector(503) as collector:  # it is asked again
         async with run_traced_gateway(tmp_path / "g", collector, sample=1) as (gateway, workers):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": STATE}
-            headers["x-interlingua-strict"] = "1"  # it is translated, and so all of it is read
             await send_chat(gateway, "m", headers, temperature=0.5, max_tokens=7, seed=7)
             await wait_until(lambda: len(collector.spans()) >= 3, 20)
         server, first, second = collector.spans()[-3:]

@@ -33,14 +33,14 @@ class FlawedWorker(Struct):
             case "POST", "/v1/embeddings":
                 return self._vectors(msgspec.json.decode(request.body))
             case _:
-                return self._refuse("no such path", "404 Not ProbeResult")
+                return self._refuse("no such path", "404 Not Found")
 
     def _chat(self, request: ReceivedRequest) -> bytes:
         try:
             body = msgspec.json.decode(request.body, type=JsonObject)
             words = str(body["messages"][-1]["content"] or "").split()
             assert isinstance(body.get("temperature", 1.0), int | float)
-            assert isinstance(body.get("max_tokens", 1), int)
+            assert isinstance(_read_limit(body), int)
             assert isinstance(body["messages"][-1]["content"], str)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, AssertionError):
             failed = self.flaw == "fails at bad input"
@@ -49,14 +49,14 @@ class FlawedWorker(Struct):
             if self.flaw == f"refuses {field}" and field in body:
                 return self._refuse(f"there is no {field} here")
         if body["model"] != "parrot":
-            return self._refuse("no such model", "404 Not ProbeResult")
+            return self._refuse("no such model", "404 Not Found")
         return self._answer(body, [f" {one}" if i else one for i, one in enumerate(words)])
 
     def _refuse(self, text: str, status: str = "400 Bad Request") -> bytes:
         return make_reply(_encode({"error": {"message": text, "type": "x", "code": None}}), status)
 
     def _answer(self, body: JsonObject, tokens: list[str]) -> bytes:
-        stream, most = body.get("stream", False), body.get("max_tokens", 100)
+        stream, most = body.get("stream", False), _read_limit(body)
         if self.flaw == "no two the same":
             tokens = [f"{next(self.numbers)}", *tokens]
         if self.flaw == "draws as it likes" and body.get("temperature"):
@@ -142,6 +142,11 @@ class FlawedWorker(Struct):
             vectors = vectors[:1]
         data = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
         return make_reply(_encode({"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}}))
+
+
+def _read_limit(body: JsonObject) -> Any:
+    """The limit of tokens, by either of its names; 100 without one."""
+    return body.get("max_completion_tokens", body.get("max_tokens", 100))
 
 
 def _encode_event(what: Any) -> bytes:

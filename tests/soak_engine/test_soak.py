@@ -41,10 +41,10 @@ def test_incomplete_response_fails_the_check(events: list[Event]) -> None:
         check_complete(REQUEST, events)
 
 
-@pytest.mark.parametrize("grown", [{"ours": SLACK}, {"engine": SLACK}, {"tasks": 3}])
+@pytest.mark.parametrize("grown", [{"gateway_memory": SLACK}, {"engine": SLACK}, {"tasks": 3}])
 def test_growth_fails_the_check(grown: dict[str, Any]) -> None:
     first = Checkpoint(10, 0, 0, 2)
-    fields = {"requests": 20, "ours": 0, "engine": 0, "tasks": 2, **grown}
+    fields = {"requests": 20, "gateway_memory": 0, "engine": 0, "tasks": 2, **grown}
     check_flat([first, Checkpoint(20, 0, 0, 2)], 0)
     with pytest.raises(AssertionError):
         check_flat([first, Checkpoint(**fields)], 0)

@@ -39,7 +39,7 @@ def test_defaults_redact_everything_that_is_known(tmp_path: Path) -> None:
     assert record is not None
     assert (record.to, record.share, record.bodies) == (f"{tmp_path}/rec", 1.0, "redacted")
     assert (record.retention, record.size) == (7 * 86400, 1 << 30)
-    assert len(record.redact.builtin) == 7
+    assert len(record.redact.builtin) == 8
 
 
 def test_patterns_must_be_regular_expressions(tmp_path: Path) -> None:

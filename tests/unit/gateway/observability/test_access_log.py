@@ -160,7 +160,7 @@ def test_text_between_records_keeps_its_position(pipe: Pipe) -> None:
     lines.write_record(RequestRecord("c"))
     lines.start()
     assert lines.close(PATIENCE)
-    assert pipe.rest() == b'{"id":"a"}\n{"id":"b"}\nsaid\n{"id":"c"}\n'
+    assert pipe.rest() == b'{"id":"a"}\n{"id":"b"}\ntext\n{"id":"c"}\n'
 
 
 RECORD = RequestRecord(

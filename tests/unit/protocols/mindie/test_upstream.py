@@ -495,7 +495,7 @@ def test_reasoning_parts_in_messages_are_dropped() -> None:
     thinking = Message("assistant", (ReasoningPart("hm"), TextPart("a")))
 
     assert list_unsupported_parameters(make_chat(*MESSAGES, thinking)) == {
-        ("messages[1].reasoning_content", "dropped", "")
+        ("messages[1].reasoning_content", "dropped", "messages")
     }
 
 

@@ -14,6 +14,7 @@ from protocols.core.errors import (
     GatewayError,
     Overloaded,
     RateLimitExceeded,
+    RequestTooLarge,
     StreamBroken,
     UnsupportedFeature,
     WorkerFailed,
@@ -349,7 +350,7 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (503, b'{"error":"Server is not ready"}', Overloaded, "busy"),
     (429, b"", RateLimitExceeded, "no more"),
     (401, b"", WorkerFailed, "gateway's key"),
-    (413, b"<html>", UnsupportedFeature, "refused"),
+    (413, b"<html>", RequestTooLarge, "larger than a worker"),
     (500, b"\xff", WorkerFailed, "500"),
 ]
 
