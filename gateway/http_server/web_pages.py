@@ -20,6 +20,8 @@ from protocols.core.units import parse_ip
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@/?#\\]+)(?::[0-9]{1,5})?")
 _ANY_HOST: Final = "*"
+_CONTAINER_HOST: Final = "host.docker.internal"
+"""What containers call this machine; no public name ends with ``internal``."""
 _TEXT_HEADERS: Final = (("Content-Type", "text/plain; charset=utf-8"),)
 
 
@@ -62,7 +64,11 @@ class WebPageGuard:
                 f"the header Host names {host[:100]!r}: on a loopback address without API keys, "
                 "only this machine's names and the listener's `allowed_hosts` may be used"
             )
-        elif origin is not None and not self._allows_origin(origin, host or ""):
+        elif (
+            origin is not None
+            and http.headers.get("sec-fetch-site") != "same-origin"  # a proxy may change Host
+            and not self._allows_origin(origin, host or "")
+        ):
             text = (
                 f"pages of the origin {origin[:100]!r} may not use a listener without API keys: "
                 "allow the origin in the listener's `cors`, or configure keys"
@@ -74,7 +80,10 @@ class WebPageGuard:
 
     def _allows_host(self, host: str, allowed: frozenset[str]) -> bool:
         match = _HOST.fullmatch(host)
-        return names_local_host(host) or (match is not None and match[1].lower() in allowed)
+        if match is None:
+            return False
+        name = match[1].lower()
+        return is_local_host(name) or name in allowed or name == _CONTAINER_HOST
 
     def _allows_origin(self, origin: str, host: str) -> bool:
         is_own = origin.partition("://")[2].lower() == host.lower() != ""

@@ -38,7 +38,7 @@ _HINTS: Final = (
     b"@", b"+", b"J", b"xox", b"AKIA", b"ASIA", b"AIza", b"dapi", b"earer", b"EARER", b"asic",
     b"ASIC", b"PRIVATE KEY", b"%40", b"\xef\xbc\xa0", b"SG.", b":AA", b";base64,", b"uthorization",
     b"assw", b"ASSW", b"pwd", b"PWD", b"ecret", b"ECRET", b"_key", b"_KEY", b"ccountKey", b"oken=",
-    b"OKEN=",
+    b"OKEN=", b"Pwd", b"_Key",
 )  # fmt: skip
 _KEY_PREFIXES: Final = (
     b"sk", b"pk", b"rk", b"nvapi", b"xai", b"hf", b"ghp", b"gho", b"ghu", b"ghs", b"ghr", b"glpat",
@@ -171,7 +171,7 @@ _BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
             re.IGNORECASE,
         ),
         ("assw", "ASSW", "pwd", "PWD", "ecret", "ECRET", "_key", "_KEY", "ccountKey", "oken=",
-         "OKEN=", "://"),
+         "OKEN=", "://", "Pwd", "_Key"),
     ),
     "email": _Pattern(
         "email",

@@ -45,6 +45,7 @@ from protocols.core.errors import (
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
+    HasBinaryData,
     HttpResponse,
     SupportsTokenEstimate,
 )
@@ -188,7 +189,7 @@ class RequestHandler:
                 record.key = "" if principal is None else principal.name
             handler = self._endpoint_handlers[match.endpoint.task]
             if handler.reads_body and match.endpoint.method not in _BODILESS_METHODS:
-                body = await self._read_body(http)
+                body = await self._read_body(request)
             request.client_request = request.build_client_request(body)
             if request.stages or self._header_stages:
                 self._report_read(request)
@@ -274,14 +275,19 @@ class RequestHandler:
             await self._authenticator.wait_keys()
             return self._authenticator.authenticate(headers)
 
-    async def _read_body(self, http: HttpRequest) -> bytes:
+    async def _read_body(self, request: RequestState) -> bytes:
         """The decoded body. Raises ClientError and Overloaded."""
+        http, adapter = request.http, request.adapter
         settings, encoding = self._settings, http.headers.get("content-encoding")
         body = await http.body(settings.max_body_size)
         if encoding:  # a small body may become a large one
             body = await asyncio.to_thread(decompress_body, body, encoding, settings.max_body_size)
-        if settings.body_counts.needs_check(body):
-            await asyncio.to_thread(settings.body_counts.check, body)
+        if settings.body_counts.needs_check(len(body)):
+            text = body
+            if isinstance(adapter, HasBinaryData):
+                endpoint = request.match.endpoint
+                text = body[: adapter.get_json_size(endpoint, http.headers, len(body))]
+            await asyncio.to_thread(settings.body_counts.check, text)
         return body
 
 

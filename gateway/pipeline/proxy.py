@@ -21,6 +21,7 @@ from backends.interfaces import (
     ForwardsRequests,
 )
 from gateway.observability.record import RequestRecord
+from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.dispatcher import (
     FallbackAttempt,
     has_fallback_access,
@@ -63,9 +64,10 @@ _HEADER_VALUE: Final = re.compile(r"[ -~]{1,512}")
 class ProxiedBody:
     """The body of a request that is forwarded. ``limit`` is the largest in bytes."""
 
-    def __init__(self, http: HttpRequest, limit: int) -> None:
+    def __init__(self, http: HttpRequest, limit: int, counts: BodyCounts) -> None:
         self._http = http
         self._limit = limit
+        self._counts = counts
         self._proxied_model = ProxiedModel("", lambda _: ("", b""))
 
     async def find_model(
@@ -76,6 +78,9 @@ class ProxiedBody:
             raise ClientError("unsupported content encoding: this endpoint takes plain bodies only")
         body = await self._http.body(self._limit)
         self._http.reserve_memory(len(body))  # for what is sent to the worker
+        kind = self._http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "multipart/form-data" and self._counts.needs_check(len(body)):
+            await asyncio.to_thread(self._counts.check, body)  # adapters read it as JSON
         call = make_call(body)
         if len(body) < _LARGE_BODY:
             self._proxied_model = adapter.find_proxied_model(call)

@@ -48,7 +48,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Clock
+from protocols.core.interfaces import Clock, StoresResponses
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest
 
@@ -289,6 +289,8 @@ class ShadowPair(Stage):
             if not name.lower().startswith(_GATEWAY_HEADER_PREFIX)
         }
         client_request = replace(primary.client_request, headers=headers)
+        if isinstance(adapter, StoresResponses) and client_request.endpoint.is_stateful:
+            adapter.copy_references(primary.client_request, client_request)
         names = adapter.field_names(client_request)
         decoded = adapter.decode_request(client_request, route.model.info)
         request = apply_model_settings(decoded, route, names, adapter.name)

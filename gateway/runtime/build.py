@@ -318,8 +318,11 @@ def build_response_store(
 
 
 def compute_body_budget(limits: schema.ServerLimitsConfig) -> int:
-    """Bytes of request bodies that the process may hold: at least one of the largest size."""
-    return max(limits.buffered_bodies, limits.body)
+    """Bytes of request bodies that the process may hold.
+
+    At least one of the largest size that is forwarded: it is held as it came, and as it is sent.
+    """
+    return max(limits.buffered_bodies, 2 * limits.body)
 
 
 def cap_connections(limits: schema.ServerLimitsConfig) -> schema.ServerLimitsConfig:

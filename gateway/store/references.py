@@ -70,11 +70,11 @@ class ReferenceLoader:
         """
         if not counts:
             return {}
+        located = await self.store.locate_responses(owner, tuple(counts))
+        responses = {location.id: location for location in located.values()}
+        _check_responses(responses, limit)
+        parts: dict[str, bytes] = {}
         async with self._slots:
-            located = await self.store.locate_responses(owner, tuple(counts))
-            responses = {location.id: location for location in located.values()}
-            _check_responses(responses, limit)
-            parts: dict[str, bytes] = {}
             for location in responses.values():
                 account.reserve_memory(location.size)
                 try:
@@ -96,10 +96,10 @@ class ReferenceLoader:
 
         Raises Overloaded and StoreUnavailable.
         """
+        location = (await self.store.locate_responses(owner, (name,))).get(name)
+        if location is None or location.id != name:
+            return None
         async with self._slots:
-            location = (await self.store.locate_responses(owner, (name,))).get(name)
-            if location is None or location.id != name:
-                return None
             account.reserve_memory(location.size)
             return await self.store.find_response(owner, name)
 

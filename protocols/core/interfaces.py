@@ -269,6 +269,9 @@ class StoresResponses(Protocol):
         An id without a response is left out; None means that no responses are stored at all.
         """
 
+    def copy_references(self, call: ClientRequest, target: ClientRequest) -> None:
+        """Let ``target``, a copy of a request, refer to the same."""
+
     def encode_stored(self, call: ClientRequest, stored: StoredResponse) -> HttpResponse:
         """Answer a ``recall`` request. Raises ClientError.
 
@@ -379,6 +382,14 @@ class HasVersionHeader(Protocol):
 
     version_header: str
     """The header's name, in lower case."""
+
+
+@runtime_checkable
+class HasBinaryData(Protocol):
+    """A client adapter whose requests may have binary data behind their JSON."""
+
+    def get_json_size(self, endpoint: Endpoint, headers: Mapping[str, str], size: int) -> int:
+        """How many of the body's ``size`` bytes are JSON; those that follow are never decoded."""
 
 
 class UpstreamRequest(Struct, frozen=True):

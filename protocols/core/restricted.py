@@ -15,6 +15,8 @@ from protocols.core.errors import GatewayError
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
+    HasOwnHeaders,
+    KeepsExtraFields,
     ModelMetadataReader,
     PassthroughRequest,
     ResponseContext,
@@ -78,6 +80,10 @@ class RestrictedAdapter:
             )
         if isinstance(adapter, SupportsRequestKinds):
             self.request_kinds = adapter.request_kinds
+        if isinstance(adapter, HasOwnHeaders):
+            self.own_headers = adapter.own_headers
+        if isinstance(adapter, KeepsExtraFields):
+            self.get_kept_keys = adapter.get_kept_keys
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
         if isinstance(adapter, SupportsProxy):

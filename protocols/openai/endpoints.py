@@ -552,6 +552,10 @@ class OpenAI:
         """See ``protocols.core.interfaces.StoresResponses``."""
         state.set_references(call, parts)
 
+    def copy_references(self, call: ClientRequest, target: ClientRequest) -> None:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        state.copy_references(call, target)
+
     def read_stored_id(self, call: ClientRequest) -> str:
         """See ``protocols.core.interfaces.StoresResponses``."""
         return call.path_params["response_id"]

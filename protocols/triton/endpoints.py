@@ -1,5 +1,6 @@
 """Triton's endpoints and the adapter: the decoder and encoder of each endpoint."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -67,6 +68,9 @@ def _build_model_endpoints(root: str) -> tuple[Endpoint, ...]:
         _build_info_endpoint("GET", f"{root}/config", "config"),
         _build_info_endpoint("GET", f"{root}/stats", "model_stats"),
     )
+
+
+_JSON_LENGTH = re.compile("[0-9]{1,18}")
 
 
 class Triton(TritonUpstream):
@@ -141,6 +145,13 @@ class Triton(TritonUpstream):
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
             _INFERENCE_OPERATIONS, self._profile.parameters
         )
+
+    def get_json_size(self, endpoint: Endpoint, headers: Mapping[str, str], size: int) -> int:
+        """See ``protocols.core.interfaces.HasBinaryData``. A wrong header is refused later."""
+        length = headers.get(errors.JSON_LENGTH_HEADER, "")
+        if endpoint.operation != "infer" or _JSON_LENGTH.fullmatch(length) is None:
+            return size
+        return min(int(length), size)
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """Read the model from the path, and from the body whether generate_stream streams.

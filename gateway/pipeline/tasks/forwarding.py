@@ -33,7 +33,7 @@ class ForwardingHandler:
 
     async def answer(self, request: RequestState) -> None:
         """See ``gateway.pipeline.tasks.registry.EndpointHandler``."""
-        body = ProxiedBody(request.http, self._settings.max_body_size)
+        body = ProxiedBody(request.http, self._settings.max_body_size, self._settings.body_counts)
         adapter = get_proxy_adapter(request.adapter)
         request.client_request = await body.find_model(adapter, request.build_client_request)
         model = body.model or self._settings.default_model

@@ -53,8 +53,7 @@ class GenerationHandler:
         )
         request.context = make_context(request, self._clock, self._settings)
         if client_request.endpoint.is_stateful:
-            limit = self._settings.max_body_size
-            await load_references(request, self._reference_loader, limit)
+            await load_references(request, self._reference_loader, self._settings)
         if info.inform:
             await self._information.answer(request)
             return

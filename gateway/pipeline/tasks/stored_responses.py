@@ -4,10 +4,12 @@ import asyncio
 from functools import partial
 from typing import Final
 
+from backends.interfaces import TIME_IS_UP
 from gateway.pipeline.responder import send_reply
+from gateway.pipeline.services import HandlerSettings
 from gateway.pipeline.state import RequestState
 from gateway.store.references import ReferenceLoader
-from protocols.core.errors import StoredObjectNotFound
+from protocols.core.errors import DeadlineExceeded, StoredObjectNotFound
 from protocols.core.interfaces import StoresResponses
 
 LARGE_BODY: Final = 256 << 10
@@ -46,11 +48,11 @@ class StoredResponseHandler:
 
 
 async def load_references(
-    request: RequestState, loader: ReferenceLoader | None, limit: int
+    request: RequestState, loader: ReferenceLoader | None, settings: HandlerSettings
 ) -> None:
     """Load what a request to a stateful endpoint refers to; have its response stored.
 
-    ``limit`` is the largest body in bytes. Raises as ``ReferenceLoader.load_parts``.
+    Raises DeadlineExceeded, and as ``ReferenceLoader.load_parts``.
     """
     adapter, call, context = request.adapter, request.client_request, request.context
     assert isinstance(adapter, StoresResponses)  # noqa: S101 - as its endpoint says
@@ -63,15 +65,22 @@ async def load_references(
         if context.offload_to_thread
         else adapter.count_references(call)
     )
-    parts = await loader.load_parts(
-        owner,
-        counts,
-        lambda stored: adapter.read_parts(stored, counts),
-        account=request.http,
-        body_size=len(call.body),
-        limit=limit,
-    )
+    try:
+        async with asyncio.timeout(context.deadline.remaining()):
+            parts = await loader.load_parts(
+                owner,
+                counts,
+                lambda stored: adapter.read_parts(stored, counts),
+                account=request.http,
+                body_size=len(call.body),
+                limit=settings.max_body_size,
+            )
+    except TimeoutError:
+        raise DeadlineExceeded(TIME_IS_UP) from None
     size = sum(len(part) * counts[name] for name, part in parts.items())
+    if parts and settings.body_counts.needs_check(len(call.body) + size):
+        references = [(part, counts[name]) for name, part in parts.items()]
+        await asyncio.to_thread(settings.body_counts.check, call.body, references)
     context.offload_to_thread = len(call.body) + size >= LARGE_BODY
     if size < LARGE_BODY:
         adapter.set_references(call, parts)

@@ -112,6 +112,11 @@ def set_references(call: ClientRequest, parts: Mapping[str, bytes] | None) -> No
     call.__dict__[_CACHE_KEY] = References(history, items, enabled=True)
 
 
+def copy_references(call: ClientRequest, target: ClientRequest) -> None:
+    """Let ``target``, a copy of a request, refer to the same."""
+    target.__dict__[_CACHE_KEY] = get_references(call)
+
+
 def get_references(call: ClientRequest) -> References:
     """What ``set_references`` kept."""
     references: References = call.__dict__.get(_CACHE_KEY, NO_REFERENCES)
