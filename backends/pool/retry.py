@@ -29,6 +29,7 @@ from protocols.core.errors import (
     Overloaded,
     RateLimitExceeded,
     StreamBroken,
+    UnknownFinishReason,
     WorkerError,
     WorkerFailed,
     WorkerUnreachable,
@@ -96,6 +97,8 @@ def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None
             return "503"
         case StreamBroken() | DeadlineExceeded(phase="first_token"):
             return "before_first_token"
+        case UnknownFinishReason():
+            return None  # the answer is whole: another worker would only say the same again
         case WorkerError() if accepted:
             return "before_first_token"
         case WorkerFailed(status=int() as status):

@@ -28,6 +28,7 @@ from protocols.core.errors import (
     Overloaded,
     RateLimitExceeded,
     StreamBroken,
+    UnknownFinishReason,
     WorkerError,
     WorkerFailed,
     WorkerUnreachable,
@@ -154,6 +155,8 @@ class WorkerState(Struct, eq=False):
                 self.health.record_rate_limit(now, error.retry_after)
             case WorkerFailed(status=int() as status) if status in _CLIENT_ERROR_STATUSES:
                 pass  # the worker is healthy, the request was wrong
+            case UnknownFinishReason():
+                self.health.record_success(now)  # a whole answer, whose last word nobody has listed
             case Overloaded() | WorkerError() | DeadlineExceeded(phase="first_token" | "idle"):
                 self.health.record_failure(now)
             case ClientError():

@@ -284,6 +284,8 @@ class _GemmaWriter:
         self._root = root
         self._strict = strict
         self._any_value: str | None = None
+        self._containers: dict[int, tuple[Schema, str]] = {}
+        """Each schema of an object or array with its rule, by its id while it is kept here."""
 
     def build_object(self, schema: Schema, depth: int) -> str:
         """The expression of an object."""
@@ -309,21 +311,31 @@ class _GemmaWriter:
         match branch.get("type"):
             case "string":
                 return self._build_string(build_length_pattern([branch], strict=self._strict))
-            case "object":
-                return self.build_object(branch, depth + 1)
-            case "array":
-                check_keys(branch, _ARRAY_KEYS, strict=self._strict)
-                item = self._build_value(branch.get("items"), depth + 1)
-                low, high = branch.get("minItems", 0), branch.get("maxItems")
-                if high == 0:
-                    return '"[]"'
-                counts = f"{max(low - 1, 0)},{'' if high is None else high - 1}"
-                return f'"[" ({item} ("," {item}){{{counts}}}){"" if low else "?"} "]"'
+            case "object" | "array":
+                return self._build_container(branch, depth + 1)
             case None:
                 return self._build_any_value()
             case _:
                 schema = add_definitions(branch, self._root)
                 return self._writer.add_schema(schema, strict=self._strict)
+
+    def _build_container(self, branch: Schema, depth: int) -> str:
+        """The rule of an object or array, one for each schema, so that it may contain itself."""
+        if id(branch) not in self._containers:
+            name = self._writer.reserve_rule()
+            self._containers[id(branch)] = branch, name
+            build = self.build_object if branch["type"] == "object" else self._build_array
+            self._writer.set_rule(name, build(branch, depth))
+        return self._containers[id(branch)][1]
+
+    def _build_array(self, branch: Schema, depth: int) -> str:
+        check_keys(branch, _ARRAY_KEYS, strict=self._strict)
+        item = self._build_value(branch.get("items"), depth)
+        low, high = branch.get("minItems", 0), branch.get("maxItems")
+        if high == 0:
+            return '"[]"'
+        counts = f"{max(low - 1, 0)},{'' if high is None else high - 1}"
+        return f'"[" ({item} ("," {item}){{{counts}}}){"" if low else "?"} "]"'
 
     def _build_string(self, pattern: str = ANY_TEXT) -> str:
         quote = self._syntax.quote
@@ -366,17 +378,26 @@ def allows_other_properties(schema: Schema) -> bool:
     return bool(schema.get("additionalProperties", not schema.get("properties")))
 
 
-def list_branches(schema: Any, root: Schema, depth: int = 0) -> list[Schema]:
+def list_branches(schema: Any, root: Schema) -> list[Schema]:
     """The alternatives of a schema, each with at most one type, or with one value (``const``)."""
+    return _list_branches(schema, root, set(), 0) or [{}]
+
+
+def _list_branches(schema: Any, root: Schema, seen: set[str], depth: int) -> list[Schema]:
+    """The alternatives; a reference that was ``seen`` adds none, so that the cost stays linear."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return [{}]
     if isinstance(reference := schema.get("$ref"), str):
-        return list_branches(_resolve_reference(reference, root), root, depth + 1)
+        if reference in seen:
+            return []
+        seen.add(reference)
+        return _list_branches(_resolve_reference(reference, root), root, seen, depth + 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list) and options:
-            return [branch for one in options for branch in list_branches(one, root, depth + 1)]
+            found = [_list_branches(one, root, seen, depth + 1) for one in options]
+            return [branch for branches in found for branch in branches]
     if isinstance(parts := schema.get("allOf"), list) and len(parts) == 1:
-        return list_branches(parts[0], root, depth + 1)
+        return _list_branches(parts[0], root, seen, depth + 1)
     if isinstance(values := schema.get("enum"), list) and values:
         return [{"const": value} for value in values]
     if "const" in schema:

@@ -147,6 +147,8 @@ class MessageDecoder:
         if self._is_done or not payload.startswith(b"{"):
             return
         fields = _read_object(payload)
+        if not isinstance(fields.get("index"), int | str | None):
+            raise WorkerFailed("The worker's answer can't be read.")
         match fields.get("type"):
             case "content_block_delta":
                 self._read_delta(fields.get("index"), _as_dict(fields.get("delta")), events)

@@ -206,7 +206,7 @@ def _write_schema(schema: Raw | None) -> Any:
         return _EMPTY_SCHEMA
     if _decode_schema_type(schema).type is not None:
         return schema
-    return {"type": "object", **_decode_object(schema)}
+    return {**_decode_object(schema), "type": "object"}
 
 
 def _write_reasoning(request: GenerationRequest, *, body_limit: int) -> dict[str, Any]:

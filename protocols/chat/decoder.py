@@ -590,13 +590,11 @@ class ToolCallAssembler:
         ``is_repeated``: an earlier fragment of the same delta has the key.
         """
         call = self._calls.get(key)
-        if call is None:
-            return
         name, arguments = _read_function(wire)
-        if not name:
+        if call is None or not name:
             return
         has_other_id = bool(wire.id and call.id and wire.id != call.id)
-        if is_repeated or has_other_id or (arguments and _is_complete(call.arguments)):
+        if is_repeated or has_other_id or (arguments.strip() and _is_complete(call.arguments)):
             self._has_nameless = self._has_nameless or call.call_index is None
             del self._calls[key]
 
@@ -672,9 +670,10 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "content_filter": "content_filter",
     "invalid flag": None,
     "insufficient_system_resource": None,
+    "repetition": "length",
 }
-"""Finish reasons by wire name, including those of related workers (``model_length`` is Mistral's,
-``insufficient_system_resource`` DeepSeek's); None is a worker failure."""
+"""Finish reasons by wire name, also of related workers (``model_length``: Mistral, ``repetition``:
+vLLM, ``insufficient_system_resource``: DeepSeek); None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
 _MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128

@@ -33,7 +33,8 @@ _NULL: Final = Raw(b"null")
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("default", "standard"),
-    "inference_geo": ("not_available",),
+    "inference_geo": ("not_available", "global"),
+    "caller": ({"type": "direct"},),
 }
 """Values that services send in every response; they say no more than their absence."""
 
@@ -83,6 +84,8 @@ def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any])
 
 def has_content(value: Any) -> bool:
     """Whether a value says anything: null, an empty list and 0 do not, and are no loss."""
+    if isinstance(value, dict) and value:
+        return any(map(has_content, value.values()))
     return value is not None and value != [] and not (value == 0 and value is not False)
 
 

@@ -280,8 +280,11 @@ class ConversationReader:
         for name in ("content", "output"):
             parts = item.get(name)
             for k, part in enumerate(parts if isinstance(parts, list) else ()):
-                known = _PART_KEYS.get(part.get("type"), _ANY_PART_KEYS)
-                add_unknown_keys(self.unknown, part, f"{at}.{name}[{k}]", known)
+                if isinstance(part, dict):
+                    name_of_part = part.get("type")
+                    is_known = isinstance(name_of_part, str) and name_of_part in _PART_KEYS
+                    known = _PART_KEYS[name_of_part] if is_known else _ANY_PART_KEYS
+                    add_unknown_keys(self.unknown, part, f"{at}.{name}[{k}]", known)
 
     # --- by type ----------------------------------------------------------------------------------
 

@@ -308,3 +308,8 @@ def test_blocks_of_an_unknown_type_are_reported_whole(*, unary: bool) -> None:
         ("response.output[0]", [("server_tool_use",)]),
         *([] if unary else [("response.output[0]", [("x_delta",)])]),
     ]
+
+
+def test_index_that_is_no_number_is_the_workers_failure() -> None:
+    with pytest.raises(WorkerFailed):
+        decode({**block(0, type="text"), "index": [1]})

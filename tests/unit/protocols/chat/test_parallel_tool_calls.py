@@ -150,3 +150,9 @@ def test_items_of_a_response_with_one_id_are_two(*, stream: bool) -> None:
         data = b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events)
 
     assert read_calls(ResponsesDecoder(REQUEST), data) == TWO
+
+
+def test_blank_fragment_with_the_name_of_a_complete_call_begins_no_other() -> None:
+    assert decode_deltas(
+        [build_call('{"x":1}', id="a", index=0)], [build_call("\n", id="a", index=0)]
+    ) == [("a", "f", '{"x":1}\n')]

@@ -234,3 +234,15 @@ def test_invalid_items_name_the_field(item: Any, param: str) -> None:
 def test_open_call_ids_are_unique() -> None:
     with pytest.raises(InvalidParameter, match="Duplicate call_id"):
         read(call("1"), call("1"))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        call("c", content=["x"]),
+        call("c", output=[1]),
+        {"type": "reasoning", "summary": [], "content": [{"type": ["a"], "text": "x"}]},
+    ],
+)
+def test_parts_that_nobody_reads_are_no_failure(item: Any) -> None:
+    read(item)
