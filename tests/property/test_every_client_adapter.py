@@ -14,7 +14,7 @@ from gateway.config.registry import load_symbol
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core import errors
-from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.aggregate import aggregate
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import ClientAdapter, ClientRequest, Endpoint, ResponseContext
 from protocols.core.request import AnyRequest, GenerationRequest
@@ -187,6 +187,8 @@ EVERY_ERROR: list[errors.GatewayError] = [
     ),
     errors.UnknownParameter("x", param="p"),
     errors.UnsupportedFeature("x", param="p"),
+    errors.UnsupportedEndpoint("x", param="model"),
+    errors.UnknownFinishReason("x"),
     errors.ContextTooLong("x", param="messages", tokens=9, limit=8),
     errors.ContextTooLong("x"),
     errors.ContentFiltered("x"),
@@ -296,12 +298,10 @@ def test_unary_and_streaming_responses_contain_the_complete_text(
         Usage(1, len(texts)),
         StreamEnd(),
     ]
-    fold = ResponseAccumulator()
-    fold.add(events)
-    whole = "".join(texts)
+    response, whole = aggregate(events), "".join(texts)
     for sent, request in list_minimal_requests(adapter):
         encoder = adapter.create_encoder(sent, request, ABOUT)
-        reply = encoder.encode_unary(fold.result())
+        reply = encoder.encode_unary(response)
         assert reply.status == 200
         assert whole in extract_text(reply.body)
 
