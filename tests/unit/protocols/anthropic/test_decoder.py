@@ -16,7 +16,7 @@ from protocols.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from protocols.core.events import Event, ResponseExtra, TextDelta, ToolCallStart
+from protocols.core.events import Event, ResponseExtra, StreamEnd, TextDelta, ToolCallStart
 from protocols.core.request import GenerationRequest, Message, TextPart, ToolCall
 
 REQUEST = GenerationRequest(
@@ -102,6 +102,15 @@ def test_stream_is_decoded() -> None:
     assert answer.metadata.id == "msg_1"
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
+
+
+def test_last_event_may_lack_its_blank_line() -> None:
+    events = (START, block(0, type="text", text=""), delta(0, "text_delta", text="a"), end())
+
+    cut = decode(*events, b'data: {"type":"message_stop"}')
+
+    assert cut == decode(*events, STOP)
+    assert type(cut[-1]) is StreamEnd
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,7 @@ def test_thinking_is_sent_as_asked_for(
         (ChoiceEnd("content_filter"), "refusal", None),
         (ChoiceEnd("unknown"), "end_turn", None),
         (ChoiceEnd("tool_calls"), "end_turn", None),
+        (ChoiceEnd("unknown", unknown_word="later"), "later", None),
     ],
 )
 def test_stop_reasons(

@@ -176,6 +176,12 @@ def test_stream_without_done_needs_the_end_of_every_choice() -> None:
     assert both[-2:] == [ChoiceEnd("length", 1), StreamEnd()]
 
 
+def test_incomplete_event_after_the_end_of_every_choice_is_ignored() -> None:
+    assert decode(HELLO + 'data: {"choices":[],"usa') == HELLO_EVENTS
+    with pytest.raises(StreamBroken, match="inside an event"):
+        decode(make_sse(make_chunk(content="Hel")) + 'data: {"choices":[{"ind')
+
+
 def test_text_after_the_finish_reason_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken):
         decode(HELLO + make_sse(make_chunk(content="more")) + DONE)

@@ -91,11 +91,18 @@ def test_error_status_type_code_and_param(
     assert body["error"]["param"] == param
 
 
-ROW = Param(wire="a", field="a", type="ints", min_items=1)
+ROW = Param(wire="a", field="a", type="ints", min_items=1, max_items=2)
 TEXTS: list[tuple[errors.GatewayError, str]] = [
     (errors.PathNotFound("x", method="POST", path="/v1/nope"), "Invalid URL (POST /v1/nope)"),
     (errors.PathNotFound("x"), "x"),
     (errors.InvalidParameter("x", param="a", problem="empty", expected=ROW, got=[]), "x"),
+    (
+        errors.InvalidParameter("x", param="a", problem="too_long", expected=ROW, got=[1, 2, 3]),
+        (
+            "Invalid 'a': array too long. Expected an array with maximum length 2, "
+            "but got an array with length 3 instead."
+        ),
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
 from protocols.core.aggregate import aggregate
+from protocols.core.errors import WorkerFailed
 from protocols.core.events import Event, ResponseExtra, TextDelta
 from protocols.core.interfaces import ResponseContext
 from protocols.core.request import GenerationRequest, ResponseOptions
@@ -272,3 +273,9 @@ def test_null_and_known_keys_make_no_events() -> None:
 
     assert not [one for one in events if isinstance(one, ResponseExtra)]
     assert [one.text for one in events if isinstance(one, TextDelta)] == ["a", "a"]
+
+
+@pytest.mark.parametrize("body", [[1], 5, "x", [{"choices": []}]], ids=str)
+def test_chunk_that_is_no_object_is_a_failure_of_the_worker(body: Any) -> None:
+    with pytest.raises(WorkerFailed, match="can't be read"):
+        decode(body, request=chat(stream=True))

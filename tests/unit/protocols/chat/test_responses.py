@@ -339,6 +339,17 @@ def test_finish_reason_names(about: ResponseContext, reason: FinishReason, wire:
     assert answer["choices"][0]["finish_reason"] == wire
 
 
+def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(about: ResponseContext) -> None:
+    called = (ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"))
+    end = ChoiceEnd("unknown", unknown_word="later")
+
+    answer = encode_unary_body(
+        ChatEncoder(ResponseStyle(), CHAT, about), [*called, end, StreamEnd()]
+    )
+
+    assert answer["choices"][0]["finish_reason"] == "later"
+
+
 def test_stream_error_is_an_sse_event(about: ResponseContext) -> None:
     encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about)
     assert encoder.encode_error_event(StreamBroken("it stopped")) == (

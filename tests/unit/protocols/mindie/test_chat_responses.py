@@ -103,6 +103,16 @@ def test_finish_reason_names_by_profile(
         assert sent.count(f'"finish_reason":"{name}"'.encode()) == 1
 
 
+@pytest.mark.parametrize("profile", ["2x", "rc1"])
+def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(bench: Any, profile: str) -> None:
+    one = bench(profile)
+    end = ChoiceEnd("unknown", unknown_word="later")
+
+    reply = one.whole(one.encoder(CHAT, HI), TextDelta("a"), end, StreamEnd())
+
+    assert msgspec.json.decode(reply.body)["choices"][0]["finish_reason"] == "later"
+
+
 def test_unknown_usage_is_omitted_from_the_last_chunk(bench: Any) -> None:
     one = bench()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")

@@ -255,6 +255,11 @@ def test_request_too_large_returns_413_with_limit(bench: Any, limit: int, shown:
     assert reply.body == b'{"message":"' + message + b'"}'
 
 
+def test_request_too_large_without_a_known_limit_keeps_its_text(bench: Any) -> None:
+    reply = encode_error_response(bench, RequestTooLarge("the prompt is too large", limit=None))
+    assert (reply.status, reply.body) == (413, b'{"message":"the prompt is too large"}')
+
+
 def test_internal_error_is_plain_text_with_json_content_type(bench: Any) -> None:
     reply = encode_error_response(bench, InternalError("secret"))
     assert (reply.status, reply.body) == (500, b"Server internal error")

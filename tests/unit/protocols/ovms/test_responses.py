@@ -122,6 +122,18 @@ def test_finish_reason_names_by_profile(
         assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == expected
 
 
+@pytest.mark.parametrize("profile", ["2026", "2024"])
+def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(
+    make: Any, about: ResponseContext, profile: str
+) -> None:
+    end = ChoiceEnd("unknown", unknown_word="later")
+    events: list[Event] = [TextDelta("a"), end, USED, StreamEnd()]
+
+    body = encode_unary_body(create_encoder(make, about, CHAT, profile=profile), events)
+
+    assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == "later"
+
+
 def test_unary_response_with_reasoning_and_tool_calls(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
         ReasoningDelta("hm"),

@@ -124,6 +124,17 @@ def test_tokens_have_offsets_in_bytes(make: MakeCall, about: ResponseContext) ->
     ]
 
 
+def test_tokens_without_all_their_texts_are_a_failure(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    adapter, call = TGI(model="m"), make("/tokenize", {"inputs": "ab"})
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+    ids_only = aggregate([TokenList((97, 98)), StreamEnd()])
+
+    with pytest.raises(WorkerFailed, match="did not send the text of each token"):
+        encoder.encode_unary(ids_only)
+
+
 def test_limits_are_checked(make: MakeCall) -> None:
     adapter = TGI(model="m", max_stop_sequences=1)
     call = make("/generate", {"inputs": "a", "parameters": {"stop": ["a", "b"]}})

@@ -176,6 +176,16 @@ def test_finish_reason_is_one_of_the_server(
     assert body["details"]["finish_reason"] == expected
 
 
+def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(create: Any) -> None:
+    """Even where the limit of tokens and a stop string would give another reason."""
+    end = ChoiceEnd("unknown", unknown_word="later")
+    encoder = create(details=True, max_new_tokens=2, stop=["b"])
+
+    body = unary(encoder, TextDelta("ab", tokens=2), end, Usage(1, 2), StreamEnd())
+
+    assert body["details"]["finish_reason"] == "later"
+
+
 def test_estimated_tokens_do_not_reach_the_limit(create: Any) -> None:
     usage = Usage(1, 2, source="estimated")
     encoder = create(details=True, max_new_tokens=2)

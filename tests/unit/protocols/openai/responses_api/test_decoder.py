@@ -269,6 +269,13 @@ def test_incomplete_response(details: Any, reason: str) -> None:
     assert aggregate(events).choices[0].finish_reason == reason
 
 
+def test_last_event_may_lack_its_blank_line() -> None:
+    decoder = ResponsesDecoder(REQUEST)
+
+    assert decoder.feed(write(finish(TEXT)).removesuffix(b"\n\n")) == []
+    assert decoder.close() == decode(finish(TEXT))
+
+
 def test_events_after_the_end_and_markers_are_ignored() -> None:
     decoder = ResponsesDecoder(REQUEST)
     queued = event("queued", response={})

@@ -256,6 +256,27 @@ def test_cut_response_is_incomplete(reason: FinishReason, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "status", "details"),
+    [
+        ("paused", "paused", None),
+        ("incomplete: tired", "incomplete", {"reason": "tired"}),
+    ],
+)
+def test_unknown_status_and_reason_are_shown_as_the_worker_wrote_them(
+    word: str, status: str, details: Any
+) -> None:
+    choice_end = ChoiceEnd("unknown", unknown_word=word)
+    events: list[Event] = [TextDelta("a"), choice_end, USAGE, StreamEnd()]
+
+    body = msgspec.json.decode(create_encoder().encode_unary(aggregate(events)).body)
+    last = read_events(Response(200, {}, create_encoder().encode_events(events)))[-1]
+
+    assert (body["status"], body["incomplete_details"]) == (status, details)
+    assert last["type"] == "response.incomplete"
+    assert simplify(last["response"]) == simplify(body)
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (WorkerFailed("x"), "server_error"),
