@@ -45,6 +45,25 @@ RAW_INPUTS = [
 TWO = b"\x02\0\0\0"
 
 
+@pytest.mark.parametrize(
+    ("operation", "headers", "json_size"),
+    [
+        ("infer", {HEADER: "60"}, 60),
+        ("infer", {HEADER: "101"}, 100),
+        ("infer", {HEADER: "-1"}, 100),
+        ("infer", {HEADER: "60x"}, 100),
+        ("infer", {}, 100),
+        ("generate", {HEADER: "60"}, 100),
+    ],
+)
+def test_only_tensors_with_a_valid_length_have_data_behind_their_json(
+    trtllm_client: Any, operation: str, headers: dict[str, str], json_size: int
+) -> None:
+    call = trtllm_client.call(f"/v2/models/trt_like/{operation}", method="POST")
+
+    assert trtllm_client.adapter.get_json_size(call.endpoint, headers, 100) == json_size
+
+
 def test_infer_with_json_input_and_output(trtllm_client: Any) -> None:
     response = trtllm_client.post(PATH, {"id": "x", "inputs": [TEXT, TOKENS]})
     assert (response.status, response.kind) == (200, "application/json")

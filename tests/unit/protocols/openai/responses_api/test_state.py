@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import (
@@ -152,6 +153,19 @@ def test_history_and_items_are_found() -> None:
     assert texts == [
         ("user", "before"), user, user, user, ("assistant", "b"), user, ("assistant", "b")
     ]  # fmt: skip
+
+
+def test_copy_of_a_request_refers_to_the_same_history() -> None:
+    call = create_request("response", {"previous_response_id": "resp_1", "input": "x"})
+    names = ADAPTER.count_references(call)
+    ADAPTER.set_references(call, ADAPTER.read_parts(STORED, names))
+    target = replace(call, headers={"x-other": "1"})
+
+    ADAPTER.copy_references(call, target)
+
+    request = ADAPTER.decode_request(target)
+    assert isinstance(request, GenerationRequest)
+    assert [one.text for one in request.messages] == ["before", "a", "a", "a", "b", "x"]
 
 
 def test_item_that_is_not_in_the_response_is_not_found() -> None:
