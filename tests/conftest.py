@@ -19,7 +19,7 @@ from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
-from tests import measured_tests, time_limits
+from tests import time_limits
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
@@ -95,7 +95,6 @@ class FailureReporter:
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist have no terminal; the process that has one prints their failures."""
     config.pluginmanager.register(time_limits)
-    config.pluginmanager.register(measured_tests)
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if isinstance(terminal, pytest.TerminalReporter):
         config.pluginmanager.register(FailureReporter(terminal))

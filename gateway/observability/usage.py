@@ -14,6 +14,7 @@ request again replaces its first judgement.
 import asyncio
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -133,7 +134,8 @@ class FeedbackStatements(Struct, frozen=True):
 
 
 def _for_sqlite(statement: str) -> str:
-    return statement.replace("$", "?")
+    """The statement with SQLite's parameters; it has each of its own once, in their order."""
+    return re.sub(r"\$\d+", "?", statement)
 
 
 _FEEDBACK: Final = FeedbackStatements.build("usage", "feedback")

@@ -43,17 +43,17 @@ CREATE INDEX IF NOT EXISTS items_response ON items (owner, response);
 """
 _FIND: Final = "SELECT id, body FROM responses WHERE owner = ? AND id = ? AND at > ?"
 _LOCATE: Final = """
-SELECT names.value, responses.id, responses.size FROM json_each(?2) AS names
-LEFT JOIN items ON items.owner = ?1 AND items.id = names.value
-JOIN responses ON responses.owner = ?1 AND responses.id = coalesce(items.response, names.value)
-WHERE responses.at > ?3
+SELECT names.value, responses.id, responses.size FROM json_each(:names) AS names
+LEFT JOIN items ON items.owner = :owner AND items.id = names.value
+JOIN responses ON responses.owner = :owner AND responses.id = coalesce(items.response, names.value)
+WHERE responses.at > :oldest
 """
 _REMOVE_EXCESS: Final = """
-DELETE FROM responses WHERE owner = ?1 AND id IN (
+DELETE FROM responses WHERE owner = :owner AND id IN (
     SELECT id FROM (
         SELECT id, row_number() OVER newest AS number, sum(size) OVER newest AS total
-        FROM responses WHERE owner = ?1 WINDOW newest AS (ORDER BY at DESC, rowid DESC)
-    ) WHERE number > ?2 OR total > ?3
+        FROM responses WHERE owner = :owner WINDOW newest AS (ORDER BY at DESC, rowid DESC)
+    ) WHERE number > :count OR total > :bytes
 )
 """
 """Removes the oldest responses of an owner, beyond its count or its bytes."""
@@ -142,7 +142,8 @@ class SqliteResponseStore:
     ) -> Mapping[str, StoredLocation]:
         oldest = self._wall_clock() - self._limits.retention
         text = msgspec.json.encode(names).decode()
-        rows = database.execute(_LOCATE, (owner, text, oldest)).fetchall()
+        parameters = {"owner": owner, "names": text, "oldest": oldest}
+        rows = database.execute(_LOCATE, parameters).fetchall()
         return {name: StoredLocation(response_id, size) for name, response_id, size in rows}
 
     def _find(self, database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
@@ -161,4 +162,5 @@ class SqliteResponseStore:
             "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
             [(owner, item_id, response.id) for item_id in response.item_ids],
         )
-        database.execute(_REMOVE_EXCESS, (owner, limits.owner_count, limits.owner_bytes))
+        parameters = {"owner": owner, "count": limits.owner_count, "bytes": limits.owner_bytes}
+        database.execute(_REMOVE_EXCESS, parameters)
