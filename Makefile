@@ -53,7 +53,7 @@ PYTHONS := 3.12 3.13
 SAMPLE := tests/unit tests/golden tests/conformance tests/integration/http_server tests/integration/test_end_to_end.py \
   tests/integration/test_pool.py tests/integration/test_reload.py tests/integration/test_command.py
 # These alone cover every branch of protocols, in a run of their own: what other tests have cached counts for nothing.
-MEASURED := tests/unit/protocols tests/golden
+COVERAGE_TESTS := tests/unit/protocols tests/golden
 # One run with the real model: unary, streamed, tool calls, embeddings.
 REAL_MODEL := tests/integration/test_local_model.py
 # Too long for make test; make properties runs them.
@@ -101,9 +101,9 @@ check: $(DEV_STAMP)
 test: $(DEV_STAMP)
 	@$(MAKE) --silent $(DEPLOY_STAMP) || echo "test: Redis can't be installed here; its tests are skipped"
 	@echo "test: protocols, with branch coverage"
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(MEASURED)
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(COVERAGE_TESTS)
 	@echo "test: unit, conformance, integration, fault injection"
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(MEASURED) $(DEEP) $(TOOLS) $(SITE))
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE))
 	@echo "test: the real model"
 	@$(PYTEST) -m slow $(REAL_MODEL)
 
