@@ -301,6 +301,7 @@ $(OPENAI_STAMP): | $(CLIENTS_STAMP) $(VENV)/.python
 	@touch $@
 
 # Without torch: the base install, and what the tests need.
+.PRECIOUS: .venv-py%/.installed-$(PROJECT)
 .venv-py%/.installed-$(PROJECT):
 	@echo "install: Python $* in .venv-py$*, without torch"
 	@"$$($(PYTHON) -m tests.find_python $*)" -m venv --clear .venv-py$*
