@@ -59,7 +59,7 @@ class EngineRequest:
 
     @property
     def parses_reasoning(self) -> bool:
-        """Whether reasoning is told apart from the answer."""
+        """Whether reasoning is separated from the answer."""
         rules = self.parser_rules
         return isinstance(rules, OutputRules) and rules.reasoning is not None
 

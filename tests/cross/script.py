@@ -1,4 +1,4 @@
-"""What every scripted worker says: a small model that does as it is told, in no protocol yet."""
+"""The answer of every scripted worker, before a protocol encodes it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -44,7 +44,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
 
 
 class ScriptedChoice(Struct, frozen=True):
-    """One choice: ``token_count`` tokens were computed, of which these are told."""
+    """One choice: ``token_count`` tokens were computed, of which these are sent."""
 
     tokens: tuple[str, ...]
     token_count: int

@@ -24,7 +24,7 @@ WORDS = 50
 
 
 def assert_truncated(front: RunningGateway, hearings: list[StreamingRequest]) -> None:
-    """Each client was told in its protocol, and what it got was recorded, no more and no less."""
+    """Each client got an error in its protocol; the record has what it received, nothing else."""
     for one in hearings:
         assert one.has_error, (one.client.name, bytes(one.data))
         assert one.words == list(range(len(one.words)))

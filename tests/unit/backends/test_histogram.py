@@ -23,13 +23,15 @@ def test_histogram_buckets_include_their_upper_bound() -> None:
 
 @given(st.lists(st.lists(NUMBERS)))
 def test_extend_equals_repeated_add(parts: list[list[float]]) -> None:
-    alone, together = Histogram((1.0, 2.5, 4.0)), Histogram((1.0, 2.5, 4.0))
+    alone, together, total = Histogram((1.0, 2.5, 4.0)), Histogram((1.0, 2.5, 4.0)), 0.0
     for part in parts:
         together.extend(part)
+        total = sum(part, total)
         for value in part:
             alone.add(value)
     assert together.counts == alone.counts
-    # Since Python 3.12 sum() rounds once.
+    assert together.total == total
+    # Since Python 3.12 sum() rounds once, and repeated additions each time.
     assert together.total == pytest.approx(alone.total, rel=1e-12)
 
 

@@ -211,7 +211,7 @@ async def test_upstream_stream_is_closed_when_the_last_choice_ends() -> None:
         StreamEnd(),
     ]
     assert backend.event_count == 3
-    assert backend.requests == [(request, "r")], "the worker is told of the stops that it takes"
+    assert backend.requests == [(request, "r")], "the worker gets the stop strings that it supports"
 
 
 async def test_worker_usage_takes_precedence_over_the_count() -> None:
