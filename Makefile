@@ -12,6 +12,7 @@ CONFIG ?=
 
 BIN := $(VENV)/bin
 TRITON := .venv-triton
+LLAMACPP := .venv-llamacpp
 CLIENTS := .venv-clients
 RAY    := .venv-ray
 DEPLOY := .venv-deploy
@@ -27,10 +28,12 @@ RUN_STAMP  := $(VENV)/.run-$(PROJECT)
 DEV_STAMP  := $(VENV)/.dev-$(PROJECT)
 DOCS_STAMP := $(DOCS)/.installed-$(PROJECT)
 TRITON_STAMP  := $(TRITON)/.installed-$(call checksum,tests/oracle/requirements.txt)
+LLAMACPP_STAMP := $(LLAMACPP)/.installed-$(call checksum,tests/oracle/llamacpp.txt)
 CLIENTS_SUM   := $(call checksum,tests/clients/requirements.txt)
 CLIENTS_STAMP := $(CLIENTS)/.installed-$(CLIENTS_SUM)
 OPENAI_STAMP  := $(CLIENTS)/.openai-$(OPENAI)-$(CLIENTS_SUM)
 AGENTS_STAMP  := $(CLIENTS)/agents/.installed-$(CLIENTS_SUM)-$(call checksum,tests/clients/agents/requirements.txt)
+DATABRICKS_STAMP := $(CLIENTS)/databricks/.installed-$(CLIENTS_SUM)-$(call checksum,tests/clients/databricks/requirements.txt)
 NODE_FILES    := $(wildcard tests/clients/node/*.json tests/clients/node/*.mjs)
 NODE_STAMP    := $(CLIENTS)/node/.installed-$(CLIENTS_SUM)-$(call checksum,$(NODE_FILES))
 PAGE_FILES    := tests/page/package.json tests/page/package-lock.json
@@ -58,6 +61,8 @@ COVERAGE_TESTS := tests/unit/protocols tests/golden
 REAL_MODEL := tests/integration/test_local_model.py
 # Too long for make test; make properties runs them.
 DEEP   := tests/property tests/schema
+# One test of so many of tests/property runs in make test.
+SAMPLE_SIZE := 40
 # Tests that need more tools than Python's.
 TOOLS  := tests/deploy tests/page
 SITE   := tests/docs/test_site.py
@@ -65,7 +70,7 @@ SITE   := tests/docs/test_site.py
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run install test quick changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site bench bench-page bench-engine check docs format clean
+.PHONY: evidence help run install test quick changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -76,7 +81,7 @@ run: $(RUN_STAMP)
 
 ## make quick   unit and golden tests: most mistakes, in under a minute; without torch where it isn't installed
 quick: $(DEV_STAMP)
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile tests/unit tests/golden
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --hypothesis-profile=few tests/unit tests/golden
 
 ## make changed the tests that the changes since main can break, by what imports what (SINCE=REV)
 changed: $(DEV_STAMP)
@@ -96,7 +101,8 @@ check: $(DEV_STAMP)
 	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format fixes formatting and much of lint)\n' "$$failed"; exit 1; fi
 
 ## make test    the tests that every change must pass, in at most eight minutes on two idle cores:
-##              unit, golden, conformance, integration, fault injection, one run with the real model,
+##              unit, golden, conformance, integration, fault injection, a sample of the properties,
+##              one run with the real model,
 ##              100 % branch coverage of protocols
 test: $(DEV_STAMP)
 	@$(MAKE) --silent $(DEPLOY_STAMP) || echo "test: Redis can't be installed here; its tests are skipped"
@@ -104,6 +110,8 @@ test: $(DEV_STAMP)
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(COVERAGE_TESTS)
 	@echo "test: unit, conformance, integration, fault injection"
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE))
+	@echo "test: a sample of the properties"
+	@$(PYTEST) -n $(JOBS) --one-in=$(SAMPLE_SIZE) --hypothesis-profile=few tests/property
 	@echo "test: the real model"
 	@$(PYTEST) -m slow $(REAL_MODEL)
 
@@ -140,14 +148,15 @@ python-%: .venv-py%/.installed-$(PROJECT)
 	@echo "pythons: $$($(dir $<)bin/python --version)"
 	@$(dir $<)bin/python -m pytest --quiet -p no:cacheprovider -m $(FAST) -n $(JOBS) --dist loadfile $(SAMPLE)
 
-## make oracle  compare the Triton protocol with a real Triton server (on the CPU)
+## make oracle  compare the Triton protocol with a real Triton server, and a real llama.cpp as a worker (on the CPU)
 oracle: $(DEV_STAMP)
 	@echo "oracle: the same requests to a real Triton server and to the gateway"
 	@$(MAKE) --silent $(TRITON_STAMP) || echo "oracle: Triton can't be installed here"
+	@$(MAKE) --silent $(LLAMACPP_STAMP) || echo "oracle: llama.cpp can't be installed here"
 	@$(PYTEST) -m oracle tests/oracle
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
-clients: $(DEV_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP)
+clients: $(DEV_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP) $(DATABRICKS_STAMP)
 	@$(MAKE) --silent $(NODE_STAMP) || echo "clients: those for Node.js can't be installed here"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
@@ -173,6 +182,10 @@ browser:
 soak: $(DEV_STAMP)
 	@$(BIN)/python -m tests.soak --requests 200000 --cancelled 10000
 
+## make attack  attacks on a gateway: its memory, and how long other clients wait (ATTACK="references --redis URL")
+attack: $(DEV_STAMP)
+	@$(BIN)/python -m tests.attack $(ATTACK)
+
 ## make bench   CPU of the gateway beside others (BENCH="run --quick": minutes; BENCH="run --quick --against REV")
 bench: $(DEV_STAMP)
 	@$(BIN)/python -m tests.bench install $(if $(BENCH),nginx)
@@ -184,10 +197,15 @@ bench-page: $(DEV_STAMP)
 	@$(BIN)/python -m tests.bench run --rounds 2 --peers $(PAGE_PEERS) --json .bench/results.json
 	@$(BIN)/python -m tests.bench table .bench/results.json --into docs/performance.md
 
+## make evidence  simulations of the statistics and series over sockets, half an hour; rewrites docs/evidence.md
+evidence: $(DEV_STAMP)
+	@$(BIN)/python -m tests.evidence.write_page
+
 ## make bench-engine  the local engine beside other engines; rewrites docs/performance-engine.md
 bench-engine: $(DEV_STAMP)
 	@$(BIN)/python -m tests.bench_engine run --json .bench/engine/run.json
 	@$(BIN)/python -m tests.bench_engine table .bench/engine/run.json --page docs/performance-engine.md
+	@$(BIN)/python -m tests.bench_engine tools
 
 ## make site    build the documentation site in build/site
 site: $(DOCS_STAMP)
@@ -203,11 +221,11 @@ format: $(DEV_STAMP)
 	@$(BIN)/ruff check --quiet --fix .
 
 ## make install every environment that the other targets use
-install: $(DEV_STAMP) $(DOCS_STAMP) $(DEPLOY_STAMP) $(TRITON_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP) $(RAY_STAMP) $(PAGE_STAMP) browser
+install: $(DEV_STAMP) $(DOCS_STAMP) $(DEPLOY_STAMP) $(TRITON_STAMP) $(LLAMACPP_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP) $(DATABRICKS_STAMP) $(RAY_STAMP) $(PAGE_STAMP) browser
 
 ## make clean   remove the environments and what tools leave behind
 clean:
-	@rm -rf $(VENV) $(TRITON) $(CLIENTS) $(RAY) $(DEPLOY) $(DOCS) $(PAGE) .venv-py* .venv-apt.lock .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(TRITON) $(LLAMACPP) $(CLIENTS) $(RAY) $(DEPLOY) $(DOCS) $(PAGE) .venv-py* .venv-apt.lock .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Environments. A stamp file marks one that matches its requirements; a second run installs nothing.
 $(VENV)/.python:
@@ -247,6 +265,12 @@ $(TRITON_STAMP):
 	@$(TRITON)/bin/python $(LOCKED) tests/oracle/requirements.txt
 	@touch $@
 
+$(LLAMACPP_STAMP):
+	@echo "install: a real llama.cpp server in $(LLAMACPP)"
+	@$(PYTHON) -m venv --clear $(LLAMACPP)
+	@$(LLAMACPP)/bin/python $(LOCKED) tests/oracle/llamacpp.txt
+	@touch $@
+
 $(CLIENTS_STAMP):
 	@echo "install: real clients in $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
@@ -258,6 +282,13 @@ $(AGENTS_STAMP): | $(CLIENTS_STAMP)
 	@echo "install: OpenAI's Agents SDK in $(CLIENTS)/agents"
 	@$(PYTHON) -m venv --clear $(CLIENTS)/agents
 	@$(CLIENTS)/agents/bin/python $(LOCKED) tests/clients/agents/requirements.txt
+	@touch $@
+
+# databricks-langchain needs another release of mcp than the clients above.
+$(DATABRICKS_STAMP): | $(CLIENTS_STAMP)
+	@echo "install: databricks-langchain in $(CLIENTS)/databricks"
+	@$(PYTHON) -m venv --clear $(CLIENTS)/databricks
+	@$(CLIENTS)/databricks/bin/python $(LOCKED) tests/clients/databricks/requirements.txt
 	@touch $@
 
 # Nothing of a package runs when it is installed. The lock file holds digests and no addresses.

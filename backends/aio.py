@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -13,6 +13,8 @@ from protocols.core.interfaces import Clock
 
 _SORT_WINDOW: Final = 1.0
 """Deadlines within so many seconds are sorted together."""
+_STALL: Final = 0.05
+_MAX_POSTPONEMENT: Final = 0.5
 
 
 class TimerHandle(Protocol):
@@ -41,10 +43,16 @@ class DeadlineTimer:
 
     A target's ``on_deadline`` is called once when its latest deadline passes; it may add the next
     one then. Most targets are removed long before their deadline, so only near ones are sorted.
+
+    The event loop may have been stalled, by other work or by other processes: what has arrived
+    meanwhile is not read yet, so that a peer looks silent that is not. If the timer fires more than
+    ``_STALL`` seconds late, it therefore waits once as long as it was late, up to
+    ``_MAX_POSTPONEMENT`` seconds.
     """
 
     __slots__ = (
         "_deadlines",
+        "_expected_at",
         "_fires_at",
         "_loop",
         "_sorted_until",
@@ -64,7 +72,12 @@ class DeadlineTimer:
         """From when on other targets may be due."""
         self._fires_at = math.inf
         """When the timer fires, by the clock."""
+        self._expected_at = math.inf
+        """When the timer can fire at the earliest; infinite once it was postponed."""
         self._timer: TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<DeadlineTimer {len(self._deadlines)} targets>"
 
     def add(self, target: TimerTarget, due: float) -> None:
         """Set the target's deadline, replacing an earlier one."""
@@ -88,10 +101,17 @@ class DeadlineTimer:
         if self._timer is not None:
             self._timer.cancel()
         self._fires_at = fires_at
-        self._timer = self._loop().call_later(fires_at - self.clock(), self._fire)
+        now = self.clock()
+        self._expected_at = max(now, fires_at)
+        self._timer = self._loop().call_later(fires_at - now, self._fire)
 
     def _fire(self) -> None:
         now = self.clock()
+        late = now - self._expected_at
+        if late > _STALL:
+            self._expected_at = math.inf
+            self._timer = self._loop().call_later(min(late, _MAX_POSTPONEMENT), self._fire)
+            return
         if now >= self._sorted_until:
             self._sort_upcoming(now)
         deadlines, upcoming = self._deadlines, self._upcoming
@@ -164,6 +184,9 @@ class WriteBatcher:
         self._flush_scheduled = False
         """Whether ``_end_turn`` is scheduled."""
 
+    def __repr__(self) -> str:
+        return f"<WriteBatcher {len(self._pending)} writes pending>"
+
     def send(self, transport: Transport, data: bytes) -> None:
         """Write ``data``; dropped if the transport is closing by then."""
         if self._unbatched_left:
@@ -223,7 +246,7 @@ class BackgroundCall(Generic[ResultT]):
 
     def _start_thread(self) -> asyncio.Future[ResultT]:
         loop = asyncio.get_running_loop()
-        self._pending_result = future = loop.create_future()
+        future = loop.create_future()
         future.add_done_callback(_retrieve_exception)
 
         def work() -> None:
@@ -234,7 +257,8 @@ class BackgroundCall(Generic[ResultT]):
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(settle)
 
-        threading.Thread(target=work, name="background-call", daemon=True).start()
+        start_new_thread(work, ())  # Thread.start() would wait until the thread runs
+        self._pending_result = future
         return future
 
 

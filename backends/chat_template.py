@@ -16,7 +16,9 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
+from protocols.core.call_arguments import read_arguments
 from protocols.core.errors import InvalidParameter
+from protocols.core.json_text import decode_json
 from protocols.core.request import GenerationRequest, Message, Tool
 
 _MAX_CONFIG_SIZE: Final = 16 << 20
@@ -136,7 +138,7 @@ def _read_json_object(path: Path) -> Mapping[str, Any]:
     if path.stat().st_size > _MAX_CONFIG_SIZE:
         raise ValueError(f"holds a {path.name} that is too large")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return decode_json(path.read_bytes(), kind=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"holds an invalid {path.name}: {e}") from None
 
@@ -164,7 +166,7 @@ def _get_token_text(value: Any) -> str | None:
 
 
 def _decode_arguments(arguments: Mapping[str, Raw]) -> dict[str, Any]:
-    return {name: msgspec.json.decode(raw) for name, raw in arguments.items()}
+    return {name: decode_json(raw) for name, raw in arguments.items()}
 
 
 def _convert_message(message: Message) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _convert_message(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _parse_call_arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": read_arguments(call.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -185,18 +187,10 @@ def _convert_message(message: Message) -> dict[str, Any]:
     return converted
 
 
-def _parse_call_arguments(text: str) -> Any:
-    """As an object, which templates format themselves; unchanged if it is not JSON."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
 def _convert_tool(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description or ""}
     if tool.parameters is not None:
-        function["parameters"] = msgspec.json.decode(tool.parameters)
+        function["parameters"] = decode_json(tool.parameters)
     return {"type": "function", "function": function}
 
 

@@ -66,6 +66,8 @@ from protocols.core.request import (
 from protocols.core.stop_strings import StopStringFilter
 from protocols.core.units import ConfigSection, Duration
 
+_MAX_LISTED_TOKENS: Final = 131_072
+"""The most tokens of a text that are listed, which takes the event loop, without ``context``."""
 TOOL_ARGUMENTS: Final = ('{"x"', ":1}")
 """The pieces of the arguments of every tool call."""
 
@@ -167,7 +169,7 @@ class EchoBackend(Backend):
             if self._failure is not None and self._failure.after_chunks == 0:
                 raise self._failure.make_error()
             if not isinstance(request, GenerationRequest):
-                yield None, _answer_at_once(request)
+                yield None, _answer_at_once(request, self._context_length or _MAX_LISTED_TOKENS)
                 return
             prompt_tokens, cut = self._count_prompt_tokens(request)
             yield None, [StreamStart(prompt_tokens)]
@@ -305,8 +307,9 @@ def _answer_at_once(
     | ClassifyRequest
     | TokenizeRequest
     | DetokenizeRequest,
+    max_tokens: int,
 ) -> Sequence[Event]:
-    """The events of a response that is not generated."""
+    """The events of a response that is not generated; at most ``max_tokens`` are listed."""
     match request:
         case EmbeddingRequest():
             return _embed_inputs(request)
@@ -316,7 +319,12 @@ def _answer_at_once(
             return _classify_inputs(request)
         case TokenizeRequest():
             text = " ".join(message.text for message in request.messages)
-            words = tuple(_split_words(text if request.prompt is None else request.prompt))
+            text = text if request.prompt is None else request.prompt
+            if len(text.split(None, max_tokens)) > max_tokens:
+                message = f"the text has more than {max_tokens} tokens, which the model takes"
+                param = "messages" if request.prompt is None else "prompt"
+                raise ContextTooLong(message, param=param, limit=max_tokens)
+            words = tuple(_split_words(text))
             return [TokenList(tuple(range(len(words))), words), StreamEnd()]
         case DetokenizeRequest():
             raise build_unsupported_kind_error("detokenize")
@@ -327,11 +335,13 @@ def _rank_documents(request: RerankRequest) -> Sequence[Event]:
     queries = request.queries * (len(request.documents) if len(request.queries) == 1 else 1)
     events: list[Event] = []
     tokens = 0
+    known_words = {query: frozenset(query.lower().split()) for query in set(queries)}
+    counts = {query: count_words(query) for query in known_words}
     for index, (query, document) in enumerate(zip(queries, request.documents, strict=True)):
-        known, words = set(query.lower().split()), document.lower().split()
+        known, words = known_words[query], document.lower().split()
         score = sum(word in known for word in words) / len(words) if words else 0.0
         events.append(RelevanceScore(index, score))
-        tokens += count_words(query) + len(words)
+        tokens += counts[query] + len(words)
     return [*events, Usage(tokens), StreamEnd()]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_ch
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from protocols.core.catalog import ModelState
 from protocols.core.errors import DeadlineExceeded, GatewayError
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -233,15 +234,19 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
         return str(self.__struct_config__.tag)
 
 
+WorkerModel = tuple[str, str]
+"""A worker's URL, and its name of one of its models; "" for all of them."""
+
+
 class AttemptHistory(Struct):
     """The workers that got one request, over all its targets: pools may share workers."""
 
     worker: str = ""
     """The last worker that the request was sent to."""
-    tried_urls: frozenset[str] = frozenset()
-    """The workers that failed."""
-    pool_urls: frozenset[str] = frozenset()
-    """All workers of the pools in which the request failed."""
+    failed: frozenset[WorkerModel] = frozenset()
+    """The workers that failed, and the models that workers refused."""
+    failed_pools: frozenset[WorkerModel] = frozenset()
+    """All workers of the pools in which the request failed, or failed for this model only."""
     workers_killed: int = 0
     """See ``backends.pool.retry.RetryState``; for the last of these pools."""
     failures: tuple[WorkerFailure, ...] = ()
@@ -317,6 +322,9 @@ class PreparedRequest(Struct, frozen=True):
     """The parameters of the request that the backend cannot honour."""
     passthrough: PassthroughRequest | None = None
     """The client's own bytes, and the reader of the worker's."""
+    prepare_again: "Callable[[], PreparedRequest] | None" = None
+    """Of a pass-through: prepares the same request, if the backend has learned how. Raises
+    ClientError."""
 
 
 StreamItem = tuple[bytes | None, Sequence[Event]]
@@ -376,11 +384,35 @@ class SupportsWarmup(Protocol):
 
 @runtime_checkable
 class ReportsFailure(Protocol):
-    """A backend that may fail for good."""
+    """A backend that may fail for good, or for a time."""
 
     @property
     def failure(self) -> str | None:
-        """Why it will never be ready; None while it may become ready."""
+        """Why it refuses requests; None while it may become ready."""
+
+
+@runtime_checkable
+class ReportsLoading(Protocol):
+    """A backend that answers nothing until it has loaded its model."""
+
+    @property
+    def loading(self) -> str | None:
+        """How far it is, for people; None once it has loaded, or failed to."""
+
+
+@runtime_checkable
+class ReportsModel(Protocol):
+    """A backend that runs one model in the gateway's own processes."""
+
+    def report_model(self) -> ModelState:
+        """Its state now."""
+
+    async def keep_model(self, seconds: float | None) -> bool:
+        """Load the model, and keep it for this long after its last request; 0 unloads it.
+
+        A negative number is for ever; None: as configured. Returns False if the model is not loaded
+        on demand. Raises WorkerUnreachable if it can't be loaded, or Overloaded.
+        """
 
 
 @runtime_checkable
@@ -407,6 +439,8 @@ class ForwardedRequest(Struct, frozen=True):
 
     upstream_request: "UpstreamRequest"
     headers: "Headers"
+    model: str = ""
+    """The target's own name of its model."""
 
 
 class ForwardedResponse(Protocol):

@@ -16,5 +16,6 @@ PROTOCOLS = {
     "tgi": "protocols.tgi:TGI",
     "ollama": "protocols.ollama:Ollama",
     "anthropic": "protocols.anthropic:Anthropic",
+    "cohere": "protocols.cohere:Cohere",
 }
 """``module:class`` of each adapter, by the protocol's name."""

@@ -7,16 +7,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from protocols.core.errors import MalformedRequest
+from protocols.core.errors import MalformedRequest, WorkerFailed
 from protocols.core.interfaces import ClientRequest
+from protocols.core.json_text import MAX_DEPTH, JsonDecoder, JsonTooDeep
 
-_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_any = msgspec.json.Decoder().decode
+_decode_object = JsonDecoder(dict[str, Raw]).decode
+_decode_any = JsonDecoder().decode
 _MODEL: Final = "model"
 _are_plain = re.compile("[a-z_]*").fullmatch
 """Whether names, joined, have no letter in another case; nearly all have none."""
 _BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
-JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError)
 """Errors of a body that is not JSON in UTF-8, or not of the expected type."""
 
 
@@ -101,8 +102,8 @@ def _build_error(body: bytes, error: Exception) -> MalformedRequest:
     match error:
         case UnicodeDecodeError():
             return MalformedRequest("the body is not UTF-8", problem="encoding", at=error.start)
-        case RecursionError():
-            return MalformedRequest("the body is nested too deep", problem="depth")
+        case JsonTooDeep():
+            return _build_depth_error()
         case _AmbiguousName():
             return MalformedRequest(str(error))
         case msgspec.ValidationError():
@@ -117,14 +118,25 @@ def _build_error(body: bytes, error: Exception) -> MalformedRequest:
             return MalformedRequest(text, at=int(at[1]) if at else None)
 
 
-def decode_value(raw: Raw) -> Any:
+def _build_depth_error() -> MalformedRequest:
+    text = f"the body is nested too deep: more than {MAX_DEPTH} levels"
+    return MalformedRequest(text, problem="depth")
+
+
+def build_answer_error(error: Exception) -> WorkerFailed:
+    """The error of a worker's answer that can't be decoded."""
+    reason = f": {error}" if isinstance(error, JsonTooDeep) else ""
+    return WorkerFailed(f"The worker's answer can't be read{reason}.")
+
+
+def decode_value(raw: Raw | bytes) -> Any:
     """Decode the value of a field. Raises MalformedRequest."""
     try:
         return _decode_any(raw)
     except UnicodeDecodeError as e:
         raise MalformedRequest("the body is not UTF-8", problem="encoding", at=e.start) from None
-    except RecursionError:
-        raise MalformedRequest("the body is nested too deep", problem="depth") from None
+    except JsonTooDeep:
+        raise _build_depth_error() from None
     except msgspec.DecodeError as e:
         raise MalformedRequest(str(e)) from None
 

@@ -13,6 +13,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from protocols.core.errors import InvalidParameter, ParameterProblem
+from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import LossReason, ParameterSupport
 from protocols.core.request import SECTIONS
 from protocols.json_body import JSON_ERRORS, decode_value
@@ -56,7 +57,10 @@ class Param(Struct, frozen=True, dict=True):
     """Whether ``null`` is accepted and means that the field is absent."""
     default: Any = None
     loss_reason: LossReason | None = None
-    """Set on a worker's row if the worker supports the parameter only partly."""
+    """Set on a worker's row if the worker supports the parameter only partly. ``default`` is then
+    what the worker does in any case."""
+    replaced_words: tuple[tuple[str, str], ...] = ()
+    """Words that a worker lacks, each with the nearest one that it has."""
     description: str = ""
 
     @cached_property
@@ -65,8 +69,12 @@ class Param(Struct, frozen=True, dict=True):
         kind = find_common_type(self, self)
         if kind is None or self.disabled_values or self.min_items:
             return None
-        decode: Callable[[Raw], Any] = msgspec.json.Decoder(kind).decode
+        decode: Callable[[Raw], Any] = JsonDecoder(kind).decode
         return partial(_decode_strings, decode) if self.type == "strings" else decode
+
+    def exceeds_limit(self, value: float, limit: float) -> bool:
+        """Whether a value is above a limit that the server was set up with."""
+        return value > limit
 
     def format_range_error(self, value: Any) -> str:
         """The server's text for a value above ``maximum``."""
@@ -84,7 +92,9 @@ def find_common_type(worker: Param, client: Param) -> Any:
         case "bool":
             return bool
         case "str":
-            return Literal[client.choices] if client.choices else str
+            lacking = dict(worker.replaced_words)
+            words = tuple(word for word in client.choices if word not in lacking)
+            return Literal[words] if words else str
         case "int" | "strict int" | "float" as name:
             return _build_number_type(worker, client, float if name == "float" else int)
         case "strings":
@@ -171,18 +181,24 @@ def _select_ordered(positions: _PositionedParams, names: tuple[str, ...]) -> Seq
 class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
     """Rows in order, indexed by wire name and by field."""
 
-    by_wire: ParamIndex
-    by_field: ParamIndex
-    label_fields: frozenset[str]
-    """The wire names of labels."""
-
     def __new__(cls, *rows: Param) -> Self:
         """Create the table of these rows."""
-        table = super().__new__(cls, rows)
-        table.by_wire = ParamIndex("wire", rows)
-        table.by_field = ParamIndex("field", rows)
-        table.label_fields = frozenset(row.wire for row in rows if row.field.startswith("labels."))
-        return table
+        return super().__new__(cls, rows)
+
+    @cached_property
+    def by_wire(self) -> ParamIndex:
+        """The rows by wire name. An index is built when it is first used: most never are."""
+        return ParamIndex("wire", self)
+
+    @cached_property
+    def by_field(self) -> ParamIndex:
+        """The rows by field."""
+        return ParamIndex("field", self)
+
+    @cached_property
+    def label_fields(self) -> frozenset[str]:
+        """The wire names of labels."""
+        return frozenset(row.wire for row in self if row.field.startswith("labels."))
 
 
 def select_by_wire(table: ParamTable, fields: Iterable[str]) -> Sequence[Param]:
@@ -384,6 +400,8 @@ def write_params(table: ParamTable, values: Mapping[str, Any]) -> dict[str, Any]
         if row.loss_reason == "dropped":
             continue
         value, low, high = values[row.field], row.minimum, row.maximum
+        if row.replaced_words:
+            value = dict(row.replaced_words).get(value, value)
         if (
             (low is not None and value < low)
             or (high is not None and value > high)
@@ -408,7 +426,17 @@ def clamp_value(row: Param, value: Any) -> Any:
 
 def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSupport]:
     """The support of a worker with this table, for ``find_unsupported_parameters``."""
-    return {p.field: ParameterSupport(p.wire, p.minimum, p.maximum, p.loss_reason) for p in table}
+    return {
+        p.field: ParameterSupport(
+            p.wire,
+            p.minimum,
+            p.maximum,
+            p.loss_reason,
+            default=p.default if p.loss_reason else None,
+            replaced_words=p.replaced_words,
+        )
+        for p in table
+    }
 
 
 def map_field_names(table: Iterable[Param]) -> dict[str, str]:

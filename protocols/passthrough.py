@@ -4,14 +4,26 @@ A request is forwarded if it is certainly valid: every field has a type and a ra
 accept, and the gateway has nothing to do with any of them. Rules say which fields a protocol has.
 Every other request is translated, and gets its error, loss or emulation there.
 
-A response keeps the client's contract. An event of a stream is forwarded undecoded only if it holds
-nothing but a piece of text; any other event is decoded and written by the client's encoder.
+A response keeps the client's contract. An event of a stream is forwarded as it is only if its type
+says that it holds nothing but a piece of text, or of the arguments of one tool call, as the event
+before it, which was decoded and encoded as a sample; any other event is decoded and written by the
+client's encoder. A unary response is forwarded if the encoder would write the same.
+
+What must never happen:
+
+- A request that is forwarded although a worker might read it otherwise than the gateway: another
+  model, a limit, a second key of the same name.
+- A worker's name of the model, or an error of its own, in a client's response.
+- A stream in which forwarded and encoded events do not fit together: they have one id, one model
+  and one count of calls, and the decoder knows what was forwarded without it.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache, partial
+from itertools import islice, repeat
+from operator import contains
 from typing import Any, Final, Literal, Protocol, get_args
 from urllib.parse import quote
 
@@ -19,19 +31,21 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from protocols.chat.decoder import (
-    EmbeddingCounter,
-    GenerationDecoder,
+from protocols.chat.chunks import (
+    ArgumentsChunk,
     TextChunk,
-    WireChoice,
-    find_failed_line,
+    arguments_chunk_decoder,
+    read_argument_chunks,
     read_text_chunks,
+    text_chunk_decoder,
 )
-from protocols.chat.embeddings import EmbeddingDecoder
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.embeddings import EmbeddingCounter, EmbeddingDecoder
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.field_types import convert_messages
 from protocols.chat.messages import check_tool_results
 from protocols.chat.responses import ResponseStyle
+from protocols.chat.wire_responses import WireChoice, WireDelta, read_text_response
 from protocols.core.errors import ClientError, GatewayError, InvalidParameter, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -40,6 +54,7 @@ from protocols.core.events import (
     ResponseMetadata,
     StreamEnd,
     TextDelta,
+    ToolCallDelta,
     ToolCallStart,
     Usage,
 )
@@ -55,6 +70,7 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     UpstreamRequest,
 )
+from protocols.core.json_text import TEXT_ERRORS, JsonDecoder, decode_json
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -63,10 +79,11 @@ from protocols.core.request import (
 )
 from protocols.core.sse import (
     MAX_EVENT_BYTES,
-    is_plain_event,
+    has_lone_surrogate,
     normalize_newlines,
     split_plain_events,
 )
+from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param, clamp_value, find_common_type
 
@@ -103,8 +120,11 @@ class PassthroughRule(Struct, frozen=True, kw_only=True):
     default_usage: Literal["none", "final"] = "none"
 
 
-def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
-    """A decoder of a body with the field types and the rows that both sides share."""
+def build_body_decoder(rule: PassthroughRule, *, skims: bool = False) -> JsonDecoder[Any]:
+    """A decoder of a body with the field types and the rows that both sides share.
+
+    ``skims``: see ``JsonDecoder``.
+    """
     client_params = {param.wire: param for param in rule.client_params}
     types = dict(rule.field_types)
     for param in rule.worker_params:
@@ -126,12 +146,12 @@ def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
             for name, kind in sorted(types.items(), key=lambda item: item[0] not in required)
         ],
     )
-    return msgspec.json.Decoder(body)
+    return JsonDecoder(body, skims=skims)
 
 
-def list_body_fields(decoder: msgspec.json.Decoder[Any]) -> frozenset[str]:
+def list_body_fields(decoder: JsonDecoder[Any]) -> frozenset[str]:
     """The fields that the decoder knows."""
-    return frozenset(decoder.type.__struct_fields__)
+    return frozenset(decoder.kind.__struct_fields__)
 
 
 EncoderFactory = Callable[[Any, ResponseMetadata], ResponseEncoder]
@@ -156,7 +176,8 @@ class _CompiledRule(Struct, frozen=True):
     def compile(cls, rule: PassthroughRule) -> "_CompiledRule":
         # The model's name is replaced by the worker's.
         types = {"model": Any | UnsetType, **rule.field_types}
-        decoder = build_body_decoder(replace(rule, field_types=types))
+        # The depth of the text is counted where its fields are read.
+        decoder = build_body_decoder(replace(rule, field_types=types), skims=True)
         known = list_body_fields(decoder)
         kind: Literal["chat", "completion", "embedding"] = "completion"
         if "prompt" not in types:
@@ -245,10 +266,13 @@ def apply_model_settings(
     paths = {row.field for row in sent}
     values = {path: one for path, one in settings.defaults.items() if path not in paths}
     if settings.max_tokens is not None:
+        limit = settings.max_tokens
         requested = [
-            msgspec.json.decode(fields[row.wire]) for row in sent if row.field == _MAX_TOKENS
+            (row, decode_json(fields[row.wire])) for row in sent if row.field == _MAX_TOKENS
         ]
-        if any(not one <= settings.max_tokens for one in (*requested, values.get(_MAX_TOKENS, 0))):
+        if values.get(_MAX_TOKENS, 0) > limit or any(
+            row.exceeds_limit(value, limit) for row, value in requested
+        ):
             return False
         if not requested:
             values.setdefault(_MAX_TOKENS, settings.max_tokens)
@@ -282,9 +306,8 @@ class PassthroughRules:
     """Prepares pass-through requests for workers of one protocol and profile.
 
     ``rules`` are by operation; what has no rule is translated. ``create_decoder`` makes the decoder
-    of responses;
-    ``finish_reasons`` are the words of the protocol; ``unary_headers`` and ``stream_headers`` are
-    the first headers of responses.
+    of responses; for ``reads_text`` see ``StandardUnaryReader``. ``finish_reasons`` are the words
+    of the protocol; ``unary_headers`` and ``stream_headers`` are the first headers of responses.
     """
 
     def __init__(
@@ -292,6 +315,7 @@ class PassthroughRules:
         rules: Mapping[str, PassthroughRule],
         *,
         create_decoder: "DecoderFactory | None" = None,
+        reads_text: bool = True,
         finish_reasons: frozenset[str] = FINISH_REASONS,
         unary_headers: Headers = JSON_HEADERS,
         stream_headers: Headers = _STREAM_HEADERS,
@@ -300,6 +324,7 @@ class PassthroughRules:
         self._compile_rule = cache(lambda name: _CompiledRule.compile(rules[name]))
         """Compiled when a request needs it: most listeners and workers use few of their rules."""
         self._create_decoder = create_decoder or create_passthrough_decoder
+        self._reads_text = reads_text
         self._finish_reasons = finish_reasons
         self._unary_headers = unary_headers
         self._stream_headers = stream_headers
@@ -341,6 +366,8 @@ class PassthroughRules:
                 stream = "stream" in known and body.stream
             request = compiled.build_request(body, about, stream=stream, timeout=timeout)
             rule = compiled.rule
+            if stream and about.settings.stream_usage and "stream_options" in rule.field_types:
+                _request_usage(fields)
             if isinstance(request, GenerationRequest) and not apply_model_settings(
                 fields, about.settings, rule.client_params, rule.worker_params
             ):
@@ -356,19 +383,36 @@ class PassthroughRules:
                 response.build_headers, self._stream_headers if stream else self._unary_headers
             ),
             partial(self._create_reader, request, response, forwards=not needs_events),
+            encodes_events=stream is True,
         )
 
     def _create_reader(
         self, request: Request, response: PassthroughResponse, *, forwards: bool
     ) -> PassthroughReader:
-        create_decoder = partial(self._create_decoder, request)
         if not request.stream:
-            names = NameReplacer(response.names)
-            encoding = request.encoding if isinstance(request, EmbeddingRequest) else None
-            return StandardUnaryReader(create_decoder, names, self._finish_reasons, encoding)
+            return StandardUnaryReader(
+                request,
+                self._create_decoder,
+                NameReplacer(response.names),
+                self._finish_reasons,
+                reads_text=self._reads_text,
+            )
         return StreamPassthroughReader(
-            create_decoder(), partial(response.create_encoder, request), forwards=forwards
+            self._create_decoder(request),
+            partial(response.create_encoder, request),
+            forwards=forwards,
         )
+
+
+def _request_usage(fields: dict[str, Any]) -> None:
+    """Have the worker report the usage of a stream, for accounting.
+
+    A client that did not ask for it does not get it: the event is decoded, and the encoder, which
+    knows what the client asked for, does not write it.
+    """
+    options = fields.get("stream_options")
+    given = {} if options is None else decode_json(options)
+    fields["stream_options"] = {**given, "include_usage": True}
 
 
 def _can_forward(rule: PassthroughRule, unknown_fields: AbstractSet[str]) -> bool:
@@ -393,11 +437,8 @@ def create_passthrough_decoder(
 
 # --- responses ------------------------------------------------------------------------------------
 
-_MIN_BATCH: Final = 16
-_MAX_BATCH: Final = 128
-"""How many events are checked together, at first and at most."""
-_ENDS_OF_TEXT: Final = frozenset({ChoiceEnd, ToolCallStart})
-"""The events after which a stream has hardly any text: trying to forward it would cost more."""
+_CONTENT_PIECES: Final = (TextDelta, ReasoningDelta, ToolCallDelta)
+"""The events of content chunks."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
 
@@ -445,7 +486,7 @@ class NameReplacer:
 
     def _is_only(self, value: bytes) -> bool:
         try:
-            return bool(msgspec.json.decode(value) == self._only)
+            return bool(decode_json(value) == self._only)
         except JSON_ERRORS:
             return False
 
@@ -564,62 +605,108 @@ class DecoderFactory(Protocol):
         """The decoder."""
 
 
-class StandardUnaryReader(UnaryPassthroughReader):
-    """Reads a unary response that is decoded and encoded if it deviates from the protocol."""
+class StandardUnaryReader:
+    """Reads a unary response that is decoded and encoded if it deviates from the protocol.
+
+    A JSON document is decoded once, when all of it is there; a response with one text by
+    ``read_text_response``, and any other by the skimming decoder.
+    """
 
     def __init__(
         self,
-        create_decoder: Callable[..., UnaryDecoder],
+        request: Request,
+        create_decoder: DecoderFactory,
         names: NameReplacer,
         finish_reasons: frozenset[str],
-        encoding: Literal["float", "base64"] | None = None,
+        *,
+        reads_text: bool,
     ) -> None:
-        """``create_decoder`` is a DecoderFactory without its first argument.
-
-        ``encoding`` is the form of vectors that the client asked for, if the response has any.
-        """
-        self._skimmer = create_decoder(skims=True)
-        super().__init__(self._skimmer, names)
+        """``reads_text``: the decoder makes the events of ``read_text_response``."""
+        self._request = request
         self._create_decoder = create_decoder
+        self._names = names
         self._finish_reasons = finish_reasons
-        self._encoding = encoding
+        self._reads_text = reads_text
+        self._skimmer: UnaryDecoder | None = None
+        """Once it is needed: at once for what is no JSON document."""
+        self._chunks: list[bytes] = []
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        is_first = not self._chunks
+        self._chunks += pieces
+        if is_first and not pieces[0].startswith(b"{"):
+            self._skimmer = self._create_decoder(self._request, skims=True)
+        return b"", () if self._skimmer is None else self._skimmer.feed(b"".join(pieces))
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""
-        body = b"".join(self._chunks).strip()
-        events = self._decoder.close()
+        document = b"".join(self._chunks)
+        if self._skimmer is not None:
+            return self._close_decoded(document.strip(), self._skimmer, self._skimmer.close())
+        if self._reads_text and type(self._request) is GenerationRequest:
+            text = read_text_response(document, UsageReader(self._request))
+            if text is not None and self._is_standard(document, (text[0],)):
+                return self._names.replace(document.strip()), text[1]
+        skimmer = self._create_decoder(self._request, skims=True)
+        events = [*skimmer.feed(document), *skimmer.close()]
+        return self._close_decoded(document.strip(), skimmer, events)
+
+    def _close_decoded(
+        self, body: bytes, skimmer: UnaryDecoder, events: Sequence[Event]
+    ) -> tuple[bytes | None, Sequence[Event]]:
+        """The end of a response with these events. Raises what the decoder raises."""
         if body[:1] != b"{":
             return None, events
-        is_standard = self._is_standard(body, events)
+        choices = skimmer.unary_choices
+        is_standard = not _has_ignored_usage(events) and self._is_standard(body, choices)
         # Without usage, tokens are counted, by their log probabilities if there are any.
-        if not is_standard or (self._skimmer.unary_choices and Usage not in map(type, events)):
-            decoder = self._create_decoder()
+        if not is_standard or (choices and Usage not in map(type, events)):
+            decoder = self._create_decoder(self._request)
             events = [*decoder.feed(body), *decoder.close()]
         return self._names.replace(body) if is_standard else None, events
 
-    def _is_standard(self, body: bytes, events: Sequence[Event]) -> bool:
+    def _is_standard(self, body: bytes, choices: Sequence[WireChoice]) -> bool:
         """Whether the client may have the body as the worker wrote it."""
-        if _has_ignored_usage(events):
+        request = self._request
+        if isinstance(request, EmbeddingRequest) and not _has_encoding(body, request.encoding):
             return False
-        if self._encoding is not None and not _has_encoding(body, self._encoding):
-            return False
-        choices = self._skimmer.unary_choices
         for choice in choices:
             message = choice.message
             reason = choice.finish_reason
-            if (
-                type(reason) is not str
-                or reason not in self._finish_reasons
-                or (
-                    message is not None
-                    and (message.tool_calls or message.function_call is not None)
-                )
+            if type(reason) is not str or reason not in self._finish_reasons:
+                return False
+            if message is not None and (
+                message.reasoning  # has one name, as in streams
+                or message.function_call is not None
+                or (message.tool_calls and not _has_standard_calls(message, reason))
             ):
                 return False
         # Embeddings may be large, and have no text.
         return not (choices and b"\\u00" in body and _ESCAPED_LETTER.search(body))
 
 
+def _has_standard_calls(message: WireDelta, reason: str) -> bool:
+    """Whether the encoder would write these tool calls, and the end after them, as they are."""
+    calls = message.tool_calls
+    return (
+        type(calls) is list
+        and reason not in _REASONS_WITHOUT_CALLS
+        and message.content != ""
+        and len({call.id for call in calls}) == len(calls)
+        and all(
+            call.type == "function"
+            and call.id
+            and call.function is not None
+            and call.function.name
+            and type(call.function.arguments) is str
+            for call in calls
+        )
+    )
+
+
+_REASONS_WITHOUT_CALLS: Final = frozenset({"stop", "function_call"})
+"""Finish reasons that the encoder replaces after a tool call."""
 _VECTOR: Final = re.compile(rb'"embedding"\s*:\s*(["\[])')
 
 
@@ -629,30 +716,60 @@ def _has_encoding(body: bytes, encoding: str) -> bool:
     return match is None or (match[1] == b'"') == (encoding == "base64")
 
 
-_decode_chunk: Final = msgspec.json.Decoder(TextChunk).decode
-_decode_chunks: Final = msgspec.json.Decoder(TextChunk).decode_lines
+_SimilarChunk = TextChunk | ArgumentsChunk
 
 
-class _TextEvents:
-    """Forwards the events of a stream that hold only a piece of text.
+def _get_call_index(chunk: _SimilarChunk) -> int | None:
+    """The index of the call whose arguments a chunk has a piece of; None of a text chunk."""
+    return chunk.choices[0].delta.tool_calls[0].index if type(chunk) is ArgumentsChunk else None
 
-    All of them have the id and the model of ``sample``.
+
+_NULL_USAGE: Final = re.compile(rb',\s*"usage"\s*:\s*null')
+"""What OpenAI's events have before the one with the usage. In a string its quotes are escaped."""
+
+
+_EVENT_BREAK: Final = b"\n\ndata: "
+"""What stands between the data of two events."""
+_MAX_RUN: Final = 64
+"""How many events are decoded together: those behind one that is not similar, for nothing."""
+
+
+class _SimilarEvents:
+    """Forwards the events of a stream that are like the one before, but for a piece of content.
+
+    This is a piece of text, or of the arguments of one tool call. All of them have the id and the
+    model of ``sample``.
     """
 
-    def __init__(self, sample: TextChunk, replacements: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self,
+        sample: _SimilarChunk,
+        call_index: int | None,
+        replacements: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """``call_index`` is that of the tool call; None of text."""
         self._id, self._model = sample.id, sample.model
+        self._call_index = call_index
+        self.arguments: list[str] = []
+        """The arguments that were forwarded since the last call of ``take_arguments``."""
         self._replacements = replacements
 
     @classmethod
-    def create(cls, block: bytes, written: bytes) -> "_TextEvents | None":
+    def create(cls, block: bytes, written: bytes, last: Event) -> "_SimilarEvents | None":
         """For the events that follow ``block``, for which the encoder wrote ``written``.
 
-        None if they must not be forwarded.
+        ``last`` is what it ends with. None if they must not be forwarded.
         """
         replacements = []
+        decoder: JsonDecoder[Any] = (
+            arguments_chunk_decoder if type(last) is ToolCallDelta else text_chunk_decoder
+        )
+        decode: Callable[[bytes], _SimilarChunk] = decoder.decode
         try:
-            sample = _decode_chunk(block[6:])
-            shown = _decode_chunk(written.rpartition(b"data: ")[2])
+            sample, shown = decode(block[6:]), decode(written.rpartition(b"data: ")[2])
+            call_index = _get_call_index(sample)
+            if call_index != _get_call_index(shown):
+                return None
             for key, old, new in (
                 ("model", sample.model, shown.model),
                 ("id", sample.id, shown.id),
@@ -660,42 +777,72 @@ class _TextEvents:
                 if key == "id" and not new:
                     continue
                 spelling = _PATTERNS[key].search(block)
-                if spelling is None or msgspec.json.decode(spelling[1]) != old:
+                if spelling is None or decode_json(spelling[1]) != old:
                     return None
                 if old != new:
                     prefix = spelling[0][: spelling.start(1) - spelling.start()]
                     replacements.append((spelling[0], prefix + _encode(new)))
         except JSON_ERRORS:
             return None
-        return cls(sample, replacements)
+        if (member := _NULL_USAGE.search(block)) and not _NULL_USAGE.search(written):
+            replacements.append((member[0], b""))
+        return cls(sample, call_index, replacements)
 
-    def forward(self, payloads: Sequence[bytes], events: list[Event]) -> bytes | int:
-        """The events with these payloads as the client may have them; their text is added.
+    def forward(
+        self, payloads: Sequence[bytes], start: int, events: list[Event]
+    ) -> tuple[int, bytes]:
+        """Forward the events with the payloads from ``start`` on, up to one that must be decoded.
 
-        If one of them must be decoded, a smaller number of events to try; 0 if it is the first.
+        Returns how many these are and their bytes for the client; their content is added.
         """
-        count = len(payloads)
+        call_index, model, chunk_id = self._call_index, self._model, self._id
+        decoder: JsonDecoder[Any] = (
+            text_chunk_decoder if call_index is None else arguments_chunk_decoder
+        )
+        chunks: list[Any] = []
         try:
-            if count == 1:
-                data = payloads[0]
-                chunks: Sequence[TextChunk] = (_decode_chunk(data),)
-            else:
-                data = b"\n\ndata: ".join(payloads)
-                chunks = _decode_chunks(b"\n".join(payloads))
-                if len(chunks) != count:
-                    return count // 2
-        except JSON_ERRORS as e:
-            return find_failed_line(e, count)
-        for chunk in chunks:
-            if chunk.model != self._model or chunk.id != self._id:
-                return count // 2
+            for chunk in decoder.decode_each(islice(payloads, start, start + _MAX_RUN)):
+                if chunk.model != model or chunk.id != chunk_id:
+                    break
+                if call_index is not None and _get_call_index(chunk) != call_index:
+                    break
+                chunks.append(chunk)
+        except TEXT_ERRORS:
+            pass  # it holds something else
+        if not (count := len(chunks)):
+            return 0, b""
+        data = _EVENT_BREAK.join(payloads[start : start + count])
         for old, new in self._replacements:
             parts = data.split(old)
-            if len(parts) != count + 1:
-                return count // 2
+            # Payloads have no newline: of n - 1 breaks, one is in each part that is not at an end.
+            if len(parts) != count + 1 or (
+                count > 1 and not all(map(contains, parts[1:-1], repeat(b"\n")))
+            ):
+                return self._forward_replaceable(payloads[start : start + count], events)
             data = new.join(parts)
-        read_text_chunks(chunks, events)
-        return b"data: %b\n\n" % data
+        if call_index is None:
+            read_text_chunks(chunks, events, "")
+        else:
+            self.arguments += read_argument_chunks(chunks, events)
+        return count, b"data: %b\n\n" % data
+
+    def _forward_replaceable(
+        self, payloads: Sequence[bytes], events: list[Event]
+    ) -> tuple[int, bytes]:
+        """Forward those before the first that has a replaced text more than once, or not at all."""
+        count = 0
+        while all(payloads[count].count(old) == 1 for old, _ in self._replacements):
+            count += 1
+        return self.forward(payloads[:count], 0, events)
+
+    def take_arguments(self) -> bytes:
+        """The arguments that were forwarded, as one event: the decoder must know them.
+
+        They decide whether what comes next begins another call.
+        """
+        piece = {"index": self._call_index, "function": {"arguments": "".join(self.arguments)}}
+        self.arguments.clear()
+        return b'data: {"choices":[{"delta":{"tool_calls":[%b]}}]}\n\n' % _encode(piece)
 
 
 class StreamPassthroughReader:
@@ -715,13 +862,19 @@ class StreamPassthroughReader:
         self._decoder = decoder
         self._create_encoder = create_encoder
         self._encoder: ResponseEncoder | None = None
+        self._forwards = forwards
         self._may_forward = forwards
-        self._text_events: _TextEvents | None = None
+        """Whether the next event with content may be the sample of those that are forwarded."""
+        self._similar_events: _SimilarEvents | None = None
         self._pending = bytearray()
         self._after_cr = False
         self._has_started = False
         self._is_unary = False
         self._pending_error: GatewayError | None = None
+
+    def __repr__(self) -> str:
+        way = "decoding" if self._similar_events is None else "forwarding"
+        return f"<StreamPassthroughReader {way}, {len(self._pending)} bytes pending>"
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""
@@ -729,20 +882,23 @@ class StreamPassthroughReader:
             raise self._pending_error
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         events: list[Event] = []
-        if self._text_events is not None and not self._pending and is_plain_event(data):
-            forwarded = self._text_events.forward((data[6:-2],), events)
-            if isinstance(forwarded, bytes):
-                return forwarded, events
-        if not self._has_started and (self._is_unary or self._begins_object(data)):
-            pending, self._pending, self._is_unary = bytes(self._pending), bytearray(), True
-            return None, self._decoder.feed(pending + data)
-        complete = self._take_complete(data)
-        if not complete:
-            return b"", ()
+        is_inside = self._pending or self._after_cr or self._is_unary
+        payloads = None if is_inside else split_plain_events(data)
+        complete = b""
+        if payloads is None:
+            if not self._has_started and (self._is_unary or self._begins_object(data)):
+                pending, self._pending, self._is_unary = bytes(self._pending), bytearray(), True
+                return None, self._decoder.feed(pending + data)
+            complete = self._take_complete(data)
+            if not complete:
+                return b"", ()
         self._has_started = True
         out: list[bytes] = []
         try:
-            self._read_events(complete, out, events)
+            if payloads is None:
+                self._read_events(complete, out, events)
+            else:
+                self._read_payloads(payloads, out, events)
         except GatewayError as error:
             if not out:
                 raise
@@ -753,6 +909,8 @@ class StreamPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
+        if self._similar_events is not None and self._similar_events.arguments:
+            self._decoder.feed(self._similar_events.take_arguments())
         block = bytes(self._pending)
         events = [*self._decoder.feed(block), *self._decoder.close()]
         return (None if self._is_unary else self._write(block.strip(), events)), events
@@ -793,25 +951,26 @@ class StreamPassthroughReader:
     def _read_payloads(
         self, payloads: Sequence[bytes], out: list[bytes], events: list[Event]
     ) -> None:
-        """Forward these events in batches, or decode them one by one.
-
-        Batches double while they can be forwarded, so that no input costs more than its length.
-        """
-        start, size = 0, _MIN_BATCH
-        while start < len(payloads):
-            batch = payloads[start : start + size]
-            forwarded = self._text_events.forward(batch, events) if self._text_events else 0
-            if isinstance(forwarded, bytes):
-                out.append(forwarded)
-                start, size = start + len(batch), min(2 * size, _MAX_BATCH)
-            elif forwarded:
-                size = forwarded
-            else:
-                self._decode(b"data: " + payloads[start], out, events)
-                start, size = start + 1, _MIN_BATCH
+        """Forward these events, or decode those that can't be."""
+        position = 0
+        while position < len(payloads):
+            if self._similar_events is not None:
+                count, data = self._similar_events.forward(payloads, position, events)
+                position += count
+                out.append(data)
+                if count == _MAX_RUN or position == len(payloads):
+                    continue
+            self._decode(b"data: " + payloads[position], out, events)
+            position += 1
 
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""
+        if self._similar_events is not None and self._similar_events.arguments:
+            self._decoder.feed(self._similar_events.take_arguments())
+        # The decoder may keep half a character back: nothing must overtake it.
+        if b"\\u" in block and has_lone_surrogate(block):
+            self._forwards = self._may_forward = False
+            self._similar_events = None
         decoded = self._decoder.feed(block + b"\n\n")
         if written := self._write(block, decoded):
             out.append(written)
@@ -819,11 +978,13 @@ class StreamPassthroughReader:
             return
         events += decoded
         self._decoder.feed(b"")  # raises an error that follows these events
-        if _ENDS_OF_TEXT & {*map(type, decoded)}:
-            self._may_forward, self._text_events = False, None
-        elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
+        kinds = {*map(type, decoded)}
+        if ChoiceEnd in kinds or ToolCallStart in kinds:
+            self._may_forward = self._forwards and ChoiceEnd not in kinds
+            self._similar_events = None
+        elif self._may_forward and written and type(decoded[-1]) in _CONTENT_PIECES:
             self._may_forward = False
-            self._text_events = _TextEvents.create(block, written)
+            self._similar_events = _SimilarEvents.create(block, written, decoded[-1])
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
         """The bytes for the client of an event that was decoded."""
@@ -844,6 +1005,9 @@ class VerbatimStreamReader(StreamPassthroughReader):
     ``correct_counts`` corrects the token counts of each event.
     """
 
+    line_prefixes: tuple[bytes, ...] = (b"data:",)
+    """The lines of an event that are forwarded."""
+
     def __init__(
         self,
         decoder: ResponseDecoder,
@@ -857,7 +1021,7 @@ class VerbatimStreamReader(StreamPassthroughReader):
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
         if events:
             self._decoder.feed(b"")  # raises an error that follows the events of this block
-        lines = [line for line in block.splitlines() if line.startswith(b"data:")]
+        lines = [line for line in block.splitlines() if line.startswith(self.line_prefixes)]
         if not lines:
             return b""
         data = self._correct_counts(b"\n".join(lines), events)

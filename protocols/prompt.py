@@ -8,11 +8,12 @@ unchanged, and a longer conversation becomes plain lines::
     Assistant:
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from protocols.core.call_arguments import find_half_written_calls
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.interfaces import PromptRenderer
 from protocols.core.loss import (
@@ -82,6 +83,8 @@ def find_prompt_losses(
     paths of ``build_prompt_support``, whose losses are reported here.
     """
     unseen = find_unseen_content(request, CONTENT_LABELS, names)
+    if renderer is not None:  # without one, calls are text
+        unseen += tuple(find_half_written_calls(request))
     if (renderer is not None and not unseen and not request.tools) or _is_raw(request):
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
@@ -99,6 +102,37 @@ def find_prompt_losses(
                 UnsupportedParameter(tools, "approximated", "calls come back as text", "tools")
             )
     return tuple(losses)
+
+
+def list_messages(request: GenerationRequest) -> Sequence[Message]:
+    """The conversation, or a prompt as a user's message."""
+    if request.messages:
+        return request.messages
+    prompt = request.prompts[0] if request.prompts else ""
+    if not isinstance(prompt, str):
+        raise UnsupportedFeature("The model's workers take text, not token ids.", param="prompt")
+    return (Message("user", (TextPart(prompt),)),)
+
+
+def find_conversation_losses(
+    request: GenerationRequest, names: Mapping[str, str], lost: Sequence[str]
+) -> Iterator[UnsupportedParameter]:
+    """What APIs lose that have conversations with functions only, without names of speakers.
+
+    ``lost`` names what else of the messages they lose.
+    """
+    if len(request.prompts) > 1:
+        yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
+    if not request.messages and request.templating.mode != "server":
+        wire = names.get("prompts", "prompt")
+        yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
+    if any(tool.kind != "function" for tool in request.tools):
+        yield UnsupportedParameter(names.get("tools", "tools"), "dropped", "custom tools", "tools")
+    if any(one.name is not None and one.role != "function" for one in request.messages):
+        lost = [*lost, "names"]
+    if lost:
+        field = names.get("messages", "messages")
+        yield UnsupportedParameter(field, "dropped", ", ".join(lost), "messages")
 
 
 def build_prompt_support(renderer: PromptRenderer | None) -> dict[str, ParameterSupport]:

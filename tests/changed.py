@@ -1,8 +1,8 @@
 """``python -m tests.changed [REV]``: the test files that the changes since a revision can break.
 
-A file can be broken by a change of what it imports, directly or not: by an import statement, by a
-module's name in a string (registries, ``-m gateway``), or by a fixture of a ``conftest.py``. A
-changed file that is no module counts for its folder. What runs in another environment is left out.
+A file depends on what it imports, directly or not: by an import statement, by a module's name in a
+string (registries, ``-m gateway``), or by a fixture of a ``conftest.py``. A changed file that is no
+module counts for its folder. Tests that run in another environment are left out.
 """
 
 import ast
@@ -19,9 +19,10 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("gateway", "backends", "protocols", "tests", "docs")
 SPECIAL: Final = (
     "tests/property", "tests/schema", "tests/deploy", "tests/page", "tests/oracle", "tests/ray",
-    "tests/clients/others", "tests/clients/agents", "tests/clients/node", "tests/docs/test_site.py",
+    "tests/clients/others", "tests/clients/agents", "tests/clients/databricks",
+    "tests/clients/node", "tests/docs/test_site.py",
 )  # fmt: skip
-"""What ``make test`` leaves out, too."""
+"""Folders that ``make test`` leaves out, too."""
 _REFERENCE: Final = re.compile(r"(?:gateway|backends|protocols|tests)(?:\.\w+)+(?::\w+)?")
 
 
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def list_changed_files(revision: str) -> set[str]:
-    """Paths that differ from where this branch left ``revision``, and new ones."""
+    """Return the files that differ from this branch's base on ``revision``, and new ones."""
     base = _run_git("merge-base", "HEAD", revision)[0]
     return {
         *_run_git("diff", "--name-only", base),
@@ -49,13 +50,13 @@ def _run_git(*arguments: str) -> list[str]:
 
 
 def list_modules() -> dict[str, str]:
-    """The source of each module and test, by its path."""
+    """Return the source of each module and test by path."""
     paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def build_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """What each file depends on directly, by path."""
+    """Return the direct dependencies of each file by path."""
     trees = {path: ast.parse(source) for path, source in sources.items()}
     fixtures = {path: _list_fixtures(tree) for path, tree in trees.items() if _is_conftest(path)}
     graph: dict[str, set[str]] = {}
@@ -76,13 +77,13 @@ def _is_conftest(path: str) -> bool:
 
 
 def _list_fixtures(tree: ast.Module) -> set[str]:
-    """The functions with decorators: fixtures, and hooks, which no argument is named after."""
+    """Return the decorated functions: fixtures, and hooks, which are no arguments."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {one.name for one in tree.body if isinstance(one, functions) and one.decorator_list}
 
 
 def _list_names(tree: ast.Module) -> Iterator[str]:
-    """The modules, and objects in modules, that a file names."""
+    """Return the modules, and objects in modules, that a file names."""
     for node in ast.walk(tree):
         match node:
             case ast.Import():
@@ -99,21 +100,21 @@ def _list_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _list_run_modules(words: Sequence[ast.expr]) -> Iterator[str]:
-    """The modules that a command runs: the words after ``-m``."""
+    """Return the modules that a command runs: the words after ``-m``."""
     texts = [one.value if isinstance(one, ast.Constant) else None for one in words]
     yield from (str(name) for option, name in pairwise(texts) if option == "-m")
 
 
 @cache
 def _find_files(name: str) -> tuple[str, ...]:
-    """The files that importing or running a name executes; it may be that of no module."""
+    """Return the files that importing or running a name executes, none for other names."""
     path = name.replace(".", "/")
     parents = [f"{parent}/__init__.py" for parent in Path(path).parents if str(parent) != "."]
     return (f"{path}.py", f"{path}/__init__.py", f"{path}/__main__.py", *parents)
 
 
 def select_tests(changed: Iterable[str], graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """The tests that depend on changed files, directly or not."""
+    """Return the tests that depend on changed files, directly or not."""
     importers: dict[str, set[str]] = {}
     for path, dependencies in graph.items():
         for one in dependencies:
@@ -129,13 +130,13 @@ def select_tests(changed: Iterable[str], graph: Mapping[str, Iterable[str]]) -> 
 
 
 def _list_affected(path: str, graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """A changed module; the files below a changed ``conftest.py``, or beside another file."""
+    """Return a changed module, or the files below a changed ``conftest.py`` or folder."""
     folder = str(Path(path).parent)
     if path in graph and not _is_conftest(path):
         return [path]
     if path.endswith(".md") and not path.startswith("tests/"):
         return [one for one in graph if one.startswith("tests/docs/")]
-    if folder == ".":  # the build
+    if folder == ".":  # files of the build
         return [one for one in graph if one == "tests/test_architecture.py"]
     while folder not in (".", *PACKAGES):
         neighbours = [one for one in graph if one.startswith(f"{folder}/")]

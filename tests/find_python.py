@@ -1,6 +1,6 @@
 """``python -m tests.find_python 3.12`` prints the path of that interpreter, or exits with 1.
 
-Looked for on PATH, among pyenv's and among uv's.
+It searches PATH, pyenv's and uv's interpreters.
 """
 
 import os
@@ -16,7 +16,7 @@ _FOLDERS = (
 
 
 def find_python(release: str) -> str | None:
-    """The first interpreter that starts and is of this release."""
+    """Return the first interpreter of this release that starts."""
     for path in _list_candidates(release):
         command = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
         try:
@@ -29,7 +29,7 @@ def find_python(release: str) -> str | None:
 
 
 def _list_candidates(release: str) -> Iterator[str]:
-    yield f"python{release}"  # one of pyenv's shims there may not start
+    yield f"python{release}"  # this may be a shim of pyenv that does not start
     for folder in _FOLDERS:
         for candidate in sorted(folder.expanduser().glob(f"*{release}*/bin/python"), reverse=True):
             yield str(candidate)

@@ -1,7 +1,7 @@
 """Writes the hashes of pinned packages into requirement files: ``python -m tests.pins FILE …``.
 
-The hashes come from the package index (the JSON form of its simple API). Of each release only the
-wheels are listed that pip could install on Linux or macOS. pip refuses every other file.
+The hashes come from the package index (the JSON form of its simple API). Only wheels that pip could
+install on Linux or macOS are listed; pip rejects every other file.
 """
 
 import re
@@ -19,7 +19,7 @@ _PLATFORM = re.compile(r"any|manylinux.*(x86_64|aarch64)|linux_x86_64|macosx_.*(
 
 
 def is_installable(filename: str) -> bool:
-    """Whether this is a wheel for CPython 3.11 to 3.14 on a supported platform."""
+    """Return whether this is a wheel for CPython 3.11 to 3.14 on a supported platform."""
     if (tags := _TAGS.search(filename)) is None:
         return False
     python, abi, platform = tags.groups()
@@ -29,13 +29,13 @@ def is_installable(filename: str) -> bool:
 
 
 def select_hashes(files: Mapping[str, str], version: str) -> list[str]:
-    """The SHA-256 digests of the installable wheels of ``version``, from a package's ``files``."""
+    """Return the SHA-256 digests of ``version``'s installable wheels among ``files``."""
     prefix = re.compile(rf"^[^-]+-{re.escape(version)}(\+[^-]+)?-")
     return sorted(d for name, d in files.items() if prefix.match(name) and is_installable(name))
 
 
 def write_hashes(text: str, hashes: Mapping[tuple[str, str], list[str]]) -> str:
-    """The requirement file ``text`` with the hashes of each pin, by its name and version."""
+    """Return the requirement file ``text`` with the hashes of each pin, by name and version."""
     lines = []
     for line in re.sub(r"\s*\\\n\s*--hash=\S+", "", text).splitlines():
         pin = _PIN.match(line)

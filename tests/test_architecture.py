@@ -1,15 +1,17 @@
 """Rules of the architecture that no other tool checks. A failure names the place and the remedy.
 
-Sizes, the layers that pyproject.toml declares, the registries of protocols and backends, class
+They cover sizes, the layers in pyproject.toml, the registries of protocols and backends, class
 names, forbidden names, and the pinned dependencies.
 """
 
 import ast
 import importlib
+import itertools
 import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -32,38 +34,29 @@ FORBIDDEN: Final = frozenset(
 )
 
 EXCUSED: Final[dict[tuple[str, str], str]] = {
-    ("backends/torch/ipc.py", "echo"): "a field of the request",
+    ("backends/torch/commands.py", "echo"): "a field of the request",
     ("gateway/cli/built_in.py", "echo"): "a built-in configuration",
     ("gateway/cli/built_in.py", "torch"): "the package, which may not be installed",
     ("gateway/cli/replay.py", "openai"): "the default of an option",
     ("gateway/tools/compare/embeddings.py", "openai"): "the tool's own gateway",
     ("gateway/tools/compare/embeddings.py", "torch"): "the tool's own gateway",
     ("gateway/config/schema.py", "echo"): "a Struct's tag",
+    ("protocols/chat/openapi.py", "openai"): "the Python package of an example",
     ("protocols/chat/upstream.py", "openai"): "a worker profile's name",
+    ("protocols/openai/hosted_apis.py", "ollama"): "a worker profile's name",
     ("gateway/tools/connect_check.py", "torch"): "the package, which may not be installed",
-    (
-        "gateway/tools/migrate/providers.py",
-        "anthropic",
-    ): "names in another gateway's configuration",
-    (
-        "gateway/tools/migrate/providers.py",
-        "databricks",
-    ): "names in another gateway's configuration",
-    (
-        "gateway/tools/migrate/providers.py",
-        "echo",
-    ): "the backend for another gateway's mock responses",
-    ("gateway/tools/migrate/providers.py", "ollama"): "names in another gateway's configuration",
-    ("gateway/tools/migrate/providers.py", "openai"): "names in another gateway's configuration",
-    ("gateway/tools/migrate/providers.py", "tgi"): "names in another gateway's configuration",
-    ("gateway/tools/migrate/providers.py", "triton"): "names in another gateway's configuration",
 }
+
+FOREIGN_NAMES: Final[dict[str, str]] = {
+    "gateway/tools/migrate/providers.py": "names in another gateway's configuration",
+}
+"""Modules in which the names of protocols and backends are not this gateway's."""
 
 PROTOCOLS: Final = ("protocols", "PROTOCOLS")
 BACKENDS: Final = ("backends", "BACKENDS")
 REGISTRIES: Final = (PROTOCOLS, BACKENDS)
 SHARED: Final = frozenset({"core", "chat"})
-"""Packages under protocols that hold no protocol."""
+"""Packages under protocols that are no protocol."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -114,7 +107,7 @@ def count_parameters(function: Function, *, method: bool) -> int:
 
 
 def measure_sizes() -> Iterator[tuple[str, int, int]]:
-    """What was measured, its size, the largest size allowed."""
+    """Yield what was measured, its size, and the largest size allowed."""
     for path in list_all_sources():
         where = get_relative_path(path)
         yield f"{where}: lines", len(path.read_text("utf-8").splitlines()), FILE_LINES
@@ -135,7 +128,7 @@ def test_files_and_functions_stay_small() -> None:
 
 
 def iterate_calls(path: Path) -> Iterator[ast.Call]:
-    """The calls in functions; rows of a module's tables have their columns' order beside them."""
+    """Yield the calls in functions; a module's tables have their columns' order beside them."""
     calls = {
         node
         for _, function in iterate_functions(parse_module(path))
@@ -146,7 +139,7 @@ def iterate_calls(path: Path) -> Iterator[ast.Call]:
 
 
 def test_calls_name_their_values_if_there_are_many() -> None:
-    """A script of Redis takes its keys and arguments by position alone."""
+    """A Redis script takes its keys and arguments only by position."""
     violations = [
         f"{get_relative_path(path)}:{call.lineno}: {ast.unparse(call.func)}"
         for path in list_all_sources()
@@ -202,8 +195,9 @@ def test_every_protocol_and_backend_is_in_the_contracts() -> None:
         for package, name in REGISTRIES
         for value in load_registry(package, name).values()
     }
+    unnamed = {home for home in homes if not any(fnmatch(home, pattern) for pattern in named)}
     remedy = "Name it beside the others in pyproject.toml's import contracts:"
-    fail_on_violations(sorted(homes - named), remedy)
+    fail_on_violations(sorted(unnamed), remedy)
 
 
 def test_gateway_package_imports_nothing() -> None:
@@ -226,14 +220,14 @@ def load_registry(package: str, name: str) -> dict[str, Any]:
 
 
 def get_module_name(value: object) -> str:
-    """The module of a registry's value: "module:name", a class, a function or an instance."""
+    """Return the module of an entry: "module:name", a class, a function or an instance."""
     if isinstance(value, str):
         return value.partition(":")[0]
     return str(getattr(value, "__module__", type(value).__module__))
 
 
 def get_top_module(value: object) -> str:
-    """The module or package directly under protocols or backends that holds an entry."""
+    """Return the module or package directly under protocols or backends that holds an entry."""
     return get_module_name(value).split(".")[1]
 
 
@@ -249,7 +243,7 @@ def test_every_registry_entry_can_be_imported(package: str, name: str) -> None:
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] in PACKAGES:
                 violations.append(f'"{key}": "{value}": there is no module {error.name}')
-            continue  # an extra is not installed here
+            continue  # an optional package is not installed
         except AttributeError:
             violations.append(f'"{key}": "{value}": {module} has no {attribute!r}')
             continue
@@ -295,12 +289,12 @@ def test_every_protocol_and_backend_is_registered(
     fail_on_violations(violations, f"Give it an entry in {name} ({package}/__init__.py):")
 
 
-# ── who may name a protocol or a backend ─────────────────────────────────────────────────────────
+# ── names of protocols and backends ───────────────────────────────────────────────────────────────
 
 
 @cache
 def list_string_literals(path: Path) -> Sequence[tuple[int, str]]:
-    """Every string that a module uses. A string standing alone is documentation."""
+    """Return every string that a module uses, without documentation strings."""
     module = parse_module(path)
     prose = {
         id(node.value)
@@ -317,7 +311,7 @@ def list_string_literals(path: Path) -> Sequence[tuple[int, str]]:
 def find_mentions(
     package: str, name: str, tops: tuple[str, ...]
 ) -> Iterator[tuple[str, str, int, str]]:
-    """A protocol's name counts as a word of any literal; a backend's kind only as all of it."""
+    """Yield strings that contain a protocol's name, or that are a backend's kind."""
     entire = package == "backends"
     for key, value in load_registry(package, name).items():
         own = ROOT / package / get_top_module(value)
@@ -332,7 +326,7 @@ def find_mentions(
 
 
 def list_all_mentions() -> list[tuple[str, str, int, str]]:
-    """Protocols are not searched for backends' kinds: there, ``echo`` is a parameter."""
+    """Return all mentions; in protocols ``echo`` is a parameter, not a backend's kind."""
     protocols = find_mentions(*PROTOCOLS, PACKAGES)
     return [*protocols, *find_mentions(*BACKENDS, ("gateway", "backends"))]
 
@@ -341,7 +335,7 @@ def test_no_module_names_a_protocol_or_a_backend() -> None:
     violations = [
         f"{where}:{line}: {text[:60]!r} names {key!r}"
         for where, key, line, text in list_all_mentions()
-        if (where, key) not in EXCUSED
+        if (where, key) not in EXCUSED and where not in FOREIGN_NAMES
     ]
     remedy = (
         "Adding a protocol must cost one folder and one entry. Let the object say it (a method, "
@@ -351,10 +345,34 @@ def test_no_module_names_a_protocol_or_a_backend() -> None:
     fail_on_violations(violations, remedy)
 
 
+def test_no_script_of_the_web_ui_names_a_protocol() -> None:
+    words = re.compile(rf"\b({'|'.join(load_registry(*PROTOCOLS))})\b", re.IGNORECASE)
+    violations = [
+        f"{get_relative_path(path)}:{number}: {line.strip()[:60]}"
+        for path in list_scripts()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
+    fail_on_violations(violations, "Let the adapter say it in its OpenAPI description:")
+
+
 def test_every_exception_is_needed() -> None:
     used = {(where, key) for where, key, _, _ in list_all_mentions()}
     stale = [f"{where}: {key}" for where, key in sorted(EXCUSED.keys() - used)]
+    stale += sorted(FOREIGN_NAMES.keys() - {where for where, _ in used})
     fail_on_violations(stale, "These excuses are no longer needed; delete them:")
+
+
+def test_json_is_decoded_where_its_depth_is_counted() -> None:
+    """Only one module calls the decoder of msgspec, which has no limit of depth of its own."""
+    violations = [
+        f"{get_relative_path(path)}:{number}: {line.strip()}"
+        for path in list_sources(*PACKAGES)
+        if path != ROOT / "protocols/core/json_text.py"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\bjson\.(Decoder|decode|loads?)\b", line)
+    ]
+    fail_on_violations(violations, "Use JsonDecoder or decode_json of protocols.core.json_text:")
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -365,17 +383,26 @@ def is_in_protocol_folder(path: Path) -> bool:
     return parts[0] == "protocols" and len(parts) > 2 and parts[1] not in SHARED
 
 
-def test_class_names_are_unique() -> None:
-    """The adapters' agreed names may repeat, from one protocol's folder to the next."""
+def iterate_type_aliases(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module gives to types, such as ``Headers = tuple[str, ...]``."""
+    for node in parse_module(path).body:
+        names = [one.id for one in get_assignment_targets(node) if isinstance(one, ast.Name)]
+        if not isinstance(getattr(node, "value", None), ast.Call):  # such as a TypeVar
+            yield from ((node.lineno, name) for name in names if re.match("[A-Z][A-Z]?[a-z]", name))
+
+
+def test_names_of_types_are_unique() -> None:
+    """The agreed names of adapters may repeat, one in each protocol's folder."""
     places = defaultdict[str, list[str]](list)
     for path in list_sources(*PACKAGES):
         if is_in_protocol_folder(path):
             continue
-        for node in iterate_classes(path):
-            if not node.name.startswith("_"):
-                places[node.name].append(f"{get_relative_path(path)}:{node.lineno}")
+        classes = ((node.lineno, node.name) for node in iterate_classes(path))
+        for line, name in (*classes, *iterate_type_aliases(path)):
+            if not name.startswith("_"):
+                places[name].append(f"{get_relative_path(path)}:{line}")
     violations = [f"{name}: {', '.join(where)}" for name, where in places.items() if where[1:]]
-    fail_on_violations(violations, "Two classes have one name; rename one of them:")
+    fail_on_violations(violations, "Two types have one name; rename one of them:")
 
 
 def get_assignment_targets(node: ast.AST) -> list[ast.expr]:
@@ -385,13 +412,13 @@ def get_assignment_targets(node: ast.AST) -> list[ast.expr]:
 
 
 def iterate_defined_names(path: Path, *, variables: bool) -> Iterator[tuple[int, str]]:
-    """A module's own name and those of its classes, functions, methods and attributes.
+    """Yield a module's name and those of its classes, functions, methods and attributes.
 
-    Attributes are what a class body assigns or annotates, and what is assigned to ``self``.
-    With ``variables``, also every parameter and variable at any depth.
+    Attributes are what a class body assigns or annotates, and what is assigned to ``self``. With
+    ``variables``, all parameters and variables are included.
     """
     yield 1, path.parent.name if path.stem == "__init__" else path.stem
-    parse = parse_module.__wrapped__ if variables else parse_module  # tests are read once
+    parse = parse_module.__wrapped__ if variables else parse_module  # tests are parsed once
     for node in ast.walk(parse(path)):
         if isinstance(node, Function | ast.ClassDef):
             yield node.lineno, node.name
@@ -406,7 +433,7 @@ def iterate_defined_names(path: Path, *, variables: bool) -> Iterator[tuple[int,
 
 
 def iterate_variable_names(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """The parameter or variable that a node binds."""
+    """Yield the parameter or variable that a node binds."""
     if isinstance(node, ast.Name):
         if isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
@@ -428,7 +455,7 @@ _DECLARATIONS: Final = {
     ".toml": r"^\s*[\"\[]*([\w.-]+)[\"\]]*\s*(?:=|\]|:)",
     "Makefile": r"^([\w-]+)\s*[:?]?[=:]",
 }
-"""What a file that is not Python declares: names of variables, functions, parameters and keys."""
+"""Patterns of the names that other files declare: variables, functions, parameters and keys."""
 
 
 def iterate_declared_names(path: Path) -> Iterator[tuple[int, str]]:
@@ -438,14 +465,18 @@ def iterate_declared_names(path: Path) -> Iterator[tuple[int, str]]:
             yield number, declared[1]
 
 
+def list_scripts() -> list[Path]:
+    """Return the scripts of the web UI."""
+    return sorted((ROOT / "gateway" / "admin" / "static").glob("*.js"))
+
+
 def list_declaring_files() -> list[Path]:
-    scripts = (ROOT / "gateway" / "admin" / "static").glob("*.js")
     clients = (ROOT / "tests" / "clients" / "node").glob("*.mjs")
-    return sorted([*scripts, *clients, ROOT / "pyproject.toml", ROOT / "Makefile"])
+    return sorted([*list_scripts(), *clients, ROOT / "pyproject.toml", ROOT / "Makefile"])
 
 
 def iterate_names_to_check() -> Iterator[tuple[Path, int, str]]:
-    """In tests and in the generator of pages, variables and parameters count, too."""
+    """Yield all names; variables and parameters only in tests and in the page generator."""
     for path in list_sources(*PACKAGES, "tests", "docs/generate"):
         variables = get_relative_path(path).startswith(("tests/", "docs/"))
         names = iterate_defined_names(path, variables=variables)
@@ -454,19 +485,59 @@ def iterate_names_to_check() -> Iterator[tuple[Path, int, str]]:
         yield from ((path, line, name) for line, name in iterate_declared_names(path))
 
 
+PLAIN_IN_COMPOUNDS: Final = frozenset(
+    {
+        "beside", "counted", "found", "instead", "kept", "known", "leaves", "listening", "made",
+        "measured", "offers", "powers", "reached", "takes",
+    }
+)  # fmt: skip
+"""Forbidden words that are plain English in a longer name, such as ``not_found``."""
+
+
+def split_words(name: str) -> list[str]:
+    """Return the words of a name in snake or camel case, in lower case."""
+    return [word.lower() for word in re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", name)]
+
+
+def has_forbidden_word(name: str) -> bool:
+    words = split_words(name)
+    if len(words) < 2:
+        return name.strip("_").lower() in FORBIDDEN
+    pairs = {"_".join(pair) for pair in itertools.pairwise(words)}
+    return bool(({*words, *pairs} & FORBIDDEN) - PLAIN_IN_COMPOUNDS)
+
+
 def test_no_forbidden_name_is_used() -> None:
     violations = [
         f"{get_relative_path(path)}:{line}: {name}"
         for path, line, name in iterate_names_to_check()
-        if name.strip("_").lower() in FORBIDDEN
+        if has_forbidden_word(name)
     ]
     fail_on_violations(
         violations, "Use the field's standard term (tests/forbidden_names.txt lists the others):"
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "is_forbidden"),
+    [
+        ("told", True),
+        ("_TOLD", True),
+        ("told_as_it_was", True),
+        ("FRONT_DOOR", True),
+        ("GivenUp", True),
+        ("client_gives_back", False),
+        ("give_back_all", True),
+        ("not_found", False),
+        ("model", False),
+    ],
+)
+def test_forbidden_words_are_found_in_compound_names(name: str, *, is_forbidden: bool) -> None:
+    assert has_forbidden_word(name) == is_forbidden
+
+
 FORMER_TERM: Final = "dia" + "lect"
-"""What a protocol was called before."""
+"""The former word for a protocol."""
 
 FORMER_KEYS: Final = frozenset(
     {"tests/bench/interlingua.py", "tests/bench/test_gateway_revisions.py"}
@@ -532,13 +603,16 @@ def test_readme_changelog_and_license_exist() -> None:
     version = PROJECT["project"]["version"]
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     has_heading = f"## [{version}]" in text or "## [Unreleased]" in text
+
     assert has_heading, f"CHANGELOG.md: add a heading '## [Unreleased]' or '## [{version}]'"
 
 
 def test_version_is_the_same_in_all_files() -> None:
     version = PROJECT["project"]["version"]
     text = (ROOT / "gateway" / "__init__.py").read_text("utf-8")
+
     match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+
     assert match is None or match[1] == version, (
         f"gateway/__init__.py says {match[1]}, pyproject.toml {version}: make them the same"
     )

@@ -1,4 +1,4 @@
-"""A name in double backticks in a function's docstring must exist where the reader looks for it."""
+"""A name in double backticks in a function's docstring exists where a reader looks for it."""
 
 import ast
 import builtins
@@ -24,12 +24,18 @@ def parse_modules() -> dict[Path, ast.Module]:
 
 
 @cache
+def list_nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of a module, parsed once for several tables."""
+    return tuple(ast.walk(parse_modules()[path]))
+
+
+@cache
 def list_project_names() -> frozenset[str]:
-    """Modules, packages, classes, functions, methods and constants of the project."""
+    """Return modules, packages, classes, functions, methods and constants of the project."""
     names = set[str]()
     for path, module in parse_modules().items():
         names.update(path.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(module):
+        for node in list_nodes(path):
             if isinstance(node, Function | ast.ClassDef):
                 names.add(node.name)
         names.update(
@@ -42,14 +48,23 @@ def list_project_names() -> frozenset[str]:
     return frozenset(names)
 
 
+def get_called_name(call: ast.Call) -> str:
+    """Return the name of the called function, method or class, or "" for an expression."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
 @cache
 def list_table_names() -> frozenset[str]:
-    """Wire names and internal fields of the parameter tables."""
+    """Return wire names and internal fields of the parameter tables."""
     return frozenset(
         argument.value
-        for module in parse_modules().values()
-        for call in ast.walk(module)
-        if isinstance(call, ast.Call) and "Param" in ast.unparse(call.func)
+        for path in parse_modules()
+        for call in list_nodes(path)
+        if isinstance(call, ast.Call) and "Param" in get_called_name(call)
         for argument in call.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     )
@@ -57,21 +72,21 @@ def list_table_names() -> frozenset[str]:
 
 @cache
 def list_folder_keys(folder: Path) -> frozenset[str]:
-    """Strings that the modules of a package use as a whole: fields on the wire and settings."""
+    """Return strings that a package's modules use as a whole: wire fields and settings."""
     return frozenset(
         node.value
-        for path, module in parse_modules().items()
+        for path in parse_modules()
         if path.parent == folder
-        for node in ast.walk(module)
+        for node in list_nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
 
 
 @cache
 def list_fields(path: Path) -> frozenset[str]:
-    """Attributes that a module's classes declare, or that it reads or assigns."""
+    """Return attributes that a module's classes declare, or that it reads or assigns."""
     names = set[str]()
-    for node in ast.walk(parse_modules()[path]):
+    for node in list_nodes(path):
         if isinstance(node, ast.Attribute):
             names.add(node.attr)
         elif isinstance(node, ast.ClassDef):
@@ -84,8 +99,8 @@ def list_fields(path: Path) -> frozenset[str]:
 
 
 def list_imported_fields(path: Path) -> Iterator[str]:
-    """The attributes of the project's modules that a module imports."""
-    for node in ast.walk(parse_modules()[path]):
+    """Return the attributes of the project's modules that a module imports."""
+    for node in list_nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             imported = (ROOT / node.module.replace(".", "/")).with_suffix(".py")
             if imported in parse_modules():
@@ -93,7 +108,7 @@ def list_imported_fields(path: Path) -> Iterator[str]:
 
 
 def list_local_names(function: Function) -> set[str]:
-    """Parameters and variables of a function and of those inside it, and keywords of its calls."""
+    """Return parameters and variables of a function and inner ones, and call keywords."""
     names = set[str]()
     for node in ast.walk(function):
         if isinstance(node, ast.Name):
@@ -104,7 +119,7 @@ def list_local_names(function: Function) -> set[str]:
 
 
 def find_stale_names(node: ast.AST, known_names: frozenset[str]) -> Iterator[tuple[Function, str]]:
-    """Functions below a node, each with a name of its docstring that is not known there."""
+    """Yield functions below a node, each with an unknown name in its docstring."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, Function):
             yield from find_stale_names(child, known_names)
@@ -127,6 +142,7 @@ def test_names_in_docstrings_of_functions_exist() -> None:
             ),
         )
     ]
+
     assert stale == [], "Name what the function has now, or write the word without backticks"
 
 

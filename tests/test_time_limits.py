@@ -1,4 +1,4 @@
-"""What is done about a test that outlasts its time limit, and about SIGINT ignored by a shell."""
+"""A test beyond its time limit is ended, and child processes do not ignore SIGINT."""
 
 import os
 import subprocess

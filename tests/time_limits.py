@@ -1,12 +1,12 @@
-"""No test outlasts its time limit, and no child process ignores SIGINT.
+"""No test exceeds its time limit, and no child process ignores SIGINT.
 
 pytest-timeout raises an exception in the main thread. A test may swallow it (in a task that nobody
-awaits, in a ``finally`` that waits), and code that holds the interpreter's lock never sees it.
+awaits, in a ``finally`` that waits), and code that holds the interpreter's lock never gets it.
 Then, ``GRACE`` seconds after the limit, a thread of ``faulthandler`` prints every stack and ends
-the process; pytest-xdist reports the test as failed and goes on in a new process.
+the process; pytest-xdist reports the test as failed and continues in a new process.
 
 A shell starts background commands with SIGINT ignored (``nohup make test &``), and a process
-inherits that. Tests send SIGINT to what they start, so children begin with its default action.
+inherits that. Tests send SIGINT to child processes, so these start with its default action.
 """
 
 import faulthandler
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     with capture.global_and_fixture_disabled():
         _stderr.append(os.dup(2))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _ignore)  # unlike SIG_IGN, a handler ends with exec
+        signal.signal(signal.SIGINT, _ignore)  # unlike SIG_IGN, a handler is reset by exec
 
 
 def pytest_unconfigure() -> None:
@@ -39,7 +39,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """The limit counts set-up, test and tear-down together, as pytest-timeout does."""
+    """The limit includes set-up, test and tear-down, as in pytest-timeout."""
     limit = time_limit(item)
     if limit > 0:
         faulthandler.dump_traceback_later(limit + GRACE, exit=True, file=_stderr[-1])
@@ -50,7 +50,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def time_limit(item: pytest.Item) -> float:
-    """Seconds; 0 is none. The nearest marker's, else that of pyproject.toml."""
+    """Return the limit in seconds, 0 for none, from the nearest marker or pyproject.toml."""
     marker = item.get_closest_marker("timeout")
     if marker is None:
         return float(item.config.getini("timeout"))

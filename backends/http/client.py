@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from backends.aio import WriteBatcher
 from backends.http.connection import Http1Response, HttpConnection
-from backends.http.interfaces import ConnectionCounts, join_path
+from backends.http.interfaces import DEFAULT_MAX_HEAD, ConnectionCounts, join_path
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
@@ -194,8 +194,14 @@ class AsyncioHttpClient:
     """
 
     def __init__(
-        self, *, ca: str | None = None, idle_timeout: float = 4.0, max_idle: int = 256
+        self,
+        *,
+        ca: str | None = None,
+        idle_timeout: float = 4.0,
+        max_idle: int = 256,
+        max_response_head: int = DEFAULT_MAX_HEAD,
     ) -> None:
+        self._max_response_head = max_response_head
         self._ca = ca
         self._idle_timeout = idle_timeout
         self._max_idle = max_idle
@@ -206,6 +212,9 @@ class AsyncioHttpClient:
         """By the worker's URL."""
         self._created = self._failed_connects = 0
         self._idle_timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<AsyncioHttpClient {[*self._host_pools.values()]}>"
 
     async def start(self) -> None:
         """See HttpClient."""
@@ -278,7 +287,7 @@ class AsyncioHttpClient:
 
     def _get_host_pool(self, url: str, loop: asyncio.AbstractEventLoop) -> "_HostConnectionPool":
         host_pool = self._host_pools[url] = _HostConnectionPool(
-            parse_origin(url), self._max_idle, loop, self._write_batcher
+            parse_origin(url), self._max_idle, loop, self._write_batcher, self._max_response_head
         )
         if self._idle_timer is None:
             self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
@@ -320,7 +329,9 @@ class _HostConnectionPool:
         max_idle: int,
         loop: asyncio.AbstractEventLoop,
         write_batcher: WriteBatcher,
+        max_head: int,
     ) -> None:
+        self._max_head = max_head
         self._connections: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
         self.origin = origin
@@ -330,6 +341,13 @@ class _HostConnectionPool:
         self._idle: deque[HttpConnection] = deque()
         self._connect_slots = asyncio.Semaphore(_MAX_CONCURRENT_CONNECTS)
         self._connecting = 0
+
+    def __repr__(self) -> str:
+        open_count, idle_count = self.counts
+        return (
+            f"<_HostConnectionPool {self.origin.host_header}, {open_count} connections open,"
+            f" {idle_count} of them idle>"
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -374,7 +392,9 @@ class _HostConnectionPool:
             self._idle.popleft().abort()
 
     def _make_connection(self) -> HttpConnection:
-        return HttpConnection(self._loop, self._write_batcher, self._on_idle, self._on_closed)
+        return HttpConnection(
+            self._loop, self._write_batcher, self._on_idle, self._on_closed, self._max_head
+        )
 
     def _on_idle(self, connection: HttpConnection) -> None:
         if len(self._idle) >= self._max_idle:

@@ -7,8 +7,9 @@ from typing import Final, NamedTuple, Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from backends.aio import WriteBatcher
-from backends.http.interfaces import BodyConsumer
+from backends.http.interfaces import DEFAULT_MAX_HEAD, MAX_HELD_BYTES, MAX_READ, BodyConsumer
 from protocols.core.errors import StreamBroken, WorkerError, WorkerFailed
+from protocols.core.name_cache import NameCache
 
 # A response that is being received.
 
@@ -85,6 +86,10 @@ class Http1Response:
         self._waiter: asyncio.Future[bool] | None = None
         self._fault: ConnectionFault | None = None
         self._released = False
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "failed" if self._fault else "incomplete"
+        return f"<Http1Response {self.status or 'without head'}, {state}>"
 
     def wait_headers(self) -> asyncio.Future[bool]:
         """See ``backends.http.interfaces.UpstreamResponse``."""
@@ -205,35 +210,22 @@ class Http1Response:
             waiter.set_exception(error)
 
 
-_MAX_BUFFERED_BYTES: Final = 64 << 10
+_MAX_BUFFERED_BYTES: Final = MAX_HELD_BYTES - MAX_READ
 """Buffered bytes of a response at which reading pauses; exceeded by one read at most."""
-_MAX_HEADER_BYTES: Final = 8190
-"""Of a header's name and value together."""
-_MAX_HEADERS: Final = 128
-_MAX_BYTES_WITHOUT_BODY: Final = 64 << 10
-"""Bytes without a byte of body that may arrive: heads, chunk extensions, trailers."""
-_MAX_CACHED_NAMES: Final = 1024
-_MAX_CACHED_NAME_SIZE: Final = 64
+_read_buffer: Final = memoryview(bytearray(MAX_READ))
+"""For the data of all connections: it is parsed before anything else is read."""
+_MAX_HEADERS: Final = 256
+_MAX_BYTES_WITHOUT_BODY: Final = 16 << 10
+"""Bytes without a byte of body that may arrive beside headers: status lines, chunk extensions."""
 _STATUS_SWITCHING_PROTOCOLS: Final = 101
 _FIRST_FINAL_STATUS: Final = 200
 
 
-class _ResponseHeaderNames(dict[bytes, str]):
-    """Header names in lower case, by the name as it was sent. Workers send the same few names."""
-
-    def __missing__(self, name: bytes) -> str:
-        key = name.decode("latin-1").lower()
-        if len(name) <= _MAX_CACHED_NAME_SIZE:
-            if len(self) >= _MAX_CACHED_NAMES:
-                self.clear()
-            self[name] = key
-        return key
+_response_header_names: Final = NameCache[bytes, str](lambda name: name.decode("latin-1").lower())
+"""Header names in lower case, by the name as it was sent."""
 
 
-_response_header_names: Final = _ResponseHeaderNames()
-
-
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """A connection that sends one request after the other.
 
     ``on_idle`` is called when it can be reused, ``on_closed`` when it is closed.
@@ -245,7 +237,10 @@ class HttpConnection(asyncio.Protocol):
         write_batcher: WriteBatcher,
         on_idle: Callable[["HttpConnection"], None],
         on_closed: Callable[["HttpConnection"], None],
+        max_head: int = DEFAULT_MAX_HEAD,
     ) -> None:
+        self._max_head = max_head
+        self._max_bytes_without_body = _MAX_BYTES_WITHOUT_BODY + max_head
         self.idle_since = 0.0
         """When it became idle, by the loop's clock."""
         self.loop = loop
@@ -263,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         """The response to the last request. Complete at first: nothing is expected yet."""
         self._response.complete = True
         self._parser = HttpResponseParser(self)
-        self._feed_parser: Callable[[bytes], None] = self._parser.feed_data
+        self._feed_parser: Callable[[memoryview], None] = self._parser.feed_data
         self._was_reused = False
         """Whether it was idle before the last request."""
         self._has_received = False
@@ -275,9 +270,15 @@ class HttpConnection(asyncio.Protocol):
         """Whether reading is paused."""
         self._bytes_without_body = 0
         """Bytes received since the last byte of body."""
-        self._header_count = 0
+        self._header_count = self._header_bytes = 0
         """Headers and trailers of the current response."""
-        self._malformed = False
+        self._malformed: ConnectionFault | None = None
+        """Why no more of the connection is read."""
+
+    def __repr__(self) -> str:
+        if self._transport is None:
+            return "<HttpConnection closed>"
+        return f"<HttpConnection {'idle' if self._response.complete else self._response!r}>"
 
     @property
     def is_connected(self) -> bool:
@@ -326,15 +327,20 @@ class HttpConnection(asyncio.Protocol):
             self.resume_reading()
         self._on_idle(self)
 
-    # --- asyncio.Protocol -----------------------------------------------------------------------
+    # --- asyncio.BufferedProtocol -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. The waiting task is woken once for all chunks in ``data``."""
-        response = self._response
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        del sizehint
+        return _read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol. The waiting task is woken once for all chunks in it."""
+        response, data = self._response, _read_buffer[:nbytes]
         if response.complete:
             self.abort()  # unexpected: it could be taken for the next response
             return
@@ -347,13 +353,13 @@ class HttpConnection(asyncio.Protocol):
         except HttpParserUpgrade:
             self._keep_alive = False
         except HttpParserError:
-            self._malformed = True
+            self._malformed = self._malformed or NOT_HTTP
         self._bytes_without_body = 0 if len(parts) > known else self._bytes_without_body + len(data)
         if self._response.complete:
             del parts[self._body_end :]  # bytes after the end of the response
-        if self._malformed or self._bytes_without_body > _MAX_BYTES_WITHOUT_BODY:
+        if self._malformed or self._bytes_without_body > self._max_bytes_without_body:
             self._fail_malformed(response)
-        if response.held_bytes > _MAX_BUFFERED_BYTES:
+        if response.held_bytes > _MAX_BUFFERED_BYTES and parts:  # else there is nothing to read
             self._pause_if_full()
         response.on_progress()
 
@@ -380,8 +386,9 @@ class HttpConnection(asyncio.Protocol):
         """A header, or a trailer after the body."""
         response = self._response
         self._header_count += 1
-        if len(name) + len(value) > _MAX_HEADER_BYTES or self._header_count > _MAX_HEADERS:
-            self._malformed = True
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > self._max_head or self._header_count > _MAX_HEADERS:
+            self._malformed = self._make_large_head_fault()
         elif not response.status:
             response.headers[_response_header_names[name]] = value.decode("latin-1")
 
@@ -401,7 +408,7 @@ class HttpConnection(asyncio.Protocol):
         if response.status and not response.complete:
             response.complete = True
             self._body_end = len(self._parts)
-            self._header_count = self._bytes_without_body = 0
+            self._header_count = self._header_bytes = self._bytes_without_body = 0
 
     def on_message_begin(self) -> None:
         """A head begins: the expected one, or an unexpected one."""
@@ -419,11 +426,19 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _fail_malformed(self, response: Http1Response) -> None:
-        """The data is not HTTP or exceeds a limit."""
+        """The data is not HTTP, or exceeds a limit."""
+        fault = self._malformed or self._make_large_head_fault()
         is_cut = response.status and not response.complete
         response.complete = False  # the end that was parsed is not its end
-        response.fail(RESPONSE_CUT_OFF if is_cut else NOT_HTTP)
+        response.fail(RESPONSE_CUT_OFF if is_cut else fault)
         self.abort()
+
+    def _make_large_head_fault(self) -> ConnectionFault:
+        text = (
+            f"the head of the worker's response has more than {self._max_head} bytes "
+            f"(max_response_head) or {_MAX_HEADERS} headers"
+        )
+        return ConnectionFault(WorkerFailed, text)
 
 
 def _has_explicit_end(response: Http1Response) -> bool:

@@ -14,11 +14,20 @@ from typing import Final, Protocol, runtime_checkable
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocols.core.interfaces import Headers, UpstreamRequest
 
+DEFAULT_MAX_HEAD: Final = 64 << 10
+"""Bytes of all headers of a response. Identity proxies before workers add long ones."""
+MAX_READ: Final = 16 << 10
+"""Bytes that are read of a connection at once."""
+MAX_HELD_BYTES: Final = 32 << 10
+"""Bytes that are held of a response that is not read, at most."""
 _API_KEY_PATTERN: Final = re.compile(r"[!-~]+")
 _MASK: Final = "***"
+_SECRET: Final = 8
+"""A shorter value of a header is no secret."""
 _VERSION_SEGMENT: Final = re.compile(r"/v[0-9]+[a-z0-9]*(?=/|$)")
 
 
@@ -57,6 +66,8 @@ class WorkerCredentials(Struct, frozen=True):
     headers: Headers = ()
     query: str = ""
     secrets: tuple[str, ...] = ()
+    replaced: frozenset[str] = frozenset()
+    """Names in lower case of headers that a request to the worker has from here alone."""
 
     def __repr__(self) -> str:
         return "WorkerCredentials()"
@@ -68,7 +79,20 @@ class WorkerCredentials(Struct, frozen=True):
         if self.query:
             path = f"{request.path}{'&' if '?' in request.path else '?'}{self.query}"
             request = UpstreamRequest(path, request.body, request.headers, request.method)
+        if self.replaced:
+            headers = self._without_replaced(headers)
+            others = self._without_replaced(request.headers)
+            request = UpstreamRequest(request.path, request.body, others, request.method)
         return request, (*headers, *self.headers)
+
+    def add_headers(self, headers: Mapping[str, str]) -> "WorkerCredentials":
+        """The same with further headers, which replace those of the request."""
+        return replace(
+            self,
+            headers=(*self.headers, *headers.items()),
+            secrets=(*self.secrets, *(text for text in headers.values() if len(text) >= _SECRET)),
+            replaced=frozenset(map(str.lower, headers)),
+        )
 
     def hide_secrets(self) -> "WorkerCredentials":
         """The same with each secret as ``***``."""
@@ -76,7 +100,11 @@ class WorkerCredentials(Struct, frozen=True):
         return WorkerCredentials(
             tuple((header, _MASK) for header, _ in self.headers),
             f"{name}={_MASK}" if is_set else "",
+            replaced=self.replaced,
         )
+
+    def _without_replaced(self, headers: Headers) -> Headers:
+        return tuple(header for header in headers if header[0].lower() not in self.replaced)
 
     def mask_text(self, text: str) -> str:
         """The text of a worker with each secret that it quotes as ``***``."""

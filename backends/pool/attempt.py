@@ -1,4 +1,19 @@
-"""One attempt: one request to one worker, its timeouts, headers and response events."""
+"""One attempt: one request to one worker, its timeouts, headers and response events.
+
+``begin`` sends the request and waits for the response to begin: of a stream that is its first
+content, of a unary response all of it. Until then the client has got nothing, so that the pool may
+retry on another worker. Then ``read_next`` returns what has arrived, or has it written by a sink as
+it arrives. The timeouts set no timer of their own: one timer of the pool calls ``on_deadline``,
+which aborts the response, and the read that fails by that raises the timeout's error
+(``get_cause``).
+
+What must never happen:
+
+- A connection that is used again with a part of a response in it: whatever ends early is aborted.
+- A cancellation of somebody else that is taken for a timeout, or a timeout for a failure of the
+  network: the cause is what expired first.
+- A response that ends without StreamEnd or an error, or a failure that no worker's health records.
+"""
 
 import asyncio
 import functools
@@ -377,6 +392,16 @@ class Attempt(AttemptTimeouts):
         self.accepted = False
         self.failure: GatewayError | None = None
 
+    def __repr__(self) -> str:
+        state = "waiting"
+        if self.failure is not None:
+            state = f"failed: {type(self.failure).__name__}"
+        elif self.finished:
+            state = "finished"
+        elif self.accepted:
+            state = "accepted"
+        return f"<Attempt at {self.worker.name}, {state}>"
+
     async def begin(self) -> list[StreamItem]:
         """Send the request and return the first items of the response.
 
@@ -582,7 +607,7 @@ class Attempt(AttemptTimeouts):
     def _record_success(self, events: Sequence[Event]) -> None:
         """Record the end of the response, which is the last of these events."""
         self.finished = True
-        self.worker.record_success()
+        self.worker.record_success(self.slot.model)
         end = events[-1]
         if type(end) is StreamEnd and end.has_ignored_usage:
             self.worker.log_ignored_usage(self.request.request.model)
@@ -625,7 +650,7 @@ class Attempt(AttemptTimeouts):
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
             self._services.metrics.failures[get_error_kind(error)] += 1
         if not self.request.background:
-            self.worker.record_failure(error, overloaded=self._rate_limited)
+            self.worker.record_failure(error, overloaded=self._rate_limited, model=self.slot.model)
 
 
 class TranslatedResponse:

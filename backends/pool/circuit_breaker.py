@@ -125,6 +125,8 @@ _LIMIT_DECREASE: Final = 0.7
 _MIN_RATE_LIMIT_PAUSE: Final = 1.0
 """429s within so many seconds were in flight together and count as one."""
 _RATE_LIMIT_MEMORY: Final = 60.0
+_MAX_MODEL_LIMITS: Final = 256
+"""With a wildcard, clients choose the names of models."""
 
 
 class WorkerHealth:
@@ -143,7 +145,11 @@ class WorkerHealth:
         self._health_checks = _HealthCheckResults()
         self._backoff = _ConnectBackoff()
         self._ejection = _OutlierEjection(breaker)
-        self._adaptive_limit = _AdaptiveLimit()
+        self._model_limits: dict[str, _AdaptiveLimit] = {}
+        """The limits of the models of which the worker refused requests not long ago.
+
+        The latest is the last one.
+        """
         self._full_weight_at = 0.0
         """When slow start ends."""
         self.healthy = True
@@ -171,8 +177,8 @@ class WorkerHealth:
             self._backoff = _ConnectBackoff()
             self._update_healthy(now)
 
-    def record_success(self, now: float) -> None:
-        """Record a completed request."""
+    def record_success(self, now: float, model: str = "") -> None:
+        """Record a completed request for ``model``."""
         ejection = self._ejection
         if self.healthy:  # no state to leave
             ejection.consecutive_failures = 0
@@ -180,7 +186,8 @@ class WorkerHealth:
             return
         returned = ejection.record_success(now)
         self.record_connected(now)
-        self._adaptive_limit.increase(now)
+        if (limit := self._model_limits.get(model)) is not None and not limit.increase(now):
+            del self._model_limits[model]
         if returned:
             self._full_weight_at = now + self._settings.slow_start
         self._update_healthy(now)
@@ -200,10 +207,20 @@ class WorkerHealth:
             self._ejection.record_connect_failure(now)
             self._update_healthy(now)
 
-    def record_rate_limit(self, now: float, retry_after: float | None = None) -> None:
-        """Record a 429, with the worker's Retry-After in seconds, if any."""
+    def record_rate_limit(
+        self, now: float, retry_after: float | None = None, *, model: str = "", in_flight: int = 1
+    ) -> None:
+        """Record a 429 for ``model``, with the worker's Retry-After in seconds, if any.
+
+        It limits that model only: a worker may have room for its other models. ``in_flight`` are
+        the requests for the model, with this one.
+        """
         self.record_connected(now)
-        self._adaptive_limit.decrease(now, retry_after or 0.0)
+        limit = self._model_limits.pop(model, None) or _AdaptiveLimit()
+        if len(self._model_limits) >= _MAX_MODEL_LIMITS:
+            del self._model_limits[next(iter(self._model_limits))]
+        self._model_limits[model] = limit
+        limit.decrease(now, retry_after or 0.0, in_flight)
         self._update_healthy(now)
 
     def get_state(self, now: float) -> HealthState:
@@ -228,9 +245,10 @@ class WorkerHealth:
         """Whether it is in backoff after failed connects."""
         return now < self._backoff.until
 
-    def is_rate_limited(self, now: float) -> bool:
-        """Whether it answered 429 to its only request, and the pause is not over."""
-        return now < self._adaptive_limit.rate_limited_until
+    def is_rate_limited(self, now: float, model: str = "") -> bool:
+        """Whether it answered 429 to the only request for ``model``, and the pause is not over."""
+        limit = self._model_limits.get(model)
+        return limit is not None and now < limit.rate_limited_until
 
     def get_unavailable_until(self, now: float) -> float | None:
         """When the backoff or ejection ends; None if there is none or the end is unknown."""
@@ -247,19 +265,26 @@ class WorkerHealth:
             return 1.0
         return max(_MIN_WEIGHT_FACTOR, 1.0 - remaining / self._settings.slow_start)
 
-    def get_limit(self, configured: int | None, in_flight: int) -> int | None:
-        """The concurrency limit, given the requests in flight."""
-        self._adaptive_limit.in_flight = in_flight
-        if self._adaptive_limit.limit is None:
-            return configured
-        limit = int(self._adaptive_limit.limit)
-        return limit if configured is None else min(limit, configured)
+    def get_limit(self, model: str = "") -> int | None:
+        """The concurrency limit of ``model`` after 429s; None without one."""
+        limit = self._model_limits.get(model)
+        return None if limit is None else int(limit.limit)
+
+    @property
+    def limits_models(self) -> bool:
+        """Whether it refused requests for a model not long ago."""
+        return bool(self._model_limits)
+
+    def get_limits(self) -> dict[str, int]:
+        """The concurrency limits after 429s, by model."""
+        return {model: int(limit.limit) for model, limit in self._model_limits.items()}
 
     def _update_healthy(self, now: float) -> None:
         """Update ``healthy``."""
-        limit = self._adaptive_limit
-        unlimited = limit.limit is None and limit.rate_limited_until <= now
-        self.healthy = unlimited and self.get_state(now) == "up"
+        if self._model_limits:
+            kept = {name: one for name, one in self._model_limits.items() if not one.is_over(now)}
+            self._model_limits = kept
+        self.healthy = not self._model_limits and self.get_state(now) == "up"
 
 
 class HasHealth(Protocol):
@@ -278,9 +303,9 @@ HasHealthT = TypeVar("HasHealthT", bound=HasHealth)
 
 
 def select_available(
-    workers: Sequence[HasHealthT], now: float, panic: float
+    workers: Sequence[HasHealthT], now: float, panic: float, model: str = ""
 ) -> Sequence[HasHealthT]:
-    """The available workers of a pool: at least one, if there is any.
+    """The available workers of a pool for ``model``: at least one, if there is any.
 
     If a smaller part than ``panic`` of them is available, health is ignored, except for workers in
     connect backoff. Those, and workers that answer 429 to a single request, are used only if there
@@ -300,7 +325,7 @@ def select_available(
         if not worker.in_flight or worker.health.get_state(now) == "up"
     ]
     return (
-        [worker for worker in usable if not worker.health.is_rate_limited(now)]
+        [worker for worker in usable if not worker.health.is_rate_limited(now, model)]
         or usable
         or available
     )
@@ -431,31 +456,34 @@ class _OutlierEjection:
 
 
 class _AdaptiveLimit(Struct):
-    """A concurrency limit that adapts to 429s (AIMD); ``limit`` is None without recent ones.
+    """A concurrency limit that adapts to 429s (AIMD).
 
     A 429 lowers the limit by a factor; each response raises it by 1/limit, so that it stays just
     below the load at which the worker refuses.
     """
 
-    in_flight: int = 0
-    limit: float | None = None
-    decreased_at: float = 0.0
+    limit: float = math.inf
+    decreased_at: float = -math.inf
     grows_at: float = 0.0
     rate_limited_until: float = 0.0
 
-    def decrease(self, now: float, retry_after: float) -> None:
+    def decrease(self, now: float, retry_after: float, in_flight: int) -> None:
         resumes_at = now + max(_MIN_RATE_LIMIT_PAUSE, min(retry_after, _RATE_LIMIT_MEMORY))
-        if self.in_flight <= 1:
+        if in_flight <= 1:
             self.rate_limited_until = resumes_at
-        if self.limit is not None and now < self.decreased_at + _MIN_RATE_LIMIT_PAUSE:
+        if now < self.decreased_at + _MIN_RATE_LIMIT_PAUSE:
             return
-        current = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
-        self.limit = max(1.0, current * _LIMIT_DECREASE)
+        self.limit = max(1.0, min(in_flight, self.limit) * _LIMIT_DECREASE)
         self.decreased_at = now
         self.grows_at = resumes_at
 
-    def increase(self, now: float) -> None:
-        if self.limit is None or now < self.grows_at:
-            return
-        expired = now >= self.decreased_at + _RATE_LIMIT_MEMORY
-        self.limit = None if expired else self.limit + 1.0 / self.limit
+    def increase(self, now: float) -> bool:
+        """Returns whether there still is a limit."""
+        if now < self.grows_at:
+            return True
+        self.limit += 1.0 / self.limit
+        return now < self.decreased_at + _RATE_LIMIT_MEMORY
+
+    def is_over(self, now: float) -> bool:
+        """Whether the last 429 was long ago, so that nothing is known of the limit any more."""
+        return now >= max(self.decreased_at + 2 * _RATE_LIMIT_MEMORY, self.rate_limited_until)

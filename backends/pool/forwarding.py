@@ -36,6 +36,7 @@ class ForwardedAttempt:
         self.status = 0
         self.headers: Headers = ()
         self.worker = slot.worker
+        self._model = slot.model
         self._slot: WorkerSlot | None = slot
         self._workers = workers
         self._services = services
@@ -76,7 +77,7 @@ class ForwardedAttempt:
             async with asyncio.timeout(self._deadline.remaining(self._services.timeouts.idle)):
                 chunks = await self._response.read()
         except TimeoutError:
-            message = "the worker stopped sending in the middle of its response"
+            message = "the worker stopped sending in the middle of its response (timeouts.idle)"
             error = DeadlineExceeded(message, which="idle")
             self._record_failure(error)
             raise error from None
@@ -85,7 +86,7 @@ class ForwardedAttempt:
             raise
         if not chunks and not self._has_ended:
             self._has_ended = True
-            self.worker.record_success()
+            self.worker.record_success(self._model)
         return chunks
 
     def close(self) -> None:
@@ -134,4 +135,4 @@ class ForwardedAttempt:
         if is_worker_failure:
             self._services.metrics.failures[get_error_kind(error)] += 1
         if is_worker_failure or self._response is not None:
-            self.worker.record_failure(error)
+            self.worker.record_failure(error, model=self._model)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 
 from backends.http.interfaces import HttpClient
 from backends.pool.settings import HealthCheckSettings
@@ -21,7 +22,8 @@ _JITTER = 0.1
 class HealthChecker:
     """Checks each worker in a task of its own, at once and then periodically.
 
-    After a successful check the worker's model metadata is read, if it is not cached.
+    After a successful check the worker's model metadata is read, if it is not cached. If a worker
+    has no such path as the protocol's, the log names the protocols whose paths it has.
     """
 
     def __init__(
@@ -33,11 +35,12 @@ class HealthChecker:
         *,
         draw: Callable[[], float],
         on_unresponsive: Callable[[WorkerState], None],
+        build_health_requests: Callable[[], Mapping[str, UpstreamRequest]],
     ) -> None:
         """``on_unresponsive`` is called for a worker that is out and answers no check at all.
 
         A worker that reports unhealthy, or refuses connections, may be draining and still finish
-        its requests.
+        its requests. ``build_health_requests`` builds those of all protocols.
         """
         self._settings = settings
         path = settings.path
@@ -48,6 +51,7 @@ class HealthChecker:
         self._metadata_cache = metadata_cache
         self._draw = draw
         self._on_worker_down = on_unresponsive
+        self._build_health_requests = build_health_requests
         self._tasks: dict[WorkerState, asyncio.Task[None]] = {}
         self._first_checks: dict[WorkerState, asyncio.Event] = {}
         """Set after the first check of a worker."""
@@ -77,23 +81,23 @@ class HealthChecker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_periodically(self, worker: WorkerState) -> None:
-        first_check = self._first_checks[worker]
+        first_check, status = self._first_checks[worker], 0
         while True:
             try:
-                await self._check_worker(worker)
+                previous, status = status, await self._check_worker(worker)
+                if status == HTTPStatus.NOT_FOUND != previous:
+                    await self._log_spoken_protocols(worker)
             except Exception:
                 log.exception("health check of worker %s raised", worker.config.url)
             first_check.set()
             factor = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
             await asyncio.sleep(self._settings.interval * factor)
 
-    async def _check_worker(self, worker: WorkerState) -> None:
-        seconds = self._settings.timeout
+    async def _check_worker(self, worker: WorkerState) -> int:
+        """Check once and return the status, 0 without a response."""
         status, timed_out = 0, False
         try:
-            status, _ = await request_worker(
-                self._http_client, worker.config, self._check_request, seconds
-            )
+            status = await self._send_request(worker, self._check_request)
         except GatewayError as error:
             timed_out = isinstance(error, DeadlineExceeded)
         ok = status in _SUCCESS_STATUSES
@@ -102,3 +106,42 @@ class HealthChecker:
             self._on_worker_down(worker)
         if ok and self._metadata_cache is not None:
             await self._metadata_cache.query_worker(worker)
+        return status
+
+    async def _send_request(self, worker: WorkerState, request: UpstreamRequest) -> int:
+        """The status of the response. Raises GatewayError."""
+        status, _ = await request_worker(
+            self._http_client, worker.config, request, self._settings.timeout
+        )
+        return status
+
+    async def _is_answered(self, worker: WorkerState, request: UpstreamRequest) -> bool:
+        try:
+            return await self._send_request(worker, request) in _SUCCESS_STATUSES
+        except GatewayError:
+            return False
+
+    async def _log_spoken_protocols(self, worker: WorkerState) -> None:
+        """Log which protocols a worker may speak that does not have the path of the check."""
+        missing = self._check_request.path
+        requests: dict[str, UpstreamRequest] = {}
+        names: dict[str, list[str]] = {}
+        for name, request in self._build_health_requests().items():
+            if request.path != missing:
+                requests.setdefault(request.path, request)
+                names.setdefault(request.path, []).append(name)
+        answers = await asyncio.gather(
+            *(self._is_answered(worker, request) for request in requests.values())
+        )
+        spoken = [
+            f"GET {path} (protocol: {' or '.join(names[path])})"
+            for path, is_answered in zip(requests, answers, strict=True)
+            if is_answered
+        ]
+        if spoken:
+            log.warning(
+                "worker %s has no GET %s, but it answers %s: set the protocol of its pool",
+                worker.config.url,
+                missing,
+                ", ".join(spoken),
+            )

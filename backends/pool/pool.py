@@ -1,8 +1,25 @@
-"""The pool backend: choose a worker, run the attempts of a request, retry on another worker."""
+"""The pool backend: choose a worker, run the attempts of a request, retry on another worker.
+
+``prepare`` decides on pass-through or translation, without I/O. ``send`` and ``send_unary`` encode
+the request once and then loop: take a slot at a worker (``workers``), make an attempt
+(``attempt``), and on a failure ask whether it may be repeated (``retry``). The history of attempts
+belongs to the request: a fallback to another pool goes on with it, so that no worker gets the same
+request twice, and no request kills one worker after the other.
+
+What must never happen:
+
+- A retry after the client has received something, or of what the worker may have done and must not
+  do twice.
+- A slot that is not given back: whatever ends an attempt goes through ``_abandon_attempt``.
+- A worker that goes on generating for nobody: an unfinished attempt closes its connection, and is
+  cancelled by a request where the worker's protocol has one.
+"""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from msgspec.structs import asdict, replace
@@ -29,6 +46,7 @@ from backends.interfaces import (
     StreamItems,
     Timeouts,
     WorkerCandidate,
+    WorkerModel,
     WorkerSelection,
     describe_failure,
 )
@@ -51,7 +69,7 @@ from backends.pool.load_balancing import (
     make_policy,
 )
 from backends.pool.metrics import PoolMetrics
-from backends.pool.retry import RetryBudget, RetryCounters, RetryState
+from backends.pool.retry import RetryBudget, RetryCounters, RetryState, is_model_refusal
 from backends.pool.settings import (
     DnsSettings,
     PoolContext,
@@ -86,6 +104,7 @@ from protocols.core.interfaces import (
     AppliesModelSettings,
     ClientAdapter,
     Clock,
+    LearnsFromErrors,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
@@ -214,8 +233,7 @@ class PoolBackend:
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
         self._clock = clock
-        ca_file = settings.tls.ca if settings.tls else None
-        self._http_client = http_client or AsyncioHttpClient(ca=ca_file)
+        self._http_client = http_client or _make_http_client(settings)
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics)
@@ -243,8 +261,10 @@ class PoolBackend:
                 self._metadata_cache,
                 draw=draw,
                 on_unresponsive=self._cancel_waiting,
+                build_health_requests=context.build_health_requests,
             )
         self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
+        self._learning_adapter = adapter if isinstance(adapter, LearnsFromErrors) else None
         self._get_kept_keys = build_kept_keys_reader(adapter)
         self._applies_settings = isinstance(adapter, AppliesModelSettings)
         self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
@@ -254,6 +274,9 @@ class PoolBackend:
         self._started = False
         sources = list(_make_sources(settings, context.parse_workers))
         self._discovery = WorkerDiscovery(context.name, workers, sources, self.replace_workers)
+
+    def __repr__(self) -> str:
+        return f"<PoolBackend {self._adapter.name}, {self._workers!r}>"
 
     @property
     def ready(self) -> bool:
@@ -268,8 +291,12 @@ class PoolBackend:
                 source.adapter, source.client_request, source.response_context
             )
             if passthrough is not None:
+                passthrough = self._forward_headers(passthrough, source)
                 return PreparedRequest(
-                    passthrough.request, passthrough.unsupported_parameters, passthrough
+                    passthrough.request,
+                    passthrough.unsupported_parameters,
+                    passthrough,
+                    None if self._learning_adapter is None else partial(self.prepare, request),
                 )
         decoded, names = request.decode()
         if decoded.kind not in self._request_kinds:
@@ -278,6 +305,17 @@ class PoolBackend:
         # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
         unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
         return PreparedRequest(decoded, unsupported + foreign)
+
+    def _forward_headers(
+        self, passthrough: PassthroughRequest, source: PassthroughSource
+    ) -> PassthroughRequest:
+        """The request with those of the client's headers that the workers' protocol has, too."""
+        known = source.adapter.request_headers.select_forwarded(source.client_request.headers)
+        headers = tuple(one for one in known if one[0] in self._own_headers)
+        if not headers:
+            return passthrough
+        wire = passthrough.upstream_request
+        return replace(passthrough, upstream_request=replace(wire, headers=wire.headers + headers))
 
     def _can_pass(self, source: PassthroughSource) -> bool:
         """Whether the adapter applies the settings of the model, if it has any."""
@@ -375,8 +413,8 @@ class PoolBackend:
         """
         attempt, items = await self._begin_response(prepared, context)
         try:
-            for item in items:
-                yield item
+            while items:
+                yield items.pop(0)  # what is written is kept no longer
             while not attempt.finished:
                 yield await attempt.read_next(sink)
             if not attempt.complete:
@@ -417,7 +455,7 @@ class PoolBackend:
         tried_keys: set[int] = set()
         self._retry_budget.record_request(self._clock())
         while True:
-            criteria = SelectionCriteria(frozenset(tried_keys))
+            criteria = SelectionCriteria(frozenset(tried_keys), model=request.model)
             slot = await self._workers.acquire(criteria, deadline, context.id)
             if context.first_attempt_at is None:
                 context.first_attempt_at = slot.acquired_at
@@ -430,7 +468,7 @@ class PoolBackend:
             except GatewayError as error:
                 _record_failure(slot.worker, error, context)
                 tried_keys.add(slot.worker.key)
-                criteria = SelectionCriteria(frozenset(tried_keys))
+                criteria = SelectionCriteria(frozenset(tried_keys), model=request.model)
                 if not isinstance(error, WorkerUnreachable) or not (
                     self._workers.select_available(criteria)
                 ):
@@ -447,8 +485,9 @@ class PoolBackend:
         """Note, also for fallbacks, that a response that had begun failed at this worker."""
         history = context.attempt_history
         _record_failure(attempt.worker, error, context)
-        history.tried_urls |= {attempt.worker.config.url}
-        history.pool_urls |= frozenset(self._list_urls())
+        model = attempt.slot.model if is_model_refusal(error) else ""
+        history.failed |= {(attempt.worker.config.url, model)}
+        history.failed_pools |= self._list_targets(model)
 
     async def _encode_request(self, request: Any, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
@@ -507,12 +546,7 @@ class PoolBackend:
 
         Raises RetriesExhausted if the request failed in other pools and may not be sent again.
         """
-        passthrough = prepared.passthrough
-        request = (
-            await self._encode_request(prepared.request, context)
-            if passthrough is None
-            else self._build_passthrough_request(passthrough, context)
-        )
+        request = await self._encode_prepared(prepared, context)
         observer = context.observer
         reporter = (
             None
@@ -541,6 +575,11 @@ class PoolBackend:
             try:
                 items = await attempt.begin()
             except GatewayError as error:
+                if self._learns_from(error, prepared):
+                    if prepared.prepare_again is not None:
+                        prepared = prepared.prepare_again()
+                    request = await self._encode_prepared(prepared, context)
+                    continue
                 _record_failure(slot.worker, error, context)
                 if retry is None:
                     retry = self._create_retry_state(context.attempt_history)
@@ -553,6 +592,19 @@ class PoolBackend:
                 if items is None:
                     self._abandon_attempt(attempt, context)
 
+    def _learns_from(self, error: GatewayError, prepared: PreparedRequest) -> bool:
+        """Whether the adapter learned from its worker's error to encode the request otherwise."""
+        adapter = self._learning_adapter
+        return adapter is not None and adapter.learn_from_error(prepared.request.model, error)
+
+    async def _encode_prepared(
+        self, prepared: PreparedRequest, context: RequestContext
+    ) -> AttemptRequest:
+        passthrough = prepared.passthrough
+        if passthrough is None:
+            return await self._encode_request(prepared.request, context)
+        return self._build_passthrough_request(passthrough, context)
+
     def _create_retry_budget(self) -> RetryBudget:
         """The retry budget of the current workers."""
         counters = self._retry_counters.setdefault(frozenset(self._list_urls()), RetryCounters())
@@ -560,6 +612,10 @@ class PoolBackend:
 
     def _list_urls(self) -> Iterator[str]:
         return (worker.config.url for worker in self._workers.workers)
+
+    def _list_targets(self, model: str) -> frozenset[WorkerModel]:
+        """All workers, with one of their models; "" for all of them."""
+        return frozenset((url, model) for url in self._list_urls())
 
     def _create_retry_state(self, history: AttemptHistory) -> RetryState:
         return RetryState(
@@ -573,35 +629,39 @@ class PoolBackend:
 
         Raises RetriesExhausted.
         """
-        criteria, history = ANY_WORKER, context.attempt_history
+        criteria, history = _build_criteria(request.model), context.attempt_history
         if (
             self._make_routing_key is not None
             or request.priority is not None
             or context.preempt is not None
         ):
             criteria = self._build_criteria(request, context)
-        if not history.pool_urls:
+        if not history.failed_pools:
             self._retry_budget.record_request(now)
             return criteria, None
-        retry = self._start_fallback(history, now)
+        retry = self._start_fallback(request.model, history, now)
         return replace(criteria, tried_keys=retry.tried), retry
 
-    def _start_fallback(self, history: AttemptHistory, now: float) -> RetryState:
+    def _start_fallback(self, model: str, history: AttemptHistory, now: float) -> RetryState:
         """The state of a request that failed in other pools. Raises RetriesExhausted.
 
         It is sent to a worker that those pools do not have. If there is none, that is a retry, at a
         worker that was not tried.
         """
         workers = self._workers.workers
-        has_new_workers = not history.pool_urls.issuperset(self._list_urls())
-        excluded_urls = history.pool_urls if has_new_workers else history.tried_urls
+        has_new_workers = not all(
+            _includes_worker(history.failed_pools, url, model) for url in self._list_urls()
+        )
+        excluded = history.failed_pools if has_new_workers else history.failed
         retry = self._create_retry_state(history)
-        retry.tried.update(worker.key for worker in workers if worker.config.url in excluded_urls)
+        retry.tried.update(
+            one.key for one in workers if _includes_worker(excluded, one.config.url, model)
+        )
         if has_new_workers or not workers:
             self._retry_budget.record_request(now)
             return retry
         retry.workers_killed = history.workers_killed
-        if not self._workers.select_available(SelectionCriteria(retry.tried)):
+        if not self._workers.select_available(SelectionCriteria(retry.tried, model=model)):
             raise RetriesExhausted("all workers tried")
         if not retry.allows_fallback(now):
             raise RetriesExhausted("no retry left")
@@ -619,13 +679,15 @@ class PoolBackend:
         history = retry.history
         retry.record_failure(attempt.worker.key, error)
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
-            history.tried_urls |= {attempt.worker.config.url}
+            refused = attempt.slot.model if is_model_refusal(error) else ""
+            history.failed |= {(attempt.worker.config.url, refused)}
         has_candidates = bool(self._workers.select_available(criteria))
         may_retry = has_candidates and criteria.preempt is None
         if may_retry and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        if history.tried_urls:
-            history.pool_urls |= frozenset(self._list_urls())
+        if history.failed:
+            model = "" if retry.has_failed_worker else attempt.slot.model
+            history.failed_pools |= self._list_targets(model)
             history.workers_killed = retry.workers_killed
         final_error = retry.get_final_error(error, has_untried=has_candidates)
         if final_error is error:
@@ -652,7 +714,7 @@ class PoolBackend:
         priority = DEFAULT_PRIORITY if request.priority is None else request.priority
         if context.preempt is not None:
             priority = BACKGROUND_PRIORITY
-        return SelectionCriteria(frozenset(), routing_key, priority, context.preempt)
+        return SelectionCriteria(frozenset(), routing_key, priority, context.preempt, request.model)
 
     def _cancel_waiting(self, worker: WorkerState) -> None:
         """Cancel the attempts that wait for a worker that went down, if another worker is up."""
@@ -666,14 +728,32 @@ class PoolBackend:
             self._cancel_sender.send(worker.config, self._cancel_adapter.encode_cancel(request))
 
 
+@functools.lru_cache(256)
+def _build_criteria(model: str) -> SelectionCriteria:
+    """Any worker, default priority."""
+    return SelectionCriteria(model=model)
+
+
+def _includes_worker(failed: frozenset[WorkerModel], url: str, model: str) -> bool:
+    """Whether ``failed`` has this worker, or this model of it."""
+    return (url, "") in failed or (url, model) in failed
+
+
 def _record_failure(worker: WorkerState, error: GatewayError, context: RequestContext) -> None:
-    """Keep a failed attempt for the operator."""
+    """Keep a failed attempt for the operator, and mask the worker's key in the error."""
     credentials = worker.config.credentials
     mask = None if credentials is None else credentials.mask_text
+    if mask is not None:
+        error.mask_secrets(mask)
     failure = describe_failure(worker.name, error, mask)
     context.attempt_history.add_failure(failure)
     if context.observer is not None:
         context.observer.on_failure(failure)
+
+
+def _make_http_client(settings: PoolSettings) -> HttpClient:
+    ca_file = settings.tls.ca if settings.tls else None
+    return AsyncioHttpClient(ca=ca_file, max_response_head=settings.max_response_head)
 
 
 def _is_dry_run(context: RequestContext) -> bool:

@@ -12,7 +12,8 @@ something. Each worker gets at most one attempt. The cost of a failure limits th
 
 A fallback to another pool is no retry if that pool has other workers: it is sent to one of those.
 If it has the same workers, the fallback is a retry within the same budget, at a worker that was
-not tried.
+not tried. What a worker says of one model (see ``is_model_refusal``) is no failure of the worker:
+a fallback to another model at the same URL is no retry.
 """
 
 from typing import Final
@@ -32,6 +33,7 @@ from protocols.core.errors import (
     UnknownFinishReason,
     WorkerError,
     WorkerFailed,
+    WorkerModelNotFound,
     WorkerUnreachable,
 )
 
@@ -83,6 +85,11 @@ _STATUS_REASONS: Final[dict[int, RetryReason]] = {500: "500", 502: "502", 503: "
 _MAX_WORKERS_KILLED: Final = 2
 
 
+def is_model_refusal(error: GatewayError) -> bool:
+    """Whether a worker refused one model only: 429, 503, 529, or it does not know the model."""
+    return isinstance(error, RateLimitExceeded | Overloaded | WorkerModelNotFound)
+
+
 def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None:
     """The reason for a retry, as in ``RetrySettings.on``; None if ``error`` is not retryable.
 
@@ -122,6 +129,8 @@ class RetryState(Struct):
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
     history: AttemptHistory = field(default_factory=AttemptHistory)
     """The failures of the request in all pools."""
+    has_failed_worker: bool = False
+    """Whether a worker of this pool failed, and not only refused the model."""
 
     def allows_retry(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
         """Whether to retry after ``error``. Nothing was sent to the client yet."""
@@ -163,6 +172,7 @@ class RetryState(Struct):
     def record_failure(self, key: int, error: GatewayError) -> None:
         """Record that the attempt at this worker failed with ``error``."""
         self.tried.add(key)
+        self.has_failed_worker |= not is_model_refusal(error)
         if isinstance(error, RateLimitExceeded | Overloaded) and error.retry_after is not None:
             shortest = self.min_retry_after
             self.min_retry_after = (

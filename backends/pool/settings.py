@@ -1,12 +1,13 @@
 """The settings of a pool: its section of the configuration, and what discovery makes of it."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, cast, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from backends.http.interfaces import (
+    DEFAULT_MAX_HEAD,
     WorkerConfig,
     WorkerCredentials,
     make_basic_credentials,
@@ -16,12 +17,14 @@ from backends.http.interfaces import (
 )
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.load_balancing import PolicyName
+from protocols.core.interfaces import UpstreamRequest
 from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.core.units import (
     ConfigSection,
     Duration,
     FilePath,
     HeaderName,
+    HeaderValue,
     HostPort,
     NameserverAddress,
     NonEmptyStr,
@@ -132,6 +135,17 @@ class WorkerSourceSettings(ConfigSection, frozen=True):
     """Limit of the worker's requests at a time; by default the pool's."""
     auth: WorkerAuthSettings | None = None
     """Credentials that are sent to the worker; by default none."""
+    headers: Mapping[HeaderName, HeaderValue] = {}
+    """Headers of each request to the worker, such as ``OpenAI-Organization``. They replace headers
+    of the same name that a client sent."""
+
+    def make_credentials(self) -> WorkerCredentials | None:
+        """What every request to the worker contains."""
+        credentials = self.auth.make_credentials() if self.auth else None
+        if not self.headers:
+            return credentials
+        values = {name: cast("Secret", value).reveal() for name, value in self.headers.items()}
+        return (credentials or WorkerCredentials()).add_headers(values)
 
 
 WorkerListParser = Callable[[bytes], Sequence[WorkerSourceSettings]]
@@ -270,6 +284,8 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     """The CA certificates that verify workers with HTTPS; by default the system's."""
     max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
     """The largest response of a worker that is not a stream; a larger one is a worker error."""
+    max_response_head: Size = DEFAULT_MAX_HEAD
+    """The largest head (all headers) of a worker's response; a larger one is a worker error."""
 
     def make_workers(self, sources: Iterable[WorkerSourceSettings]) -> list[WorkerConfig]:
         """The workers that are given by their URL."""
@@ -290,6 +306,7 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
                 weight=source.weight if worker.weight == default_weight else worker.weight,
                 max_concurrency=worker.max_concurrency or source.max_concurrency,
                 auth=worker.auth or source.auth,
+                headers={**source.headers, **worker.headers},
             )
             for worker in workers
         )
@@ -302,7 +319,7 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
         return {
             "weight": source.weight,
             "max_concurrency": source.max_concurrency or self.max_concurrency,
-            "credentials": source.auth.make_credentials() if source.auth else None,
+            "credentials": source.make_credentials(),
         }
 
 
@@ -318,3 +335,6 @@ class PoolContext(Struct, frozen=True):
     """Parses the files that list workers."""
     retry_counters: MutableMapping[frozenset[str], Any] | None = None
     """The ``retry.RetryCounters`` of each set of workers. All pools share them."""
+    build_health_requests: Callable[[], Mapping[str, UpstreamRequest]] = dict
+    """Builds the health request of each protocol that workers may speak, by its name, to name the
+    right one in the log."""

@@ -1,4 +1,17 @@
-"""The workers of a pool, their slots, and the queue of requests that wait for a slot."""
+"""The workers of a pool, their slots, and the queue of requests that wait for a slot.
+
+A request gets a slot at once if a worker that it may use has one, by the load balancing policy;
+otherwise it waits, in the order of priority and arrival. A freed slot is assigned to the first in
+the queue that may use it, before any newcomer. A timer looks again while requests wait, since
+workers come back by time alone.
+
+What must never happen:
+
+- A slot that is lost or counted twice: a request that was cancelled just as it got its slot gives
+  it back, and a worker that left the pool keeps its count until its last request has ended.
+- A request that waits although a worker is free, or is overtaken by a later one of its priority.
+- All workers out at once by a fault of the requests: if too few are healthy, health is ignored.
+"""
 
 import asyncio
 import copy
@@ -62,6 +75,8 @@ class WorkerReport(Struct, frozen=True):
     error: str
     weight: float
     out_reason: OutReason = ""
+    model_limits: dict[str, int] = field(default_factory=dict[str, int])
+    """The concurrency limits of models that it refused not long ago: see ``record_failure``."""
 
 
 class AttemptWaiter(Protocol):
@@ -80,6 +95,7 @@ class WorkerState(Struct, eq=False):
     clock: Clock
     latency_average: PeakEwma = field(default_factory=PeakEwma)
     in_flight: int = 0
+    in_flight_by_model: dict[str, int] = field(default_factory=dict[str, int])
     removed: bool = False
     model_limits_from: set[str] = field(default_factory=set[str])
     """The models whose metadata was read since it was last out."""
@@ -93,6 +109,12 @@ class WorkerState(Struct, eq=False):
     """The models of which an implausible usage was logged."""
     waiting_attempts: set[AttemptWaiter] = field(default_factory=set[AttemptWaiter])
     """The attempts without a response yet."""
+
+    def __repr__(self) -> str:
+        removed = ", removed" if self.removed else ""
+        return (
+            f"<WorkerState {self.name}, {self.logged_state}, {self.in_flight} in flight{removed}>"
+        )
 
     @property
     def name(self) -> str:
@@ -111,21 +133,29 @@ class WorkerState(Struct, eq=False):
 
     @property
     def limit(self) -> int | None:
-        """The current concurrency limit."""
+        """The current concurrency limit, with those of models if no other model is in flight."""
+        limits = self.health.get_limits()
+        if not limits or not limits.keys() >= self.in_flight_by_model.keys():
+            return self.total_limit
+        limit, of_models = self.total_limit, sum(limits.values())
+        return of_models if limit is None else min(limit, of_models)
+
+    @property
+    def total_limit(self) -> int | None:
+        """The concurrency limit of all models together: as configured and announced."""
         limit = self.config.max_concurrency
         if self.model_limits:
             announced = max(self.model_limits.values())
             limit = announced if limit is None else min(limit, announced)
-        return self.health.get_limit(limit, self.in_flight)
+        return limit
 
-    def has_room(self) -> bool:
-        """Whether a slot is free."""
-        limit = (
-            self.limit
-            if self.model_limits or not self.health.healthy
-            else self.config.max_concurrency
-        )
-        return limit is None or self.in_flight < limit
+    def has_room(self, model: str = "") -> bool:
+        """Whether a slot for this model is free."""
+        limit = self.total_limit
+        if limit is not None and self.in_flight >= limit:
+            return False
+        limit = self.health.get_limit(model)
+        return limit is None or self.in_flight_by_model.get(model, 0) < limit
 
     # --- outcomes ---------------------------------------------------------------------------------
 
@@ -134,14 +164,18 @@ class WorkerState(Struct, eq=False):
         self.health.record_connected(self.clock())
         self._log_state_change()
 
-    def record_success(self) -> None:
-        """The worker completed a response."""
-        self.health.record_success(self.clock())
+    def record_success(self, model: str = "") -> None:
+        """The worker completed a response of ``model``."""
+        self.health.record_success(self.clock(), model)
         if self.logged_state != "up" or not self.health.healthy:
             self._log_state_change()
 
-    def record_failure(self, error: GatewayError, *, overloaded: bool = False) -> None:
+    def record_failure(
+        self, error: GatewayError, *, overloaded: bool = False, model: str = ""
+    ) -> None:
         """An attempt failed with ``error``; ``overloaded``: the worker reported overload.
+
+        Overload is that of ``model`` only.
 
         A client error counts as a success; an expired deadline of the request as neither.
         """
@@ -151,16 +185,20 @@ class WorkerState(Struct, eq=False):
             case WorkerUnreachable():
                 self.health.record_connect_failure(now)
             case RateLimitExceeded() | Overloaded() if overloaded:
-                self.health.get_limit(None, self.in_flight)  # the limit shrinks from this
-                self.health.record_rate_limit(now, error.retry_after)
+                in_flight = self.in_flight_by_model.get(model, 0)
+                self.health.record_rate_limit(
+                    now, error.retry_after, model=model, in_flight=in_flight
+                )
             case WorkerFailed(status=int() as status) if status in _CLIENT_ERROR_STATUSES:
                 pass  # the worker is healthy, the request was wrong
             case UnknownFinishReason():
-                self.health.record_success(now)  # a whole answer, whose last word nobody has listed
+                self.health.record_success(
+                    now, model
+                )  # a whole answer, whose last word nobody has listed
             case Overloaded() | WorkerError() | DeadlineExceeded(phase="first_token" | "idle"):
                 self.health.record_failure(now)
             case ClientError():
-                self.health.record_success(now)
+                self.health.record_success(now, model)
             case _:
                 return
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
@@ -203,6 +241,7 @@ class WorkerState(Struct, eq=False):
             error=self.last_error,
             weight=self.weight,
             out_reason=self.health.get_out_reason(now),
+            model_limits=self.health.get_limits(),
         )
 
     def _log_state_change(self, reason: object = None) -> None:
@@ -263,7 +302,7 @@ class PoolLimits(Struct, frozen=True):
 
 
 class SelectionCriteria(Struct, frozen=True):
-    """What a request requires of a worker. ``tried_keys`` are excluded.
+    """What a request for ``model`` requires of a worker. ``tried_keys`` are excluded.
 
     ``priority``: lower first. ``preempt`` ends a request that must free its slot for others.
     """
@@ -272,6 +311,7 @@ class SelectionCriteria(Struct, frozen=True):
     routing_key: RoutingKey = RoutingKey()
     priority: int = DEFAULT_PRIORITY
     preempt: Callable[[], None] | None = None
+    model: str = ""
 
 
 ANY_WORKER: Final = SelectionCriteria()
@@ -283,6 +323,7 @@ class WorkerSlot(Struct, eq=False):
 
     worker: WorkerState
     acquired_at: float
+    model: str = ""
 
 
 class _QueuedRequest(Struct, eq=False):
@@ -329,6 +370,12 @@ class WorkerPool:
         self._average_slot_time: float | None = None
         """The smoothed average of the slot times in seconds."""
         self.replace_workers(workers)
+
+    def __repr__(self) -> str:
+        return (
+            f"<WorkerPool {len(self._workers)} workers, {self._in_flight} requests in flight,"
+            f" {len(self._queue)} queued>"
+        )
 
     @property
     def workers(self) -> Sequence[WorkerState]:
@@ -397,7 +444,7 @@ class WorkerPool:
     def select_available(self, criteria: SelectionCriteria) -> Sequence[WorkerState]:
         """The available workers, whether or not a slot is free."""
         available = select_available(
-            self._workers, self._clock(), self._limits.health.panic_threshold
+            self._workers, self._clock(), self._limits.health.panic_threshold, criteria.model
         )
         return [worker for worker in available if worker.key not in criteria.tried_keys]
 
@@ -478,9 +525,11 @@ class WorkerPool:
         if not free:
             return None
         worker = free[0] if len(free) == 1 else self._policy.pick_worker(free, criteria.routing_key)
+        model, running = criteria.model, worker.in_flight_by_model
         worker.in_flight += 1
+        running[model] = running.get(model, 0) + 1
         self._in_flight += 1
-        slot = WorkerSlot(worker, now)
+        slot = WorkerSlot(worker, now, model)
         if criteria.preempt is not None:
             self._preemptible[slot] = criteria.preempt
         return slot
@@ -494,19 +543,25 @@ class WorkerPool:
         for worker in self._workers:
             if not worker.health.healthy:
                 break
-            limit = worker.limit if worker.model_limits else worker.config.max_concurrency
+            limit = worker.total_limit if worker.model_limits else worker.config.max_concurrency
             if (limit is None or worker.in_flight < limit) and worker.key not in tried:
                 free.append(worker)
         else:
             return free
-        available = select_available(self._workers, now, limits.health.panic_threshold)
-        return [one for one in available if one.key not in tried and one.has_room()]
+        model = criteria.model
+        available = select_available(self._workers, now, limits.health.panic_threshold, model)
+        return [one for one in available if one.key not in tried and one.has_room(model)]
 
     def _free_slot(self, slot: WorkerSlot) -> None:
         worker = slot.worker
         if self._preemptible:
             self._preemptible.pop(slot, None)
+        model, running = slot.model, worker.in_flight_by_model
         worker.in_flight -= 1
+        if running[model] > 1:
+            running[model] -= 1
+        else:
+            del running[model]
         self._in_flight -= 1
         if worker.removed and not worker.in_flight:
             self._workers_by_url.pop(worker.config.url, None)
@@ -544,17 +599,24 @@ class WorkerPool:
     def _serve_queue(self) -> None:
         """Assign free slots to waiting requests, in order.
 
-        If there is no slot for a request that accepts any worker, there is none for later ones.
+        If there is no slot for a request that accepts any worker, there is none for later ones of
+        the same model; nor for those of other models, unless workers limit models.
         """
         now = self._clock()
+        full_models: set[str] = set()
         for waiter in self._queue:
+            criteria = waiter.criteria
             if waiter.slot.done():  # its task was cancelled and has not run since
                 continue
-            slot = self._acquire_now(waiter.criteria, now)
+            if full_models and criteria.model in full_models:
+                continue
+            slot = self._acquire_now(criteria, now)
             if slot is not None:
                 waiter.slot.set_result(slot)
-            elif not waiter.criteria.tried_keys:
-                break
+            elif not criteria.tried_keys:
+                if not any(worker.health.limits_models for worker in self._workers):
+                    break
+                full_models.add(criteria.model)
         if self._queue:
             self._queue = [one for one in self._queue if not one.slot.done()]
 

@@ -2,10 +2,15 @@
 
 In the gateway's process (imports no torch):
 
-backend            the Backend: starts and supervises the engine process
+backend            the Backend: supervises the engine process, restarts it, streams its events
+engine_client      starts the engine process; its commands, events and end
 settings           the settings of a local model
 model_files        finds the files of a model, and their task
-ipc                messages between the two processes; core requests to commands, events to core
+packed_formats     how the weights of a checkpoint are quantized
+prompt_lookup      likely next tokens, from earlier ones
+ipc                messages between the two processes
+commands           core requests to commands
+events             events of the engine to core events
 
 In the engine process:
 
@@ -22,6 +27,9 @@ kv_cache           blocks of keys and values: shared, cached, evicted
 attention          attention of each row over its own past, independent of the batch
 model              a packed forward pass over many rows; fused and 8-bit layers
 model_check        a check of the whole model at load, against the family's own attention
+quantized_weights  layers whose weights stay quantized, with 4 or 8 bits
+gguf_file          the tensors of a GGUF file
+packed_checkpoint  the tensors of a GPTQ, AWQ or compressed-tensors checkpoint
 loader             downloads, converts and loads models
 loaded_model       a forward pass, a tokenizer and an input processor
 tokenization       prompts to token ids; checks of parameters

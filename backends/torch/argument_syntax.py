@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from backends.torch.grammar_source import ANY_TEXT, GrammarWriter
 from backends.torch.rejection import RequestRejectedError
+from protocols.core.json_text import decode_json
 
-Schema = Mapping[str, Any]
+_Schema = Mapping[str, Any]
 _MAX_DEPTH: Final = 8
 """References that are followed in a schema of one argument."""
 _ANNOTATIONS: Final = frozenset(
@@ -36,7 +37,7 @@ class ArgumentSyntax(Struct, frozen=True):
         """All marks, one after another; they may be special tokens."""
         return ""
 
-    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+    def read(self, text: str, schema: _Schema) -> dict[str, Any]:
         """The arguments. Raises ValueError or another error of parsing."""
         raise NotImplementedError
 
@@ -44,7 +45,7 @@ class ArgumentSyntax(Struct, frozen=True):
         """The text of arguments that are given as JSON."""
         raise NotImplementedError
 
-    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+    def build_rule(self, writer: GrammarWriter, schema: _Schema, *, strict: bool) -> str:
         """The expression of arguments with this schema. Raises RequestRejectedError."""
         raise NotImplementedError
 
@@ -52,16 +53,16 @@ class ArgumentSyntax(Struct, frozen=True):
 class JsonArguments(ArgumentSyntax, frozen=True):
     """A JSON object."""
 
-    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+    def read(self, text: str, schema: _Schema) -> dict[str, Any]:
         """See ``ArgumentSyntax``."""
         del schema
-        return read_object(msgspec.json.decode(text.strip() or "{}"))
+        return read_object(decode_json(text.strip() or "{}"))
 
     def write(self, arguments: str) -> str:
         """See ``ArgumentSyntax``."""
         return arguments
 
-    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+    def build_rule(self, writer: GrammarWriter, schema: _Schema, *, strict: bool) -> str:
         """See ``ArgumentSyntax``."""
         return writer.add_schema(schema, strict=strict)
 
@@ -75,31 +76,54 @@ class TagArguments(ArgumentSyntax, frozen=True):
 
     opening: str
     closing: str
+    item: str = ""
+    """The tag of an entry of a list, in formats that write lists and objects as tags, too."""
 
     @property
     def texts(self) -> str:
         """See ``ArgumentSyntax``."""
         return self.opening + self.closing
 
-    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+    def read(self, text: str, schema: _Schema) -> dict[str, Any]:
         """See ``ArgumentSyntax``."""
+        return self._read_object(text, schema, schema, 0)
+
+    def _read_object(self, text: str, schema: _Schema, root: _Schema, depth: int) -> dict[str, Any]:
+        return {
+            key: self._read_argument(value, get_property(schema, key), root, kind, depth)
+            for key, value, kind in self._split(text)
+        }
+
+    def _read_argument(
+        self, text: str, declared: Any, root: _Schema, kind: str | None, depth: int
+    ) -> Any:
+        """A value, which may be of tags if the format has nested ones. Raises ValueError."""
+        if not self.item or not text.lstrip().startswith(self.opening.partition("{key}")[0]):
+            return _read_value(text, declared, root, kind)
+        if depth > _MAX_DEPTH:
+            raise ValueError("the arguments are nested too deeply")
+        branches = list_branches(declared, root)
+        parts = self._split(text)
+        if all(key == self.item for key, _, _ in parts) and not any(
+            get_property(one, self.item) for one in branches
+        ):
+            items = next((one["items"] for one in branches if "items" in one), None)
+            return [self._read_argument(part, items, root, None, depth + 1) for _, part, _ in parts]
+        objects = [one for one in branches if "properties" in one]
+        return self._read_object(text, objects[0] if objects else {}, root, depth + 1)
+
+    def _split(self, text: str) -> list[tuple[str, str, str | None]]:
+        """The key, value and JSON type of each tag. Raises ValueError for text between them."""
         pattern = self._build_pattern()
         if pattern.sub("", text).strip():
             raise ValueError("text between the arguments")
-        arguments: dict[str, Any] = {}
+        parts = []
         for match in pattern.finditer(text):
-            marks, key = match.groupdict(), match["key"].strip()
-            declared = marks.get("type") or {"true": "string", "false": "json"}.get(
-                marks.get("is_string") or ""
-            )
-            value = _CDATA.fullmatch(match["value"])
-            arguments[key] = _read_value(
-                match["value"] if value is None else value[1],
-                get_property(schema, key),
-                schema,
-                declared,
-            )
-        return arguments
+            marks, data = match.groupdict(), _CDATA.fullmatch(match["value"])
+            is_string = marks.get("is_string") or ""
+            kind = marks.get("type") or {"true": "string", "false": "json"}.get(is_string)
+            parts.append((match["key"].strip(), match["value"] if data is None else data[1], kind))
+        return parts
 
     def _build_pattern(self) -> re.Pattern[str]:
         marks = {
@@ -116,7 +140,7 @@ class TagArguments(ArgumentSyntax, frozen=True):
 
     def write(self, arguments: str) -> str:
         """See ``ArgumentSyntax``."""
-        values = read_object(msgspec.json.decode(arguments))
+        values = read_object(decode_json(arguments))
         return "".join(
             self._write_opening(key, _get_type(value))
             + (value if isinstance(value, str) else write_json(value))
@@ -129,7 +153,7 @@ class TagArguments(ArgumentSyntax, frozen=True):
         text = self.opening.replace("{key}", key).replace("{is_string}", is_string)
         return text.replace("{type}", "number" if kind == "integer" else kind)
 
-    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+    def build_rule(self, writer: GrammarWriter, schema: _Schema, *, strict: bool) -> str:
         """See ``ArgumentSyntax``."""
         check_keys(schema, _OBJECT_KEYS, strict=strict)
         pieces = []
@@ -152,7 +176,7 @@ class TagArguments(ArgumentSyntax, frozen=True):
 
 
 def _write_raw_values(
-    writer: GrammarWriter, branches: Sequence[Schema], root: Schema, closing: str, *, strict: bool
+    writer: GrammarWriter, branches: Sequence[_Schema], root: _Schema, closing: str, *, strict: bool
 ) -> Iterable[tuple[str, str]]:
     """The JSON type and the expression of each kind of value with its closing mark."""
     texts = [one for one in branches if is_free_string(one)]
@@ -171,7 +195,7 @@ def _write_raw_values(
 class PythonArguments(ArgumentSyntax, frozen=True):
     """Named Python literals: ``a="x", n=2``; ``true``, ``false`` and ``null`` are read, too."""
 
-    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+    def read(self, text: str, schema: _Schema) -> dict[str, Any]:
         """See ``ArgumentSyntax``."""
         del schema
         call = ast.parse(f"f({text})", mode="eval").body
@@ -181,10 +205,10 @@ class PythonArguments(ArgumentSyntax, frozen=True):
 
     def write(self, arguments: str) -> str:
         """See ``ArgumentSyntax``."""
-        values = read_object(msgspec.json.decode(arguments))
+        values = read_object(decode_json(arguments))
         return ", ".join(f"{key}={_write_python(value)}" for key, value in values.items())
 
-    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+    def build_rule(self, writer: GrammarWriter, schema: _Schema, *, strict: bool) -> str:
         """See ``ArgumentSyntax``."""
         check_keys(schema, _OBJECT_KEYS, strict=strict)
         needed, optional = list[str](), list[str]()
@@ -205,7 +229,7 @@ def _write_python(value: Any) -> str:
 
 
 def _write_python_branch(
-    writer: GrammarWriter, branch: Schema, root: Schema, *, strict: bool
+    writer: GrammarWriter, branch: _Schema, root: _Schema, *, strict: bool
 ) -> str:
     if "const" in branch:
         return writer.quote(_write_python(branch["const"]))
@@ -233,7 +257,7 @@ class GemmaArguments(ArgumentSyntax, frozen=True):
         """See ``ArgumentSyntax``."""
         return self.quote
 
-    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+    def read(self, text: str, schema: _Schema) -> dict[str, Any]:
         """See ``ArgumentSyntax``."""
         del schema
         strings: list[str] = []
@@ -250,11 +274,11 @@ class GemmaArguments(ArgumentSyntax, frozen=True):
             r"(?<=[:,\[])\s*(None|True|False)\b", lambda found: _PYTHON_WORDS[found[1]], body
         )
         body = re.sub("\0(\\d+)\0", lambda found: strings[int(found[1])], body)
-        return read_object(msgspec.json.decode(body))
+        return read_object(decode_json(body))
 
     def write(self, arguments: str) -> str:
         """See ``ArgumentSyntax``."""
-        return self.write_value(msgspec.json.decode(arguments))
+        return self.write_value(decode_json(arguments))
 
     def write_value(self, value: Any) -> str:
         """A value as the model writes it."""
@@ -268,7 +292,7 @@ class GemmaArguments(ArgumentSyntax, frozen=True):
             case _:
                 return write_json(value)
 
-    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+    def build_rule(self, writer: GrammarWriter, schema: _Schema, *, strict: bool) -> str:
         """See ``ArgumentSyntax``."""
         return _GemmaWriter(writer, self, schema, strict=strict).build_object(schema, 0)
 
@@ -277,17 +301,17 @@ class _GemmaWriter:
     """Writes the grammar of one function's arguments."""
 
     def __init__(
-        self, writer: GrammarWriter, syntax: GemmaArguments, root: Schema, *, strict: bool
+        self, writer: GrammarWriter, syntax: GemmaArguments, root: _Schema, *, strict: bool
     ) -> None:
         self._writer = writer
         self._syntax = syntax
         self._root = root
         self._strict = strict
         self._any_value: str | None = None
-        self._containers: dict[int, tuple[Schema, str]] = {}
+        self._containers: dict[int, tuple[_Schema, str]] = {}
         """Each schema of an object or array with its rule, by its id while it is kept here."""
 
-    def build_object(self, schema: Schema, depth: int) -> str:
+    def build_object(self, schema: _Schema, depth: int) -> str:
         """The expression of an object."""
         if depth > _MAX_DEPTH:
             raise RequestRejectedError("unsupported", "the schema is nested too deeply")
@@ -305,7 +329,7 @@ class _GemmaWriter:
         branches = list_branches(schema, self._root)
         return self._writer.add_choice(self._build_branch(one, depth) for one in branches)
 
-    def _build_branch(self, branch: Schema, depth: int) -> str:
+    def _build_branch(self, branch: _Schema, depth: int) -> str:
         if "const" in branch:
             return self._writer.quote(self._syntax.write_value(branch["const"]))
         match branch.get("type"):
@@ -319,7 +343,7 @@ class _GemmaWriter:
                 schema = add_definitions(branch, self._root)
                 return self._writer.add_schema(schema, strict=self._strict)
 
-    def _build_container(self, branch: Schema, depth: int) -> str:
+    def _build_container(self, branch: _Schema, depth: int) -> str:
         """The rule of an object or array, one for each schema, so that it may contain itself."""
         if id(branch) not in self._containers:
             name = self._writer.reserve_rule()
@@ -328,7 +352,7 @@ class _GemmaWriter:
             self._writer.set_rule(name, build(branch, depth))
         return self._containers[id(branch)][1]
 
-    def _build_array(self, branch: Schema, depth: int) -> str:
+    def _build_array(self, branch: _Schema, depth: int) -> str:
         check_keys(branch, _ARRAY_KEYS, strict=self._strict)
         item = self._build_value(branch.get("items"), depth)
         low, high = branch.get("minItems", 0), branch.get("maxItems")
@@ -359,7 +383,7 @@ class _GemmaWriter:
 # --- schemas of arguments -----------------------------------------------------------------------
 
 
-def list_properties(schema: Schema) -> list[tuple[str, bool]]:
+def list_properties(schema: _Schema) -> list[tuple[str, bool]]:
     """The names of the arguments, and whether they are required."""
     properties, required = schema.get("properties"), schema.get("required")
     names = list(properties) if isinstance(properties, dict) else []
@@ -367,23 +391,23 @@ def list_properties(schema: Schema) -> list[tuple[str, bool]]:
     return [(name, name in needed) for name in dict.fromkeys([*names, *needed])]
 
 
-def get_property(schema: Schema, key: str) -> Any:
+def get_property(schema: _Schema, key: str) -> Any:
     """The schema of an argument; None if it has none."""
     properties = schema.get("properties")
     return properties.get(key) if isinstance(properties, dict) else None
 
 
-def allows_other_properties(schema: Schema) -> bool:
+def allows_other_properties(schema: _Schema) -> bool:
     """Whether further arguments are expected: only said so, or if none is named."""
     return bool(schema.get("additionalProperties", not schema.get("properties")))
 
 
-def list_branches(schema: Any, root: Schema) -> list[Schema]:
+def list_branches(schema: Any, root: _Schema) -> list[_Schema]:
     """The alternatives of a schema, each with at most one type, or with one value (``const``)."""
     return _list_branches(schema, root, set(), 0) or [{}]
 
 
-def _list_branches(schema: Any, root: Schema, seen: set[str], depth: int) -> list[Schema]:
+def _list_branches(schema: Any, root: _Schema, seen: set[str], depth: int) -> list[_Schema]:
     """The alternatives; a reference that was ``seen`` adds none, so that the cost stays linear."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return [{}]
@@ -407,7 +431,7 @@ def _list_branches(schema: Any, root: Schema, seen: set[str], depth: int) -> lis
     return [schema]
 
 
-def _resolve_reference(reference: str, root: Schema) -> Any:
+def _resolve_reference(reference: str, root: _Schema) -> Any:
     found: Any = root
     for step in reference.removeprefix("#").strip("/").split("/"):
         name = step.replace("~1", "/").replace("~0", "~")
@@ -415,12 +439,12 @@ def _resolve_reference(reference: str, root: Schema) -> Any:
     return found
 
 
-def is_free_string(branch: Schema) -> bool:
+def is_free_string(branch: _Schema) -> bool:
     """Whether a value may be any string, or a string of some length."""
     return "const" not in branch and branch.get("type", "string") == "string"
 
 
-def build_length_pattern(branches: Sequence[Schema], *, strict: bool) -> str:
+def build_length_pattern(branches: Sequence[_Schema], *, strict: bool) -> str:
     """The pattern of a string without quotes. Raises RequestRejectedError."""
     for branch in branches:
         check_keys(branch, _STRING_KEYS, strict=strict)
@@ -430,7 +454,7 @@ def build_length_pattern(branches: Sequence[Schema], *, strict: bool) -> str:
     return rf"(.|\n){{{low},{high}}}" if low or high != "" else ANY_TEXT
 
 
-def check_keys(schema: Schema, known: frozenset[str], *, strict: bool) -> None:
+def check_keys(schema: _Schema, known: frozenset[str], *, strict: bool) -> None:
     """Raises RequestRejectedError for keys that are not enforced, if a function is strict."""
     if strict and (unknown := sorted(schema.keys() - known)):
         raise RequestRejectedError(
@@ -441,7 +465,7 @@ def check_keys(schema: Schema, known: frozenset[str], *, strict: bool) -> None:
         )
 
 
-def add_definitions(schema: Schema, root: Schema) -> Schema:
+def add_definitions(schema: _Schema, root: _Schema) -> _Schema:
     """A part of a schema with the definitions that it may refer to."""
     named = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return {**named, **schema}
@@ -479,7 +503,7 @@ def read_keywords(call: ast.Call) -> dict[str, Any]:
     return {str(one.arg): ast.literal_eval(_Constants().visit(one.value)) for one in call.keywords}
 
 
-def _read_value(text: str, declared: Any, root: Schema, kind: str | None) -> Any:
+def _read_value(text: str, declared: Any, root: _Schema, kind: str | None) -> Any:
     """An argument's value: JSON if its schema, or ``kind`` of its mark, has another type."""
     if kind == "string":
         return text
@@ -502,7 +526,7 @@ def _read_value(text: str, declared: Any, root: Schema, kind: str | None) -> Any
 def _decode_value(text: str, types: set[str]) -> Any:
     """JSON, or a Python literal of these types, as chat templates write some. Raises ValueError."""
     try:
-        return msgspec.json.decode(text)
+        return decode_json(text)
     except msgspec.DecodeError:
         value = ast.literal_eval(text.strip())
         if _get_type(value) not in types - {"string", "integer", "number"}:

@@ -1,19 +1,19 @@
 """The torch backend: supervises the engine process and streams its events.
 
 If the process dies after a good start, its requests fail and it is restarted with exponential
-backoff. A model that can't be loaded is not tried again, whatever the reason: the same error would
-come again, and requests would wait for it.
+backoff. A model that can't be loaded is not restarted, whatever the reason: the same error would
+come again, and requests would wait for it. One that is loaded on demand is tried again at a request
+after a pause: what it lacked, as free memory, may be there by then.
 """
 
 import asyncio
-import itertools
 import logging
-import os
+import math
+import re
 import signal
-import socket
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,28 +21,19 @@ import msgspec
 from backends.interfaces import (
     Backend,
     BackendRequest,
+    Deadline,
     EventSink,
     PreparedRequest,
     RequestContext,
     StreamItems,
 )
-from backends.torch import ipc
-from backends.torch.ipc import (
-    IPC_VERSION,
-    CancelCommand,
-    EngineCommand,
-    EngineEvent,
-    EngineStats,
-    HeartbeatEvent,
-    LoadFailedEvent,
-    ProgressEvent,
-    ReadyEvent,
-    decode_events,
-    encode_frame,
-    read_body_length,
-)
-from backends.torch.model_features import ModelFeatures
+from backends.model_memory import ModelMemory
+from backends.torch import commands, events, ipc
+from backends.torch.engine_client import EngineEventQueue, EngineProcess
+from backends.torch.model_files import estimate_memory
 from backends.torch.settings import TorchSettings
+from protocols.core.call_arguments import find_half_written_calls
+from protocols.core.catalog import ModelFeatures, ModelState
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -63,193 +54,27 @@ from protocols.core.request import (
     TokenizeRequest,
 )
 
-# The engine process, seen from the gateway: start, commands, events, end.
-
-MAX_SILENCE = 15.0
-"""Seconds without a heartbeat after which a ready process is killed. A thread of the process sends
-one each second."""
-MAX_STEP_SECONDS = 300.0
-"""Seconds after which a step counts as stuck. A large model on a slow machine takes long."""
-_EXIT_TIMEOUT = 5.0
-"""Seconds until a process that does not exit is killed."""
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_ENVIRONMENT = {
-    # OpenMP threads that spin while they wait take the cores from the gateway: twice the CPU time
-    # of a token with one row, and far fewer tokens on a busy machine.
-    "GOMP_SPINCOUNT": "1000",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TQDM_DISABLE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
-
-EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
-"""Events of one request, in batches; None: the process has ended."""
-
-
-class EngineProcess:
-    """One run of the engine process."""
-
-    def __init__(self, settings: TorchSettings) -> None:
-        self._settings = settings
-        self._subprocess: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._queues: dict[int, EngineEventQueue] = {}
-        self._request_ids = itertools.count(1)
-        self.ready: ReadyEvent | None = None
-        self.load_error: str | None = None
-        """Why the model can't be loaded; a restart would not help."""
-        self.active = 0
-        self.waiting = 0
-        self.stats = EngineStats()
-        self._unresponsive = False
-
-    @property
-    def pid(self) -> int | None:
-        """The process id, once started."""
-        return None if self._subprocess is None else self._subprocess.pid
-
-    async def start(self) -> None:
-        """Start the process. It ends when the gateway's end of the socket closes."""
-        ours, theirs = socket.socketpair()
-        try:
-            path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
-            self._subprocess = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "backends.torch.engine_process",
-                str(theirs.fileno()),
-                msgspec.json.encode(self._settings).decode(),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": path},
-                start_new_session=True,
-            )
-            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-
-    async def read_events(self, ready: asyncio.Event) -> None:
-        """Dispatch events until the process ends. Sets ``ready`` when the model is loaded."""
-        if self._reader is None:
-            return
-        try:
-            while True:
-                async with asyncio.timeout(MAX_SILENCE if self.ready else None):
-                    length = read_body_length(await self._reader.readexactly(4))
-                    body = await self._reader.readexactly(length)
-                self._dispatch_events(decode_events(body))
-                if self.ready is not None:
-                    ready.set()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        except (TimeoutError, ValueError, msgspec.MsgspecError):
-            self._unresponsive = True
-            _log.exception("engine process of %s does not respond", self._settings.path)
-
-    def _dispatch_events(self, news: Sequence[EngineEvent]) -> None:
-        """Dispatch events; consecutive events of one request form one batch."""
-        for job, told in itertools.groupby(news, key=lambda one: getattr(one, "request_id", None)):
-            if job is None:
-                for one in told:
-                    self._handle_event(one)
-            elif inbox := self._queues.get(job):
-                inbox.put_nowait(list(told))
-
-    def _handle_event(self, news: EngineEvent) -> None:
-        match news:
-            case ProgressEvent(text):
-                _log.info("%s", text)
-            case ReadyEvent(task, protocol, context, device, cache_bytes=memory):
-                if protocol != IPC_VERSION:
-                    self.load_error = "the engine process has another version than the gateway"
-                    return
-                self.ready = news
-                _log.info(
-                    "%s is ready: %s on %s, context of %d tokens, KV cache of %d MB",
-                    self._settings.path,
-                    task,
-                    device,
-                    context,
-                    memory >> 20,
-                )
-                if news.features is not None:
-                    _log_features(self._settings.path, news.features)
-            case LoadFailedEvent(text):
-                self.load_error = text
-            case HeartbeatEvent(rows, waiting, busy, figures):
-                self.active, self.waiting, self.stats = rows, waiting, figures
-                if busy > MAX_STEP_SECONDS:
-                    raise TimeoutError(f"a step of the engine takes {busy:.0f} s")
-            case _:
-                pass
-
-    def open_request(self) -> tuple[int, EngineEventQueue]:
-        """An id for a new request, and the queue of its events."""
-        number = next(self._request_ids)
-        inbox: EngineEventQueue = asyncio.Queue()
-        self._queues[number] = inbox
-        return number, inbox
-
-    def close_request(self, number: int, *, cancel: bool) -> None:
-        """End a request; ``cancel`` stops its generation."""
-        if self._queues.pop(number, None) is not None and cancel:
-            self.send(CancelCommand(number))
-
-    def send(self, order: EngineCommand) -> None:
-        """Send a command. It is dropped if the process has ended."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode_frame([order]))
-
-    async def stop_process(self) -> None:
-        """End the process, and all its requests."""
-        for inbox in self._queues.values():
-            inbox.put_nowait(None)
-        self._queues.clear()
-        if self._writer is not None:
-            self._writer.close()
-        if self._subprocess is None or self._subprocess.returncode is not None:
-            return
-        try:
-            async with asyncio.timeout(0 if self._unresponsive else _EXIT_TIMEOUT):
-                await self._subprocess.wait()
-        except TimeoutError:
-            self._subprocess.kill()
-            await self._subprocess.wait()
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code; negative: a signal."""
-        return None if self._subprocess is None else self._subprocess.returncode
-
-
 _log = logging.getLogger(__name__)
 
+_ABSOLUTE_PATH = re.compile(r"(?<![\w./~-])(?:~?/[^\s/'\",:;()]+)*/([^\s/'\",:;()]+)")
+"""Its last part is group 1."""
 _RESTART_DELAY = 0.5
 _MAX_RESTART_DELAY = 30.0
 _CREDIT_BATCH = 128
 """Tokens per credit message."""
+_LOAD_RETRY_AFTER = 5.0
+"""When a client may try again that could not wait for the model to be loaded, in seconds."""
+_LOAD_LOG_PAUSE = 5.0
+"""Seconds between two lines of the log that tell how far a model is loaded."""
+_LOAD_RETRY_PAUSE = 30.0
+"""Seconds after which a model that could not be loaded on demand is tried again."""
+_MAX_LOAD_SECONDS = 600.0
+"""How long a request without content waits for its model to be loaded."""
+_LONGEST_TIMER = 1e8
+_PROCESS_BYTES = 512 << 20
+"""About what the engine process takes without a model."""
 _LOWEST_PRIORITY = 255
 """The priority of shadow traffic."""
-
-
-def _log_features(path: str, features: ModelFeatures) -> None:
-    """Say what the model is understood to support."""
-    if features.tool_calls is None:
-        _log.warning("%s: tool calls are not understood: %s", path, features.problem)
-    _log.info(
-        "%s: tool calls %s (found by: %s), enforced %s; reasoning %s",
-        path,
-        features.tool_calls or "not understood",
-        features.found_by or "nothing",
-        features.enforced,
-        features.reasoning or "none",
-    )
 
 
 class TorchBackend(Backend):
@@ -258,30 +83,100 @@ class TorchBackend(Backend):
     computes_choices = True
     """See ``backends.interfaces.ComputesChoices``."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        memory: ModelMemory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> None:
+        """``memory`` is shared by all models that are loaded on demand."""
         self._settings = msgspec.convert(settings, TorchSettings)
+        self._memory = memory or ModelMemory()
+        self._clock = clock
         self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
-        """Set while the process accepts requests, or when loading has failed for good."""
+        """Set while the process accepts requests, or when loading has failed."""
         self._load_error: str | None = None
+        self._retry_at = math.inf
+        """When a model that could not be loaded is tried again, if a request wants it."""
         self._supervisor_task: asyncio.Task[None] | None = None
+        self._unload_task: asyncio.Task[None] | None = None
         self._restarts = 0
+        self._load_started_at = 0.0
+        self._was_loaded = False
+        self._features: ModelFeatures | None = None
+        self._estimates: dict[str, int] = {}
+        """By device, about how much memory the model takes there."""
+        self._size = 0
+        """The memory that the model took when it was loaded last."""
+        self._waiting = 0
+        """The requests that wait for the model to be loaded."""
+        self._changed = asyncio.Event()
+        """Set when ``_waiting``, the requests of the process or ``_ready`` change."""
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._keep_alive: float | None = None
+        """How long the last request wanted the model to stay, also after a restart."""
+        self.last_used = 0.0
+        """See ``backends.model_memory.LoadableModel``."""
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """Whether the model is loaded at its first request."""
+        return self._settings.keep_alive is not None
 
     @property
     def ready(self) -> bool:
-        """Whether the model is loaded."""
-        return self._ready.is_set() and self._load_error is None
+        """Whether the model is loaded, or will be at the next request."""
+        return self.failure is None and (self.loads_on_demand or self._ready.is_set())
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is in memory and accepts requests."""
+        return self._load_error is None and self._ready.is_set()
+
+    @property
+    def idle(self) -> bool:
+        """See ``backends.model_memory.LoadableModel``."""
+        return not self._waiting and not (self._process and self._process.request_count)
 
     @property
     def failure(self) -> str | None:
-        """See ``backends.interfaces.ReportsFailure``: why the model can't be loaded."""
-        return self._load_error
+        """See ``backends.interfaces.ReportsFailure``: why the model can't be loaded now."""
+        return None if self._clock() >= self._retry_at else self._load_error
+
+    @property
+    def loading(self) -> str | None:
+        """See ``backends.interfaces.ReportsLoading``: none for a load that requests wait for."""
+        if self.loads_on_demand or self._was_loaded or self._ready.is_set():
+            return None
+        return _ABSOLUTE_PATH.sub(r"\1", self._describe_load())
+
+    def _describe_load(self) -> str:
+        if self._process is None:
+            return "waiting to be started"
+        seconds = self._clock() - self._load_started_at
+        return f"{self._process.progress} (for {seconds:.0f} s)"
 
     @property
     def features(self) -> ModelFeatures | None:
-        """What the model is understood to support; None while it is not loaded."""
+        """What the model is understood to support; None before it has been loaded once."""
         ready = None if self._process is None else self._process.ready
-        return None if ready is None else ready.features
+        if ready is not None:
+            self._features = ready.features
+        return self._features
+
+    def report_model(self) -> ModelState:
+        """See ``backends.interfaces.ReportsModel``."""
+        if not self.loaded:
+            return ModelState(loaded=False, on_demand=self.loads_on_demand, features=self.features)
+        return ModelState(
+            loaded=True,
+            on_demand=self.loads_on_demand,
+            features=self.features,
+            memory_bytes=self._measure_memory(),
+            expires_in=self._expires_in,
+        )
 
     @property
     def process(self) -> EngineProcess | None:
@@ -291,7 +186,7 @@ class TorchBackend(Backend):
     def read_stats(self) -> Mapping[str, float]:
         """The engine's state of at most a second ago, exported as gauges by the gateway."""
         process = self._process
-        if process is None or not self.ready:
+        if process is None or not self.loaded:
             return _build_stats(0, 0, ipc.EngineStats(), self._restarts)
         return _build_stats(process.active, process.waiting, process.stats, self._restarts)
 
@@ -299,33 +194,170 @@ class TorchBackend(Backend):
         """See ``backends.interfaces.Backend``."""
         decoded, names = request.decode()
         decoded, foreign = remove_extra_fields(decoded)
-        unsupported = ipc.find_unsupported_params(
+        unsupported = commands.find_unsupported_params(
             decoded,
             names,
             templates=self._settings.trust_request_chat_template,
             features=self.features,
+            on_demand=self.loads_on_demand,
         )
         if self.features is not None and self.features.tool_calls is None:
             unsupported += _find_unknown_calls(decoded, names, self.features)
+        if isinstance(decoded, GenerationRequest):
+            unsupported += tuple(find_half_written_calls(decoded))
         return PreparedRequest(decoded, unsupported + foreign)
 
     async def start(self) -> None:
-        """Start to load the model; earlier requests wait for it."""
-        self._supervisor_task = asyncio.get_running_loop().create_task(self._supervise_process())
+        """Start to load the model; it answers requests once it is loaded."""
+        if not self.loads_on_demand:
+            self._begin_load()
 
     async def warm_up(self) -> None:
         """Wait until the model is loaded. Raises WorkerUnreachable if it can't be."""
-        await self._ready.wait()
-        if self._load_error is not None:
-            raise WorkerUnreachable(self._load_error)
+        if not self.loads_on_demand:
+            await self._wait_ready()
 
     async def aclose(self) -> None:
         """Stop the process."""
-        if self._supervisor_task is not None:
-            self._supervisor_task.cancel()
-            await asyncio.gather(self._supervisor_task, return_exceptions=True)
+        self._stop_idle_timer()
+        tasks = [one for one in (self._unload_task, self._supervisor_task) if one is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._load_error = self._load_error or "the local model has been shut down"
+        self._retry_at = math.inf
         self._ready.set()
+
+    # --- loading on demand ----------------------------------------------------------------------
+
+    async def keep_model(self, seconds: float | None) -> bool:
+        """See ``backends.interfaces.ReportsModel``."""
+        if not self.loads_on_demand:
+            return False
+        if seconds == 0:
+            await self.unload()
+            return True
+        clock = time.monotonic
+        await self._get_process(RequestContext("", Deadline(clock, _MAX_LOAD_SECONDS), clock))
+        self._restart_idle_timer(seconds)
+        return True
+
+    async def unload(self) -> None:
+        """See ``backends.model_memory.LoadableModel``."""
+        if self._supervisor_task is None:
+            return
+        if self._unload_task is None:
+            self._unload_task = asyncio.get_running_loop().create_task(self._unload_idle())
+        await asyncio.wait([self._unload_task])
+
+    async def _unload_idle(self) -> None:
+        """Unload once the requests that wait for the model have had their turn."""
+        try:
+            while self._waiting:
+                await self._wait_change()
+            if self._load_error is not None or self._supervisor_task is None:
+                return
+            self._ready.clear()  # from here on requests wait until it is loaded again
+            while self._process is not None and self._process.request_count:
+                await self._wait_change()
+            _log.info("%s is unloaded", self._settings.path)
+            task = self._supervisor_task
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        finally:
+            self._unload_task = self._keep_alive = None
+            self._stop_idle_timer()
+        self._supervisor_task = None
+        if not self.idle:
+            self._begin_load()
+
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _begin_load(self) -> None:
+        self._load_started_at = self._clock()
+        self._supervisor_task = asyncio.get_running_loop().create_task(self._run_model())
+
+    async def _run_model(self) -> None:
+        """Supervise the process, with memory reserved for it if the model is loaded on demand."""
+        if not self.loads_on_demand:
+            await self._supervise_process()
+            return
+        try:
+            size = await asyncio.to_thread(self._estimate, self._settings.device)
+            # Only the estimate is compared: a model that was loaded once can be loaded again. One
+            # that took more than the limit has the memory alone.
+            limit = self._memory.limit
+            if limit is not None and size > limit:
+                self._fail_to_load(
+                    f"it needs about {size / 1e6:,.0f} MB, and limits.model_memory is "
+                    f"{limit / 1e6:,.0f} MB; raise that, lower kv_cache_memory, or choose a "
+                    "smaller model or dtype"
+                )
+                return
+            await self._memory.reserve(self, self._size or size)
+            await self._supervise_process()
+        finally:
+            self._memory.release(self)
+
+    async def _watch_load(self) -> None:
+        """Once a process has loaded the model, count its idle time and reserve what it takes."""
+        while not self._ready.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), _LOAD_LOG_PAUSE)
+                break
+            _log.info("%s is not loaded yet: %s", self._settings.path, self._describe_load())
+        self._was_loaded = True
+        self._restart_idle_timer(self._keep_alive)
+        if self.loads_on_demand:
+            self._size = self._measure_memory()
+            await self._memory.reserve(self, self._size)
+
+    def _estimate(self, device: str) -> int:
+        if device not in self._estimates:
+            settings = self._settings
+            weights = estimate_memory(settings.path, settings.dtype, device)
+            self._estimates[device] = weights + settings.kv_cache_memory + _PROCESS_BYTES
+        return self._estimates[device]
+
+    def _measure_memory(self) -> int:
+        """What the loaded model takes; an estimate on an accelerator, whose memory isn't read."""
+        ready = None if self._process is None else self._process.ready
+        if ready is None:
+            return 0
+        if ready.device == "cpu":
+            return ready.memory_bytes + ready.cache_bytes
+        return self._estimate(ready.device)
+
+    def _restart_idle_timer(self, keep_alive: float | None) -> None:
+        """Count the time without requests; ``keep_alive`` is the last request's, in seconds."""
+        self._keep_alive = keep_alive
+        self._changed.set()
+        self._stop_idle_timer()
+        self.last_used = time.monotonic()
+        if not self.loads_on_demand:
+            return
+        seconds = self._settings.keep_alive if keep_alive is None else keep_alive
+        if not self.idle or not self.loaded or seconds is None or seconds < 0:
+            return
+        seconds = min(seconds, _LONGEST_TIMER)
+        loop = asyncio.get_running_loop()
+        self._idle_timer = loop.call_later(seconds, self._unload_unused)
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._idle_timer = None
+
+    @property
+    def _expires_in(self) -> int | None:
+        timer = self._idle_timer
+        return None if timer is None else round(timer.when() - asyncio.get_running_loop().time())
+
+    def _unload_unused(self) -> None:
+        if self.idle and self._supervisor_task is not None and self._unload_task is None:
+            self._unload_task = asyncio.get_running_loop().create_task(self._unload_idle())
 
     # --- the process ----------------------------------------------------------------------------
 
@@ -333,6 +365,7 @@ class TorchBackend(Backend):
         pause, was_ready = _RESTART_DELAY, False
         while self._load_error is None:
             process = self._process = EngineProcess(self._settings)
+            watch = asyncio.get_running_loop().create_task(self._watch_load())
             try:
                 await process.start()
                 await process.read_events(self._ready)
@@ -341,15 +374,14 @@ class TorchBackend(Backend):
                 if not was_ready:
                     process.load_error = f"the engine process can't be started: {error}"
             finally:
+                watch.cancel()
                 self._ready.clear()
                 await process.stop_process()
             was_ready = was_ready or process.ready is not None
             if not was_ready and process.load_error is None:
                 process.load_error = _describe_exit(process.exit_code)
             if process.load_error is not None:
-                _log.error("%s can't be loaded: %s", self._settings.path, process.load_error)
-                self._load_error = process.load_error
-                self._ready.set()
+                self._fail_to_load(process.load_error)
                 return
             pause = _RESTART_DELAY if process.ready else min(pause * 2, _MAX_RESTART_DELAY)
             _log.error(
@@ -361,18 +393,49 @@ class TorchBackend(Backend):
             await asyncio.sleep(pause)
             self._restarts += 1
 
+    def _fail_to_load(self, reason: str) -> None:
+        _log.error("%s can't be loaded: %s", self._settings.path, reason)
+        self._load_error = reason
+        if self.loads_on_demand:
+            self._retry_at = self._clock() + _LOAD_RETRY_PAUSE
+        self._ready.set()
+        self._changed.set()
+
     async def _get_process(self, context: RequestContext) -> EngineProcess:
         """The ready process. Raises Overloaded or WorkerUnreachable."""
+        if self._clock() >= self._retry_at:
+            self._load_error = self._supervisor_task = None
+            self._retry_at = math.inf
+            self._ready.clear()
+        if self.loading is not None:
+            raise Overloaded("the local model is still loading", retry_after=_LOAD_RETRY_AFTER)
+        if not self._ready.is_set():
+            if self._waiting >= self._settings.queue:
+                message = f"{self._waiting} requests wait already for the local model to be loaded"
+                raise Overloaded(message, retry_after=_LOAD_RETRY_AFTER)
+            if self.loads_on_demand and self._supervisor_task is None:
+                self._begin_load()
+        self._waiting += 1
         try:
             async with asyncio.timeout(context.deadline.remaining(context.timeouts.first_token)):
-                await self._ready.wait()
+                await self._wait_ready()
+        except WorkerUnreachable as error:
+            raise _hide_paths(error) from None
         except TimeoutError:
-            raise Overloaded("the local model is still loading", retry_after=5.0) from None
-        if self._load_error is not None:
-            raise WorkerUnreachable(self._load_error)
+            message = "the local model is still loading"
+            raise Overloaded(message, retry_after=_LOAD_RETRY_AFTER) from None
+        finally:
+            self._waiting -= 1
+            self._changed.set()
         if self._process is None:
             raise WorkerUnreachable("the local model has not been started")
         return self._process
+
+    async def _wait_ready(self) -> None:
+        """Wait until the model is loaded. Raises WorkerUnreachable if it can't be."""
+        await self._ready.wait()
+        if self._load_error is not None:
+            raise WorkerUnreachable(self._load_error)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -386,6 +449,7 @@ class TorchBackend(Backend):
             request = msgspec.structs.replace(request, priority=_LOWEST_PRIORITY)
         process = await self._get_process(context)
         job, inbox = process.open_request()
+        self._stop_idle_timer()
         over = False
         try:
             process.send(
@@ -403,6 +467,7 @@ class TorchBackend(Backend):
                     process.send(ipc.CreditCommand(job, tokens))
         finally:
             process.close_request(job, cancel=not over)
+            self._restart_idle_timer(getattr(request, "keep_alive", None))
 
     def _build_command(
         self, request: AnyRequest, job: int, timeout: float, tenant: str | None
@@ -411,17 +476,17 @@ class TorchBackend(Backend):
         templates = settings.trust_request_chat_template
         match request:
             case EmbeddingRequest():
-                return ipc.build_embed_command(request, job, timeout)
+                return commands.build_embed_command(request, job, timeout)
             case RerankRequest():
-                return ipc.build_rerank_command(request, job, timeout)
+                return commands.build_rerank_command(request, job, timeout)
             case ClassifyRequest():
-                return ipc.build_classify_command(request, job, timeout)
+                return commands.build_classify_command(request, job, timeout)
             case TokenizeRequest():
-                return ipc.build_tokenize_command(request, job, templates=templates)
+                return commands.build_tokenize_command(request, job, templates=templates)
             case DetokenizeRequest():
                 return ipc.DetokenizeCommand(job, request.token_ids)
             case GenerationRequest():
-                return ipc.build_generate_command(
+                return commands.build_generate_command(
                     request,
                     job,
                     timeout,
@@ -435,10 +500,17 @@ def _find_unknown_calls(
     request: AnyRequest, names: Mapping[str, str], features: ModelFeatures
 ) -> tuple[UnsupportedParameter, ...]:
     """The loss of tools whose calls are not understood: they arrive as text."""
-    if not isinstance(request, GenerationRequest) or not ipc.build_functions(request):
+    if not isinstance(request, GenerationRequest) or not commands.build_functions(request):
         return ()
     field, detail = names.get("tools", "tools"), f"calls are not understood: {features.problem}"
     return (UnsupportedParameter(field, "approximated", detail, "tools"),)
+
+
+def _hide_paths(error: WorkerUnreachable) -> WorkerUnreachable:
+    """The error for a client, which learns no absolute path; its operator does."""
+    hidden = WorkerUnreachable(_ABSOLUTE_PATH.sub(r"\1", error.message))
+    hidden.worker_text = error.message
+    return hidden
 
 
 def _describe_exit(code: int | None) -> str:
@@ -472,7 +544,7 @@ class _ResponseStream:
             and request.reasoning is not None
             and request.reasoning.include is False
         )
-        self._at_end_only = isinstance(request, GenerationRequest) and ipc.returns_best_only(
+        self._at_end_only = isinstance(request, GenerationRequest) and commands.returns_best_only(
             request
         )
         self._prompt_tokens = 0
@@ -514,7 +586,7 @@ class _ResponseStream:
         match news:
             case ipc.RequestFailedEvent():
                 self.finished = True
-                raise ipc.build_engine_error(news)
+                raise events.build_engine_error(news)
             case ipc.TokensEvent(_, ids, texts):
                 self.finished = True
                 return [TokenList(ids, texts, self._context_length), StreamEnd()]
@@ -541,12 +613,12 @@ class _ResponseStream:
                 | ipc.ToolArgumentsEvent(token_count=count)
                 | ipc.ReasoningEvent(token_count=count)
             ):
-                return [*ipc.map_engine_event(news), *self._count_tokens(count)]
+                return [*events.map_engine_event(news), *self._count_tokens(count)]
             case ipc.PrefillDoneEvent(_, prompt_tokens):
                 self._prompt_tokens = prompt_tokens
-                return ipc.map_engine_event(news)
+                return events.map_engine_event(news)
             case _:
-                return ipc.map_engine_event(news)
+                return events.map_engine_event(news)
 
     def _count_tokens(self, tokens: int) -> list[Event]:
         """Count tokens; returns a usage event if the client wants running usage."""
@@ -580,5 +652,7 @@ def _build_stats(
         "queue_seconds": told.queue_seconds,
         "prefill_seconds": told.prefill_seconds,
         "decode_seconds": told.decode_seconds,
+        "draft_tokens": told.draft_tokens,
+        "accepted_draft_tokens": told.accepted_draft_tokens,
         "restarts": restarts,
     }

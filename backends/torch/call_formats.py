@@ -21,15 +21,15 @@ from backends.torch.argument_syntax import (
     GemmaArguments,
     JsonArguments,
     PythonArguments,
-    Schema,
     TagArguments,
     read_keywords,
 )
 from backends.torch.grammar_source import GrammarWriter
 from backends.torch.ipc import FunctionCall, FunctionDefinition
 from backends.torch.rejection import RequestRejectedError
+from protocols.core.json_text import decode_json
 
-FunctionSchemas = Mapping[str, Schema]
+FunctionSchemas = Mapping[str, Mapping[str, Any]]
 """The parameters' JSON schema of each function."""
 MAX_CALLS: Final = 16
 """Maximum tool calls in one output: a weak model may never stop calling."""
@@ -179,7 +179,7 @@ class CallFormat(Struct, frozen=True):
             found += self._list_text(text[position:start])
             position = find_json_end(text, start)
             try:
-                name, arguments = _read_json_call(msgspec.json.decode(text[start:position]))
+                name, arguments = _read_json_call(decode_json(text[start:position]))
                 found.append(_make_call(name, arguments, schemas))
             except PARSE_ERRORS:
                 found.append(text[start:position])
@@ -257,7 +257,7 @@ class CallFormat(Struct, frozen=True):
 def read_parameters(function: FunctionDefinition) -> dict[str, Any]:
     """A function's schema, always of type object. Raises RequestRejectedError."""
     try:
-        schema = msgspec.json.decode(function.parameters, type=dict[str, Any])
+        schema = decode_json(function.parameters, kind=dict[str, Any])
     except msgspec.ValidationError as error:
         text = f"the parameters of {function.name} must be a JSON Schema"
         raise RequestRejectedError("invalid", text, param="tools") from error
@@ -267,9 +267,9 @@ def read_parameters(function: FunctionDefinition) -> dict[str, Any]:
     return schema
 
 
-def decode_parameters(function: FunctionDefinition) -> Schema:
+def decode_parameters(function: FunctionDefinition) -> Mapping[str, Any]:
     """The JSON schema of a function's parameters, for reading calls."""
-    schema = msgspec.json.decode(function.parameters)
+    schema = decode_json(function.parameters)
     return schema if isinstance(schema, dict) else {}
 
 
@@ -285,7 +285,7 @@ def find_json_end(text: str, start: int) -> int:
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(text)
+        decode_json(text)
     except msgspec.DecodeError:
         return False
     return True
@@ -309,7 +309,7 @@ def _read_json_call(value: Any) -> tuple[Any, Any]:
             return name, arguments
     name = value.get("name") or value["tool_name"]
     arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
-    return name, msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    return name, decode_json(arguments) if isinstance(arguments, str) else arguments
 
 
 def _read_python_call(node: ast.AST, schemas: FunctionSchemas) -> ParsedCall:
@@ -451,7 +451,7 @@ CALL_FORMATS: Final = (
         "MiniMax M3", "]<]minimax[>[", "]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="',
         '">', "]<]minimax[>[</invoke>\n", "", "]<]minimax[>[<tool_call>\n",
         "]<]minimax[>[</tool_call>", closing="]<]minimax[>[</tool_call>",
-        arguments=TagArguments("]<]minimax[>[<{key}>", "]<]minimax[>[</{key}>"),
+        arguments=TagArguments("]<]minimax[>[<{key}>", "]<]minimax[>[</{key}>", "item"),
     ),
     CallFormat(
         "Apriel", "<tool_calls>[", "<tool_calls>", _NAME, _ARGUMENTS, "}", ", ", "<tool_calls>[",

@@ -52,6 +52,7 @@ from backends.torch.tokenization import (
     is_surely_too_long,
     measure_longest_token,
 )
+from protocols.core.json_text import decode_json
 
 # The pooling configuration of a model, read from its sentence-transformers files.
 #
@@ -247,7 +248,7 @@ def _read_json_file(file: Path, kind: Any) -> Any:
     if not file.is_file():
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
+        return decode_json(file.read_bytes(), kind=kind)
     except msgspec.MsgspecError as error:
         raise ModelError(f"{file} can't be read: {error}") from error
 

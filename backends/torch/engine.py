@@ -7,7 +7,7 @@ running sequence, and chunks of prompts in prefill. A request whose client does 
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,10 @@ from backends.torch.ipc import (
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.model_files import ModelError
+from backends.torch.prompt_lookup import (
+    MAX_PASS_TOKENS,
+    choose_longest_draft,
+)
 from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import SamplingRules
 from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
@@ -58,6 +62,8 @@ class EngineCounters:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
     def record_step(self, seconds: float, *, prefilled: int, generated: int, batch: int) -> None:
         """Record a step: prompt tokens read, tokens generated, sequences in the batch."""
@@ -89,10 +95,15 @@ class EngineCounters:
             queue_seconds=self.queue_seconds,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
+            draft_tokens=self.draft_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
         )
 
 
 _log = logging.getLogger(__name__)
+
+Drafts = dict[TokenSequence, list[int]]
+"""Likely next tokens of running sequences."""
 
 
 class TorchEngine:
@@ -115,7 +126,10 @@ class TorchEngine:
         self._input_processor = model.input_processor
         self._emit = emit
         self._clock = clock
-        self._token_selector = TokenSelector(model, emit)
+        longest_draft = choose_longest_draft(
+            limits.prompt_lookup, is_exact=model.runner.is_batch_invariant
+        )
+        self._token_selector = TokenSelector(model, emit, longest_draft)
         self.block_pool = _make_block_pool(model, limits)
         self._scheduler = Scheduler(limits, self.block_pool)
         self._grammar_compiler = GrammarCompiler(
@@ -270,19 +284,20 @@ class TorchEngine:
         if not running and not chunks and not ready:
             return self._scheduler.preemption_count > previous
         started_at = self._clock()
-        logits, running, chunks = self._run_pass(running, chunks)
-        lines = (
-            [] if logits is None else list(torch.split(logits, _count_logit_rows(running, chunks)))
-        )
+        # With chunks a pass has many tokens already.
+        drafts = {} if chunks else _make_drafts(running)
+        logits, running, chunks = self._run_pass(running, chunks, drafts)
+        lines, further_logits = _split_logits(logits, running, chunks, drafts)
         for chunk, row_logits in zip(chunks, lines[1:], strict=True):
             self._finish_chunk(chunk, row_logits)
         fresh = self._start_samples()
         lines[1:] = [row.group.logits for row in fresh if row.group.logits is not None]
         if rows := [*running, *fresh]:
             self._select_tokens(lines, rows)
+        generated = len(rows) + self._accept_drafts(drafts, further_logits)
         prefilled = sum(len(chunk.segment.tokens) for chunk in chunks)
         batch, seconds = len(rows) + len(chunks), self._clock() - started_at
-        self._counters.record_step(seconds, prefilled=prefilled, generated=len(rows), batch=batch)
+        self._counters.record_step(seconds, prefilled=prefilled, generated=generated, batch=batch)
         return True
 
     def _expire_requests(self) -> None:
@@ -313,12 +328,13 @@ class TorchEngine:
         self._emit(RequestFailedEvent(request.command.request_id, "failed", message))
 
     def _run_pass(
-        self, running: list[TokenSequence], chunks: list[PrefillChunk]
+        self, running: list[TokenSequence], chunks: list[PrefillChunk], drafts: Drafts
     ) -> tuple[torch.Tensor | None, list[TokenSequence], list[PrefillChunk]]:
         """Run the forward pass; returns the logits and the sequences and chunks they belong to.
 
-        If a pass fails (out of memory, for instance), it is repeated without the largest chunk,
-        then without the youngest sequence, and so on; the request that was left out last fails.
+        If a pass fails (out of memory, for instance), it is repeated without ``drafts``, which are
+        cleared, then without the largest chunk, then without the youngest sequence, and so on; the
+        request that was left out last fails.
         """
         remaining: list[TokenSequence | PrefillChunk] = [
             *running,
@@ -329,9 +345,12 @@ class TorchEngine:
         logits: torch.Tensor | None = None
         while remaining and logits is None:
             try:
-                logits = self._runner([_make_segment(item) for item in remaining])
+                logits = self._runner([_make_segment(item, drafts) for item in remaining])
             except (RuntimeError, MemoryError) as error:
                 _log.exception("a forward pass failed")
+                if drafts:
+                    drafts.clear()
+                    continue
                 suspect, failure = _get_request(remaining[-1]), error
                 remaining = [item for item in remaining if _get_request(item) is not suspect]
         if suspect is not None and failure is not None:
@@ -360,6 +379,30 @@ class TorchEngine:
                 continue
             self._scheduler.finish_sequence(row)
             self._finish_sequence(row)
+
+    def _accept_drafts(
+        self, drafts: Drafts, further_logits: Mapping[TokenSequence, torch.Tensor]
+    ) -> int:
+        """Select the tokens after those of a draft that were right; returns how many.
+
+        A sequence forgets the keys and values of the others.
+        """
+        accepted, pending = dict.fromkeys(drafts, 0), list(drafts)
+        for i in range(max(map(len, drafts.values()), default=0)):
+            pending = [
+                row
+                for row in pending
+                if row in self._scheduler.running and drafts[row][i : i + 1] == row.output[-1:]
+            ]
+            if pending:
+                self._select_tokens([further_logits[row][i : i + 1] for row in pending], pending)
+            for row in pending:
+                accepted[row] += 1
+        for row, draft in drafts.items():
+            row.finish_draft(len(draft), accepted[row])
+        self._counters.draft_tokens += sum(map(len, drafts.values()))
+        self._counters.accepted_draft_tokens += sum(accepted.values())
+        return sum(accepted.values())
 
     def _select_tokens_one_by_one(
         self, lines: list[torch.Tensor], rows: list[TokenSequence], missing: list[int]
@@ -456,12 +499,21 @@ def _make_block_pool(model: LoadedModel, limits: SchedulerConfig) -> BlockPool:
     return pool
 
 
-def _make_segment(item: TokenSequence | PrefillChunk) -> BatchSegment:
-    return (
-        BatchSegment(item.cache, item.output[-1:])
-        if isinstance(item, TokenSequence)
-        else item.segment
-    )
+def _make_drafts(running: Sequence[TokenSequence]) -> Drafts:
+    drafts: Drafts = {}
+    tokens = len(running)
+    for row in running:
+        if draft := row.draft_tokens(MAX_PASS_TOKENS - tokens):
+            drafts[row] = draft
+            tokens += len(draft)
+    return drafts
+
+
+def _make_segment(item: TokenSequence | PrefillChunk, drafts: Drafts) -> BatchSegment:
+    if isinstance(item, PrefillChunk):
+        return item.segment
+    tokens = [*item.output[-1:], *drafts.get(item, ())]
+    return BatchSegment(item.cache, tokens, len(tokens))
 
 
 def _get_request(item: TokenSequence | PrefillChunk) -> EngineRequest:
@@ -472,6 +524,21 @@ def _get_chunk_order(chunk: PrefillChunk) -> tuple[int, ...]:
     return len(chunk.segment.tokens), *chunk.sequence.rank
 
 
-def _count_logit_rows(running: list[TokenSequence], chunks: list[PrefillChunk]) -> list[int]:
-    """The rows of logits of all running sequences together, and of each chunk."""
-    return [len(running), *(chunk.segment.logit_count for chunk in chunks)]
+def _split_logits(
+    logits: torch.Tensor | None,
+    running: Sequence[TokenSequence],
+    chunks: Sequence[PrefillChunk],
+    drafts: Drafts,
+) -> tuple[list[torch.Tensor], Mapping[TokenSequence, torch.Tensor]]:
+    """The logits of the running sequences' next tokens, those of each chunk, and of each draft."""
+    if logits is None:
+        return [], {}
+    sizes = [1 + len(drafts.get(row, ())) for row in running]
+    own, *lines = torch.split(
+        logits, [sum(sizes), *(chunk.segment.logit_count for chunk in chunks)]
+    )
+    if not drafts:
+        return [own, *lines], {}
+    parts = torch.split(own, sizes)
+    further = {row: part[1:] for row, part in zip(running, parts, strict=True)}
+    return [torch.cat([part[:1] for part in parts]), *lines], further

@@ -1,7 +1,7 @@
 """Main of the engine process: reads commands, steps the engine, ends with the gateway.
 
-``backends.torch.backend`` starts it with one end of a socket pair; its file descriptor and the
-settings are the arguments. The process ends when the gateway's end closes, even after a crash.
+``backends.torch.engine_client`` starts it with one end of a socket pair; its file descriptor and
+the settings are the arguments. The process ends when the gateway's end closes, even after a crash.
 """
 
 import logging
@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -39,7 +40,9 @@ from backends.torch.ipc import (
     read_body_length,
 )
 from backends.torch.model_files import ENGINE_TASKS, EngineTask, ModelError
+from backends.torch.prompt_lookup import describe_drafts
 from backends.torch.settings import TorchSettings
+from protocols.core.json_text import decode_json
 
 _log = logging.getLogger(__name__)
 
@@ -229,7 +232,14 @@ def _load_encoder_engine(location: Any, settings: TorchSettings, channel: Engine
     encoder: TextEncoder = loaders[location.task](location, settings)
     device, dimensions = str(encoder.model.device), encoder.dimensions
     channel.queue_event(
-        ReadyEvent(location.task, IPC_VERSION, encoder.max_length, device, dimensions)
+        ReadyEvent(
+            location.task,
+            IPC_VERSION,
+            encoder.max_length,
+            device,
+            dimensions,
+            memory_bytes=_read_resident_bytes(),
+        )
     )
     return EmbeddingEngine(
         encoder, settings.queue, channel.queue_event, time.monotonic, channel.wake_reader
@@ -245,8 +255,6 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
     from backends.torch.loader import find_model  # noqa: PLC0415
     from backends.torch.model import compute_context_length  # noqa: PLC0415
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
-    from backends.torch.template_features import summarize_features  # noqa: PLC0415
-    from backends.torch.tool_calls import get_response_template  # noqa: PLC0415
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -257,7 +265,12 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
         channel.queue_event(ProgressEvent(text))
         channel.send_queued()
 
-    location = find_model(settings.path, report, ENGINE_TASKS.get(settings.task))
+    location = find_model(
+        settings.path,
+        report,
+        ENGINE_TASKS.get(settings.task),
+        keep_quantized=settings.dtype == "quantized",
+    )
     report(f"loading {settings.path}")
     if location.task != "generate":
         return _load_encoder_engine(location, settings, channel)
@@ -276,23 +289,39 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
         max_chunk_tokens=settings.prefill_chunk,
         cache_bytes=settings.kv_cache_memory,
         share_prefix_cache=settings.share_prefix_cache,
+        prompt_lookup=settings.prompt_lookup,
     )
     engine = TorchEngine(model, limits, channel.queue_event, time.monotonic, channel.wake_reader)
     engine.warm_up()
-    forward = model.runner
-    ready = ReadyEvent(
+    channel.queue_event(_make_ready_event(engine, model, settings))
+    return engine
+
+
+def _make_ready_event(engine: Any, model: Any, settings: TorchSettings) -> ReadyEvent:
+    """What a TorchEngine and its LoadedModel tell the gateway."""
+    from backends.torch.loaded_model import summarize_model  # noqa: PLC0415
+
+    runner = model.runner
+    features = summarize_model(model.tokenizer, model.input_processor, runner.context_length)
+    drafts = describe_drafts(settings.prompt_lookup, is_exact=runner.is_batch_invariant)
+    return ReadyEvent(
         "generate",
         IPC_VERSION,
-        forward.context_length,
-        str(forward.device),
+        runner.context_length,
+        str(runner.device),
         cache_bytes=engine.cache_bytes,
-        features=summarize_features(
-            model.input_processor.get_model_features(),
-            has_response_template=get_response_template(model.tokenizer) is not None,
-        ),
+        memory_bytes=_read_resident_bytes(),
+        features=msgspec.structs.replace(features, prompt_lookup=drafts),
     )
-    channel.queue_event(ready)
-    return engine
+
+
+def _read_resident_bytes() -> int:
+    """The memory of this process; 0 if the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _try_load_engine(settings: TorchSettings, channel: EngineChannel) -> Any | None:
@@ -317,7 +346,7 @@ def run_engine(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logging(logging.WARNING, inherit_log_format(os.environ))
     channel = EngineChannel(socket.socket(fileno=int(arguments[0])))
-    settings = msgspec.json.decode(arguments[1], type=TorchSettings)
+    settings = decode_json(arguments[1], kind=TorchSettings)
     engine = _try_load_engine(settings, channel)
     channel.send_queued()
     if engine is not None:

@@ -9,6 +9,12 @@ Attention needs a sequence's past in contiguous memory. Blocks are therefore all
 another, and a fragmented sequence is moved while there is plenty of room; otherwise its pieces are
 copied together for each pass. Short pasts of several rows are always copied together in whole
 blocks, so the unwritten part of a block must be zero.
+
+What must never happen:
+
+- A block that is written while another sequence, or the prefix cache, uses it: it is copied first.
+- A prefix that is found by a tenant who may not know it: the salt of the hash keeps them apart.
+- A block that is lost: its references, the free blocks and those that may be evicted add up.
 """
 
 import hashlib
@@ -58,6 +64,9 @@ class BlockPool:
         """Cached blocks that no sequence uses, least recently used first."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._gather_buffers: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __repr__(self) -> str:
+        return f"<BlockPool {self.used_blocks} of {self.blocks} blocks used>"
 
     @property
     def tokens(self) -> int:
@@ -322,6 +331,16 @@ class SequenceCache:
     def advance(self, tokens: int) -> None:
         """Record that this many tokens have passed all layers."""
         self.length += tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from ``length`` on; the blocks stay allocated."""
+        if length < self.length:
+            self.pool.zero_slots(_drop_slots(length, self.slot_ranges(self.length)))
+            self.length = length
+
+    def count_free_slots(self) -> int:
+        """How many more tokens fit into the allocated blocks."""
+        return len(self._blocks) * BLOCK_SIZE - self.length
 
     def next_slots(self, tokens: int) -> list[int]:
         """The slots of the next tokens."""

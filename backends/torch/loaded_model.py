@@ -3,15 +3,17 @@
 import logging
 from typing import Any, NamedTuple
 
-from transformers import AutoTokenizer
+import msgspec
+from transformers import AutoConfig, AutoTokenizer
 
 from backends.torch.loader import ModelLocation, find_model, load_pretrained, load_template
-from backends.torch.model import ModelRunner, load_model_runner
-from backends.torch.model_features import ModelFeatures
+from backends.torch.model import ModelRunner, compute_context_length, load_model_runner
 from backends.torch.model_files import EngineTask
+from backends.torch.structured_output import supports_grammars
 from backends.torch.template_features import summarize_features
 from backends.torch.tokenization import InputProcessor
 from backends.torch.tool_calls import get_response_template
+from protocols.core.catalog import ModelFeatures
 
 
 class LoadedModel(NamedTuple):
@@ -56,18 +58,33 @@ def load_model(
     return assemble_model(runner, tokenizer)
 
 
-def inspect_model(path: str, task: EngineTask | None, template: str | None) -> ModelFeatures:
-    """What is understood of a model, from its tokenizer alone. Raises ModelError."""
+def inspect_model(
+    path: str, task: EngineTask | None, template: str | None, context: int | None
+) -> ModelFeatures:
+    """What is understood of a model, from its configuration and tokenizer. Raises ModelError."""
     location = find_model(path, logging.getLogger(__name__).info, task)
     if location.task != "generate":
         return ModelFeatures(problem=f"the model does not generate text: {location.task}")
     tokenizer = load_pretrained(AutoTokenizer, location)
     if template is not None:
         tokenizer.chat_template = load_template(template)
-    reader = InputProcessor(tokenizer, context=1, vocabulary=1, defaults={})
-    return summarize_features(
-        reader.get_model_features(),
-        has_response_template=get_response_template(tokenizer) is not None,
+    config = load_pretrained(AutoConfig, location).get_text_config()
+    length = compute_context_length(config, context)
+    reader = InputProcessor(tokenizer, context=length, vocabulary=1, defaults={})
+    return summarize_model(tokenizer, reader, length)
+
+
+def summarize_model(
+    tokenizer: Any, input_processor: InputProcessor, context_length: int
+) -> ModelFeatures:
+    """What is understood of a model that generates text."""
+    return msgspec.structs.replace(
+        summarize_features(
+            input_processor.get_model_features(),
+            has_response_template=get_response_template(tokenizer) is not None,
+        ),
+        schema=supports_grammars(tokenizer),
+        context_length=context_length,
     )
 
 

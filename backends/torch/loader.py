@@ -1,31 +1,53 @@
 """Find a model, download or convert it, and load its configuration, tokenizer and weights."""
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 import transformers
 from msgspec import Struct
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.initialization import no_init_weights
 
+from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX, read_quantized_tensors
 from backends.torch.model_files import (
     HUB_NAME_PATTERN,
     EngineTask,
     ModelError,
+    check_quantized_use,
     check_supported,
+    compute_weight_bytes,
     detect_task,
     find_local_path,
+    format_names,
+    get_quantization,
+    list_weight_files,
     read_model_config,
+    read_safetensors_header,
 )
+from backends.torch.packed_checkpoint import read_packed_tensors
+from backends.torch.packed_formats import read_packed_format
+from backends.torch.quantized_weights import (
+    EightBitLinear,
+    FourBitLinear,
+    OutputLinear,
+    QuantizedEmbedding,
+)
+from protocols.core.json_text import decode_json
 
 # Locating a model: see ``model_files`` for how it is given.
 #
@@ -42,6 +64,8 @@ class ModelLocation(Struct, frozen=True):
 
     source: str
     task: EngineTask
+    is_quantized: bool = False
+    """Whether its weights stay quantized: see ``gguf_file`` and ``packed_checkpoint``."""
 
 
 _DOWNLOAD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
@@ -57,15 +81,30 @@ def get_cache_root() -> Path:
     return Path(base).expanduser() / "interlingua"
 
 
-def find_model(path: str, report: ProgressReport, task: EngineTask | None = None) -> ModelLocation:
-    """Find a model; download or convert it if necessary. ``task``: overrides the detected one."""
+def find_model(
+    path: str,
+    report: ProgressReport,
+    task: EngineTask | None = None,
+    *,
+    keep_quantized: bool = False,
+) -> ModelLocation:
+    """Find a model; download or convert it if necessary. ``task``: overrides the detected one.
+
+    ``keep_quantized``: the quantized weights of a GGUF file are not converted to float32.
+    """
     source = find_local_path(path)
     if source is None:
         source = _download_model(path, report)
+    is_quantized = keep_quantized and source.suffix == ".gguf"
     if source.suffix == ".gguf":
-        source = convert_gguf(source, get_cache_root() / "models", report)
+        cache = get_cache_root() / "models"
+        source = convert_gguf(source, cache, report, keep_quantized=keep_quantized)
     check_supported(source)
-    return ModelLocation(str(source), task or detect_task(source))
+    task = task or detect_task(source)
+    if get_quantization(read_model_config(source)):
+        check_quantized_use(source, task, "auto")
+        is_quantized = True
+    return ModelLocation(str(source), task, is_quantized)
 
 
 def _download_model(path: str, report: ProgressReport) -> Path:
@@ -104,12 +143,6 @@ def _download_model(path: str, report: ProgressReport) -> Path:
             f"{path} on the Hugging Face Hub is not a transformers model: it has no config.json"
         )
     return folder
-
-
-_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_MAX_HEADER_BYTES = 100 << 20
-_HEADER_LENGTH_BYTES = 8
-"""Size of the field that holds the header's length."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -161,6 +194,8 @@ def load_weights(
     """
     find_model_class(auto_class, location)
     _check_model_memory(location, device, dtype)
+    if "quantization_config" in read_model_config(Path(location.source)):  # transformers refuses {}
+        options["config"] = load_pretrained(AutoConfig, location, quantization_config=None)
     model, loading_info = load_pretrained(
         auto_class, location, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
     )
@@ -171,13 +206,9 @@ def load_weights(
     )
     if missing:
         raise ModelError(
-            f"{len(missing)} weights are missing from {location.source}: {_format_names(missing)}"
+            f"{len(missing)} weights are missing from {location.source}: {format_names(missing)}"
         )
     return model.to(device).eval()
-
-
-def _format_names(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")  # noqa: PLR2004
 
 
 def find_model_class(auto_class: Any, location: ModelLocation) -> Any:
@@ -201,59 +232,14 @@ def find_model_class(auto_class: Any, location: ModelLocation) -> Any:
 
 def _check_model_memory(location: ModelLocation, device: torch.device, dtype: Any) -> None:
     """Raise ModelError if the weights need more than the free memory, before memory runs out."""
-    required = compute_weight_bytes(Path(location.source), None if dtype == "auto" else dtype)
+    float_bytes = None if dtype == "auto" else dtype.itemsize
+    required = compute_weight_bytes(Path(location.source), float_bytes)
     free = get_free_memory(device)
     if free is not None and required > free:
         raise ModelError(
             f"the weights of {location.source} need {required / 1e6:,.0f} MB on {device}, and "
             f"{free / 1e6:,.0f} MB are free; choose a smaller model or dtype"
         )
-
-
-def compute_weight_bytes(folder: Path, dtype: torch.dtype | None) -> int:
-    """The memory of a folder's weights once loaded, in ``dtype``, or as saved if it is None."""
-    total = 0
-    for file in _list_weight_files(folder):
-        for tensor in _read_safetensors_header(file).values():
-            begin, end = tensor.get("data_offsets", (0, 0))
-            saved = _FLOAT_BYTES.get(str(tensor.get("dtype")))
-            size = end - begin
-            total += size if dtype is None or saved is None else size // saved * dtype.itemsize
-    return total
-
-
-def _list_weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = msgspec.json.decode(index.read_bytes())["weight_map"].values()
-        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} can't be read: {error}") from error
-        files = [folder / name for name in sorted(set(names))]
-    else:
-        files = [folder / "model.safetensors"]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise ModelError(
-            f"{folder} has no {_format_names(missing)}; only safetensors weights are supported"
-        )
-    return files
-
-
-def _read_safetensors_header(file: Path) -> dict[str, Any]:
-    """The tensors in a safetensors header. Raises ModelError if the file is truncated."""
-    with file.open("rb") as source:
-        size = int.from_bytes(source.read(_HEADER_LENGTH_BYTES), "little")
-        text = source.read(size) if size <= _MAX_HEADER_BYTES else b""
-    try:
-        tensors: dict[str, Any] = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
-    except msgspec.MsgspecError as error:
-        raise ModelError(f"{file} is not a safetensors file, or is truncated") from error
-    end_offsets = [
-        tensor["data_offsets"][1] for tensor in tensors.values() if "data_offsets" in tensor
-    ]
-    if _HEADER_LENGTH_BYTES + size + max(end_offsets, default=0) > file.stat().st_size:
-        raise ModelError(f"{file} is truncated, or still being copied")
-    return tensors
 
 
 def get_free_memory(device: torch.device) -> int | None:
@@ -291,6 +277,8 @@ def _read_cgroup_memory(group: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 CONVERSION_FORMAT = 1
 """Version of the converted folders; changing it converts all files again."""
+QUANTIZED_FORMAT = 1
+"""The same of folders with quantized weights."""
 
 _PROGRESS_REPORTS = 8
 """Progress reports while a large file is downloaded or hashed."""
@@ -303,9 +291,11 @@ def _make_download_progress(path: str, report: ProgressReport) -> type:
     """The class of the hub's progress bars, which reports bytes instead of drawing.
 
     The hub draws one bar of received bytes, and one of written bytes; the faster one is reported.
+    It downloads files in threads: one report ends before the next begins, and none goes back.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - only used here
 
+    lock = threading.Lock()
     reported = (0, 0)
     """The total, which grows as the sizes of files become known, and the eighths of it."""
 
@@ -318,22 +308,26 @@ def _make_download_progress(path: str, report: ProgressReport) -> type:
         def update(self, n: float | None = 1) -> bool | None:
             """See tqdm."""
             nonlocal reported
-            is_drawn: bool | None = super().update(n)
-            if self.unit == "B" and self.total:
-                state = (self.total, int(self.n * _PROGRESS_REPORTS // self.total))
-                if state > reported:
-                    reported = state
-                    done = f"{self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
-                    report(f"downloading {path}: {done}")
+            with lock:
+                is_drawn: bool | None = super().update(n)
+                if self.unit == "B" and self.total:
+                    state = (self.total, int(self.n * _PROGRESS_REPORTS // self.total))
+                    if state > reported:
+                        reported = state
+                        done = f"{self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+                        report(f"downloading {path}: {done}")
             return is_drawn
 
     return DownloadProgress
 
 
-def convert_gguf(file: Path, cache: Path, report: ProgressReport) -> Path:
+def convert_gguf(
+    file: Path, cache: Path, report: ProgressReport, *, keep_quantized: bool = False
+) -> Path:
     """The converted folder of a GGUF file; converts it if necessary. Raises ModelError."""
     report(f"looking for {file.name} in the cache")
-    name = f"{_hash_file(file, report)[:32]}-{CONVERSION_FORMAT}"
+    suffix = f"q{QUANTIZED_FORMAT}" if keep_quantized else f"{CONVERSION_FORMAT}"
+    name = f"{_hash_file(file, report)[:32]}-{suffix}"
     folder = cache / name
     if folder.is_dir():
         return folder
@@ -341,7 +335,7 @@ def convert_gguf(file: Path, cache: Path, report: ProgressReport) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with _lock_file(cache / f".{name}.lock", report):
             if not folder.is_dir():
-                _make_folder(file, folder, report)
+                _make_folder(file, folder, report, keep_quantized=keep_quantized)
     except OSError as error:
         raise ModelError(f"{file.name} can't be converted into {cache}: {error}") from error
     return folder
@@ -371,12 +365,12 @@ def _lock_file(lock: Path, report: ProgressReport) -> Iterator[None]:
         yield
 
 
-def _make_folder(file: Path, folder: Path, report: ProgressReport) -> None:
+def _make_folder(file: Path, folder: Path, report: ProgressReport, *, keep_quantized: bool) -> None:
     temporary = folder.with_name(f".converting-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a crash: the caller holds the lock
     temporary.mkdir()
     try:
-        _convert_file(file, temporary, report)
+        (_convert_quantized if keep_quantized else _convert_file)(file, temporary, report)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -385,10 +379,6 @@ def _make_folder(file: Path, folder: Path, report: ProgressReport) -> None:
 
 def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
     from gguf import GGUFReader  # noqa: PLC0415 - only used here
-    from transformers import (  # noqa: PLC0415 - only used here
-        AutoModelForCausalLM,
-        AutoTokenizer,
-    )
 
     try:
         _check_conversion_memory(
@@ -403,6 +393,174 @@ def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
     except (ValueError, KeyError, ImportError, NotImplementedError, RuntimeError) as error:
         raise ModelError(f"transformers can't read {file.name}: {error}") from error
     _write_model(model, tokenizer, folder, report)
+
+
+_SHARD_BYTES = 16 << 20
+"""The size of a file of quantized weights; one is in memory at a time."""
+
+
+def _convert_quantized(file: Path, folder: Path, report: ProgressReport) -> None:
+    """Write a folder whose layers keep their quantized weights, one file after another."""
+    try:
+        report(f"converting {file.name}, once: the tokenizer")
+        source = str(file.parent)
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name)
+        config = AutoConfig.from_pretrained(source, gguf_file=file.name)
+        with torch.device("meta"):
+            model = cast("Any", AutoModelForCausalLM).from_config(config)
+        report(f"converting {file.name}, once: the weights")
+        _write_shards(read_quantized_tensors(file, model), folder)
+    except (ValueError, KeyError, ImportError, NotImplementedError, RuntimeError) as error:
+        raise ModelError(f"transformers can't read {file.name}: {error}") from error
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _write_shards(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """Write tensors to files of about ``_SHARD_BYTES``, with an index."""
+    files: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+
+    def write_shard() -> None:
+        name = f"model-{len(set(files.values())) + 1:05}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        files.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, tensor in tensors:
+        shard[name] = tensor.contiguous()
+        if sum(one.nbytes for one in shard.values()) >= _SHARD_BYTES:
+            write_shard()
+    if shard:
+        write_shard()
+    index = msgspec.json.encode({"metadata": {}, "weight_map": files})
+    (folder / "model.safetensors.index.json").write_bytes(index)
+
+
+def load_quantized_model(location: ModelLocation) -> Any:
+    """A model for generation whose layers are in the exchange format of ``quantized_weights``.
+
+    Its weights are read one file after another. Raises ModelError.
+    """
+    folder = Path(location.source)
+    is_packed = get_quantization(read_model_config(folder)) is not None
+    _check_model_memory(location, torch.device("cpu"), torch.float32 if is_packed else "auto")
+    config = load_pretrained(AutoConfig, location)
+    with no_init_weights(), _parameters_on_meta():
+        model = cast("Any", AutoModelForCausalLM).from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = load_pretrained(GenerationConfig, location)
+    layers: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in _read_quantized_folder(folder, model):
+        layer, _, kind = name.rpartition(".")
+        if f".{kind}" in _QUANTIZED_SUFFIXES:
+            layers.setdefault(layer, {})[f".{kind}"] = tensor
+        else:
+            _set_parameter(model, name, tensor)
+    _replace_layers(model, layers)
+    missing = [name for name, one in model.named_parameters() if one.is_meta]
+    if missing:
+        raise ModelError(f"{len(missing)} weights are missing: {format_names(missing)}")
+    return model.eval()
+
+
+def _read_quantized_folder(folder: Path, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a converted GGUF file or of a checkpoint, one after another."""
+    files = list_weight_files(folder)
+    if quantization := get_quantization(read_model_config(folder)):
+        places = {name: file for file in files for name in read_safetensors_header(file)}
+        for name in ("__metadata__", *_list_ignored_names(model, places)):
+            places.pop(name, None)
+        for item in read_packed_tensors(places, read_packed_format(quantization), model):
+            yield item
+            release_free_memory()  # what repacking a layer took would stay between the layers
+        return
+    for file in files:
+        with safe_open(file, framework="pt") as source:
+            for name in source.keys():  # noqa: SIM118 - it is no mapping
+                yield name, source.get_tensor(name).clone()
+
+
+_IGNORED_PATTERNS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
+"""Names of former tensors that transformers ignores for every model class."""
+
+
+def _list_ignored_names(model: Any, names: Iterable[str]) -> list[str]:
+    """Those of these tensors that ``model`` has not and that its class ignores when it loads."""
+    patterns = (*_IGNORED_PATTERNS, *(model._keys_to_ignore_on_load_unexpected or ()))  # noqa: SLF001
+    expected = model.state_dict()
+    return [n for n in names if n not in expected and any(re.search(one, n) for one in patterns)]
+
+
+def _set_parameter(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Set a parameter that the model has, or a bias that it has not. Raises ModelError."""
+    layer, _, kind = name.rpartition(".")
+    try:
+        module: Any = model.get_submodule(layer)
+        current: torch.Tensor | None = getattr(module, kind)
+        shape = module.weight.shape[:1] if current is None else current.shape
+        if tensor.shape != shape:
+            raise ModelError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}")
+        setattr(module, kind, nn.Parameter(tensor, requires_grad=False))
+    except (AttributeError, KeyError) as error:
+        raise ModelError(f"the weights have {name}, and the model has no such part") from error
+
+
+_QUANTIZED_SUFFIXES = (*CODES_SUFFIX.values(), SCALES_SUFFIX)
+
+
+def _replace_layers(model: Any, layers: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Put quantized layers in the place of those without weights.
+
+    An output layer without weights is tied to the embeddings if the configuration says so.
+    """
+    output = model.get_output_embeddings()
+    for name, tensors in layers.items():
+        original, scales = model.get_submodule(name), tensors[SCALES_SUFFIX]
+        if CODES_SUFFIX[4] in tensors:
+            layer: nn.Module = FourBitLinear(tensors[CODES_SUFFIX[4]], scales, original.bias)
+        elif isinstance(original, nn.Embedding):
+            layer = QuantizedEmbedding(tensors[CODES_SUFFIX[8]], scales)
+        else:
+            kind = OutputLinear if original is output else EightBitLinear
+            layer = kind(tensors[CODES_SUFFIX[8]], scales, original.bias)
+        model.set_submodule(name, layer)
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    has_own_output = not isinstance(output, nn.Linear) or not output.weight.is_meta
+    if has_own_output or not model.config.tie_word_embeddings:
+        return
+    if isinstance(embedding, QuantizedEmbedding):
+        model.set_output_embeddings(OutputLinear(embedding.codes, embedding.scales))
+    else:
+        output.weight = embedding.weight
+
+
+def release_free_memory() -> None:
+    """Return to the system what the checks of a model took; only glibc has to be asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules are created with parameters that take no memory, and with their buffers."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _check_conversion_memory(file: Path, weights: int) -> None:
@@ -453,7 +611,7 @@ def load_template(path: str) -> str | dict[str, str]:
         jinja_file = location / "chat_template.jinja"
         if jinja_file.is_file():
             return jinja_file.read_text("utf-8")
-        tokenizer_config = msgspec.json.decode((location / "tokenizer_config.json").read_bytes())
+        tokenizer_config = decode_json((location / "tokenizer_config.json").read_bytes())
         return _read_templates(tokenizer_config["chat_template"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ModelError(f"there is no chat template in {path}: {error}") from error

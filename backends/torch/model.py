@@ -9,7 +9,7 @@ transformers' attention interface.
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -22,9 +22,11 @@ from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
 from backends.torch.loader import (
     ModelLocation,
     find_model_class,
+    load_quantized_model,
     load_weights,
     pick_device,
     pick_dtype,
+    release_free_memory,
 )
 from backends.torch.model_check import (
     ReferenceOutputs,
@@ -33,7 +35,8 @@ from backends.torch.model_check import (
     freeze_rotary_factors,
     shorten_lengths,
 )
-from backends.torch.model_files import ModelError
+from backends.torch.model_files import ModelError, check_quantized_use
+from backends.torch.quantized_weights import QuantizedLinear, concatenate
 
 # Fused layers: modules of transformers' models as fewer, larger operations.
 #
@@ -60,14 +63,35 @@ def fuse_layers(model: nn.Module) -> None:
         _ATTENTION_LAYERS: functools.partial(_fuse_attention, model=model, rotary_size=rotary_size),
         _GATED_LAYERS: _fuse_gated_mlp,
     }
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            linears = {n: layer for n, layer in child.named_children() if type(layer) is nn.Linear}
-            fuse = fusers.get(tuple(linears))
-            biases = {layer.bias is None for layer in list(linears.values())[:-1]}
-            fused = fuse(child) if fuse is not None and len(biases) == 1 else None
-            if fused is not None:
-                setattr(parent, name, fused)
+
+    def fuse(module: nn.Module) -> nn.Module | None:
+        linears = {n: layer for n, layer in module.named_children() if _is_linear(layer)}
+        fuser = fusers.get(tuple(linears))
+        kinds = {(type(one), one.bias is None) for one in list(linears.values())[:-1]}
+        return fuser(module) if fuser is not None and len(kinds) == 1 else None
+
+    replace_modules(model, fuse)
+
+
+def replace_modules(parent: nn.Module, replace: Callable[[Any], nn.Module | None]) -> int:
+    """Replace modules inside ``parent`` where ``replace`` returns one; returns how many.
+
+    A module is freed before the next one is replaced, so nothing may hold a list of them.
+    """
+    count = 0
+    for name in [name for name, _ in parent.named_children()]:
+        replaced = replace(parent.get_submodule(name))
+        if replaced is None:
+            count += replace_modules(parent.get_submodule(name), replace)
+        else:
+            setattr(parent, name, replaced)
+            release_free_memory()
+            count += 1
+    return count
+
+
+def _is_linear(layer: nn.Module) -> TypeGuard[nn.Linear | QuantizedLinear]:
+    return type(layer) is nn.Linear or isinstance(layer, QuantizedLinear)
 
 
 def _find_rotary_size(model: nn.Module) -> int | None:
@@ -211,8 +235,10 @@ def _is_close(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) 
     )
 
 
-def _concatenate_linears(layers: Sequence[Any]) -> nn.Linear:
-    """One linear layer whose output is the concatenation of all outputs."""
+def _concatenate_linears(layers: Sequence[Any]) -> nn.Module:
+    """One linear layer, of the same kind, whose output is the concatenation of all outputs."""
+    if isinstance(layers[0], QuantizedLinear):
+        return concatenate(layers)
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias for layer in layers]
     fused = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None, device="meta")
@@ -273,25 +299,26 @@ def _pad_row_count(rows: int) -> int:
 
 
 def prepack_linears(model: nn.Module, linear_factory: LinearFactory | None = None) -> None:
-    """Replace all float32 linear layers on the CPU, one after another.
+    """Replace all quantized and float32 linear layers on the CPU, one after another.
 
     ``linear_factory`` makes the new layers; None: PrepackedLinear, if oneDNN is available. The
     other parameters are copied, since all may be views of one memory-mapped file, which keeps the
     original weights in memory until nothing refers to it.
     """
     has_mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if linear_factory is None and not has_mkldnn:
-        return
-    factory, changed = linear_factory or PrepackedLinear, False
-    for parent in list(model.modules()):
-        children: list[tuple[str, Any]] = list(parent.named_children())
-        for name, child in children:
-            weight = _get_linear_weight(child)
-            if weight is not None and _can_prepack(weight):
-                setattr(parent, name, _make_linear(factory, weight, child.bias))
-                changed = True
-    for tensor in (*model.parameters(), *model.buffers()) if changed else ():
-        tensor.data = tensor.data.clone()
+    factory = linear_factory or (PrepackedLinear if has_mkldnn else None)
+
+    def prepack(module: Any) -> nn.Module | None:
+        if isinstance(module, QuantizedLinear):
+            return module.pack()
+        weight = None if factory is None else _get_linear_weight(module)
+        if weight is None or factory is None or not _can_prepack(weight):
+            return None
+        return _make_linear(factory, weight, module.bias)
+
+    if replace_modules(model, prepack):
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
 
 
 def _get_linear_weight(child: Any) -> torch.Tensor | None:
@@ -473,6 +500,7 @@ _UNSUPPORTED_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, Look
 """Errors of a model family that does something else than the packed pass expects."""
 
 
+_COMPARED_TOKENS = 9
 _MIN_CONTEXT = 2 * BLOCK_SIZE
 """The shortest context that is served because of too little memory, in tokens."""
 
@@ -509,6 +537,8 @@ class ModelRunner:
         prepack_linears(model, linear_factory)
         self.cache_bytes_per_token = self._check_first_pass(config.num_hidden_layers)
         """KV cache bytes per token."""
+        self.is_batch_invariant = self._compare_passes()
+        """Whether a token has the same logits in a pass of its own and with those after it."""
 
     def limit_context(self, cache_bytes: int) -> None:
         """Shorten the context to what a KV cache of this size holds. Raises ModelError."""
@@ -548,6 +578,16 @@ class ModelRunner:
             )
         return pool.size_bytes // pool.tokens
 
+    def _compare_passes(self) -> bool:
+        """Whether generated tokens have equal logits together and one by one."""
+        tokens = [i % self.vocabulary_size for i in range(_COMPARED_TOKENS)]
+        pool = BlockPool(2)
+        alone, together = SequenceCache(pool, 1), SequenceCache(pool, 1)
+        self([BatchSegment(alone, tokens[:1], 0), BatchSegment(together, tokens[:1], 0)])
+        expected = [self([BatchSegment(alone, [token])]) for token in tokens[1:]]
+        actual = self([BatchSegment(together, tokens[1:], len(expected))])
+        return torch.equal(torch.cat(expected), actual)
+
     def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
         """The requested logits in float32, one row per token, in the order of the segments."""
         with torch.inference_mode():
@@ -576,18 +616,27 @@ def load_model_runner(
         )
     torch_device = pick_device(device)
     linear_factory = quantize_linear if dtype == "int8" else None
-    if linear_factory is not None and torch_device.type != "cpu":
-        raise ModelError(f"dtype int8 needs a CPU; for {torch_device} choose auto or bfloat16")
-    torch_dtype = pick_dtype("float32" if linear_factory else dtype, torch_device)
-    model = load_weights(
-        AutoModelForCausalLM,
-        location,
-        torch_device,
-        torch_dtype,
-        attn_implementation="eager",
-    ).eval()
+    if dtype in ("int8", "quantized") and torch_device.type != "cpu":
+        raise ModelError(f"dtype {dtype} needs a CPU; for {torch_device} choose auto or bfloat16")
+    if location.is_quantized and torch_device.type != "cpu":
+        raise ModelError(f"the quantized weights of {location.source} need a CPU: set device: cpu")
+    if location.is_quantized:
+        check_quantized_use(location.source, location.task, dtype)
+        model = load_quantized_model(location)
+    else:
+        name = "float32" if dtype in ("int8", "quantized") else dtype
+        model = load_weights(
+            AutoModelForCausalLM,
+            location,
+            torch_device,
+            pick_dtype(name, torch_device),
+            attn_implementation="eager",
+        ).eval()
     length = compute_context_length(model.config.get_text_config(), context)
     freeze_rotary_factors(model, length)
     reference = compute_reference(model, length)
     model.set_attn_implementation(ATTENTION_NAME)
-    return ModelRunner(model, context, linear_factory, reference)
+    runner = ModelRunner(model, context, linear_factory, reference)
+    del reference
+    release_free_memory()
+    return runner

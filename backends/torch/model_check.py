@@ -12,14 +12,16 @@ embedding) are shortened.
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from backends.torch.attention import AttentionParams, BatchSegment
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
+from backends.torch.loader import release_free_memory
 from backends.torch.model_files import ModelError
 
 LONG_TOKENS: Final = 160
@@ -36,6 +38,11 @@ _LOW_PRECISION_TOLERANCE: Final = 0.2
 """Allowed difference of a token's output, relative to its magnitude."""
 _MAX_DIFFERENT: Final = 0.05
 """Allowed share of tokens that differ: a mixture of experts may choose another one by rounding."""
+_SLICE_LOGITS: Final = 1 << 21
+"""How many logits are computed at a time: those of all tokens would take much memory."""
+_SKETCH_SIZE: Final = 512
+_MAX_LOGIT: Final = 1e4
+"""Larger ones are masks, whose sums would overflow."""
 
 
 class ReferenceOutputs(NamedTuple):
@@ -45,7 +52,7 @@ class ReferenceOutputs(NamedTuple):
     layers: list[list[Tensor]]
     """By decoder layer and sequence: (tokens, size)."""
     logits: list[Tensor]
-    """By sequence: (tokens, vocabulary)."""
+    """By sequence: sketches of the logits of all tokens."""
 
 
 def compute_reference(model: Any, context: int) -> ReferenceOutputs:
@@ -59,10 +66,26 @@ def compute_reference(model: Any, context: int) -> ReferenceOutputs:
     try:
         with shorten_lengths(model), torch.inference_mode():
             for sequence in sequences:
-                with _record_layers(model) as layers:
-                    ids = torch.tensor([sequence], device=model.device)
-                    logits.append(model(input_ids=ids, use_cache=False).logits[0].float())
-                outputs.append([output.float() for output in layers])
+                options = {
+                    "input_ids": torch.tensor([sequence], device=model.device),
+                    "use_cache": False,
+                }
+                layers: list[Tensor] = []
+
+                def record(_layer: int, output: Tensor, to: list[Tensor] = layers) -> None:
+                    to.append(output.clone())
+
+                with _record_layers(model, record):
+                    model(**options, logits_to_keep=1)
+                outputs.append(layers)
+                sketches = []
+                with _replay_layers(model, layers[-1:]):
+                    for [part] in _slice_tokens([len(sequence)], vocabulary):
+                        indices = torch.tensor(part, device=model.device)
+                        result = model(**options, logits_to_keep=indices)
+                        sketches.append(_sketch_logits(result.logits[0]))
+                logits.append(torch.cat(sketches))
+                release_free_memory()
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ModelError(f"this model family is not supported: {error}") from error
     by_layer = [list(one) for one in zip(*outputs, strict=True)]
@@ -75,15 +98,16 @@ def check_model(model: Any, run: Any, reference: ReferenceOutputs) -> None:
     ``run`` is the call of the ModelRunner of ``model``.
     """
     tolerance = _TOLERANCES.get(model.dtype, _LOW_PRECISION_TOLERANCE)
-    layers, logits = _run_packed(model, run, reference.sequences)
     classes = [type(layer).__name__ for layer in find_layers(model)]
-    for i, (expected, actual) in enumerate(zip(reference.layers, layers, strict=True)):
-        if not _is_close(expected, actual, tolerance):
+    errors, last_outputs = _run_packed(model, run, reference)
+    for i, layer_errors in enumerate(errors):
+        if not _are_small(layer_errors, tolerance):
             raise ModelError(
                 f"this model family is not supported: layer {i} ({classes[i]}) computes something "
                 "else in a batch than alone with the family's own attention"
             )
-    if not _is_close(reference.logits, logits, tolerance):
+    actual = _compute_packed_logits(model, run, reference.sequences, last_outputs)
+    if not _are_small(map(_measure_errors, reference.logits, actual), tolerance):
         raise ModelError(
             "this model family is not supported: its output layer computes something else in a "
             "batch than alone"
@@ -101,59 +125,122 @@ def find_layers(model: nn.Module) -> Sequence[nn.Module]:
 
 
 def _run_packed(
-    model: Any, run: Any, sequences: Sequence[Sequence[int]]
+    model: Any, run: Any, reference: ReferenceOutputs
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """The outputs of each layer, and the logits, by sequence: computed in two chunks."""
-    pool = BlockPool(sum(-(-len(one) // BLOCK_SIZE) for one in sequences))
-    caches = [SequenceCache(pool, len(one)) for one in sequences]
+    """The errors of each layer, and the outputs of the last one, by sequence.
+
+    The pass is computed in two chunks.
+    """
+    sequences = reference.sequences
+    caches = _make_caches(sequences)
     splits = [len(one) * 3 // 5 for one in sequences]
-    layers: list[list[list[Tensor]]] = [[[] for _ in sequences] for _ in find_layers(model)]
-    logits: list[list[Tensor]] = [[] for _ in sequences]
-    for chunk in range(2):
-        parts = [
-            one[:split] if chunk == 0 else one[split:]
-            for one, split in zip(sequences, splits, strict=True)
-        ]
+    errors: list[list[Tensor]] = [[] for _ in reference.layers]
+    last_outputs: list[list[Tensor]] = [[] for _ in sequences]
+    for starts, stops in (([0] * len(splits), splits), (splits, [len(one) for one in sequences])):
+        spans = [slice(*pair) for pair in zip(starts, stops, strict=True)]
         segments = [
-            BatchSegment(cache, part, len(part)) for cache, part in zip(caches, parts, strict=True)
+            BatchSegment(cache, one[span], 0)
+            for cache, one, span in zip(caches, sequences, spans, strict=True)
         ]
-        sizes = [len(part) for part in parts]
-        with shorten_lengths(model), _record_layers(model) as outputs:
-            found = torch.split(run(segments), sizes)
-        for i, one in enumerate(found):
-            logits[i].append(one)
-        for layer, output in zip(layers, outputs, strict=True):
-            for i, one in enumerate(torch.split(output.float(), sizes)):
-                layer[i].append(one)
-    return (
-        [[torch.cat(parts) for parts in layer] for layer in layers],
-        [torch.cat(parts) for parts in logits],
-    )
+        sizes = [len(one.tokens) for one in segments]
+
+        def compare(layer: int, output: Tensor, spans: Any = spans, sizes: Any = sizes) -> None:
+            for i, part in enumerate(torch.split(output, sizes)):
+                errors[layer].append(_measure_errors(reference.layers[layer][i][spans[i]], part))
+                if layer == len(errors) - 1:
+                    last_outputs[i].append(part.clone())
+
+        with shorten_lengths(model), _record_layers(model, compare):
+            run(segments)
+        release_free_memory()
+    return errors, [torch.cat(parts) for parts in last_outputs if parts]
 
 
-def _is_close(expected: Sequence[Tensor], actual: Sequence[Tensor], tolerance: float) -> bool:
-    """Whether nearly all tokens have the same output, relative to its magnitude."""
-    for one, other in zip(expected, actual, strict=True):
-        errors = (one - other).norm(dim=-1) / one.norm(dim=-1).clamp_min(1e-6)
-        if float((~(errors <= tolerance)).float().mean()) > _MAX_DIFFERENT:  # NaN differs
-            return False
-    return True
+def _compute_packed_logits(
+    model: Any, run: Any, sequences: Sequence[Sequence[int]], last_outputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Sketches of the logits of all tokens, by sequence: computed for all sequences together."""
+    vocabulary = model.config.get_text_config().vocab_size
+    sketches: list[list[Tensor]] = [[] for _ in sequences]
+    for parts in _slice_tokens([len(one) for one in sequences], vocabulary):
+        segments = [
+            BatchSegment(cache, one[: part.stop], len(part))
+            for cache, one, part in zip(_make_caches(sequences), sequences, parts, strict=True)
+        ]
+        outputs = [one[: part.stop] for one, part in zip(last_outputs, parts, strict=False)]
+        with shorten_lengths(model), _replay_layers(model, [torch.cat(outputs)] if outputs else []):
+            logits = torch.split(run(segments), [len(part) for part in parts])
+        for to, one in zip(sketches, logits, strict=True):
+            to.append(_sketch_logits(one))
+    return [torch.cat(parts) for parts in sketches]
+
+
+def _make_caches(sequences: Sequence[Sequence[int]]) -> list[SequenceCache]:
+    pool = BlockPool(sum(-(-len(one) // BLOCK_SIZE) for one in sequences))
+    return [SequenceCache(pool, len(one)) for one in sequences]
+
+
+def _slice_tokens(lengths: Sequence[int], vocabulary: int) -> Iterator[list[range]]:
+    """The positions of each sequence, slice by slice; a slice has about ``_SLICE_LOGITS``."""
+    count = min(-(-sum(lengths) * vocabulary // _SLICE_LOGITS), *lengths)
+    for i in range(count):
+        yield [range(n * i // count, n * (i + 1) // count) for n in lengths]
+
+
+def _sketch_logits(logits: Tensor) -> Tensor:
+    """Sums of logits with random signs: two sketches differ by about as much as their logits do."""
+    size = logits.shape[-1]
+    dice = torch.Generator().manual_seed(size)
+    signs = torch.randint(2, (size,), generator=dice).mul_(2).sub_(1).to(logits.device)
+    signed = logits.float().clamp(-_MAX_LOGIT, _MAX_LOGIT).mul_(signs)
+    padded = pad(signed, (0, -size % _SKETCH_SIZE))
+    return padded.view(len(logits), -1, _SKETCH_SIZE).sum(1)
+
+
+def _measure_errors(expected: Tensor, actual: Tensor) -> Tensor:
+    """The difference of each token's output, relative to its magnitude."""
+    expected, actual = expected.float(), actual.float()
+    errors: Tensor = (expected - actual).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
+    return errors
+
+
+def _are_small(errors: Iterable[Tensor], tolerance: float) -> bool:
+    """Whether nearly all tokens of each part have an error within the tolerance."""
+    shares = [float((~(one <= tolerance)).float().mean()) for one in errors]  # NaN is no small one
+    return all(share <= _MAX_DIFFERENT for share in shares)
 
 
 @contextlib.contextmanager
-def _record_layers(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the output (tokens, size) of each decoder layer of a pass."""
-    outputs: list[Tensor] = []
+def _record_layers(model: nn.Module, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Give the output (tokens, size) of each decoder layer of a pass to ``receive``."""
 
-    def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        outputs.append((output[0] if isinstance(output, tuple) else output)[0].detach().clone())
+    def make_hook(layer: int) -> Any:
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            receive(layer, (output[0] if isinstance(output, tuple) else output)[0].detach())
 
-    hooks = [layer.register_forward_hook(record) for layer in find_layers(model)]
+        return record
+
+    hooks = [
+        layer.register_forward_hook(make_hook(i)) for i, layer in enumerate(find_layers(model))
+    ]
     try:
-        yield outputs
+        yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _replay_layers(model: nn.Module, outputs: Sequence[Tensor]) -> Iterator[None]:
+    """Let the decoder layers return what was recorded, if anything, so that a pass costs little."""
+    layers = find_layers(model) if outputs else ()
+    for layer in layers:
+        vars(layer)["forward"] = lambda *_args, **_options: outputs[0][None]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
 
 
 @contextlib.contextmanager

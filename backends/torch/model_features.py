@@ -1,47 +1,11 @@
-"""What the engine understands of a model, for people and for the gateway."""
+"""What the engine understands of a local model, without starting it."""
 
-from collections.abc import Iterator
-from typing import Literal
-
-from msgspec import Struct
+import msgspec
 
 from backends.torch.model_files import ENGINE_TASKS, ModelError
+from backends.torch.prompt_lookup import describe_drafts
 from backends.torch.settings import TorchSettings
-
-
-class ModelFeatures(Struct, frozen=True, omit_defaults=True):
-    """What the engine understands of a model that generates text, from its chat template."""
-
-    chat: bool = False
-    """Whether it has a chat template."""
-    tool_calls: str | None = None
-    """The family in whose format it writes calls; None: its calls are not understood."""
-    found_by: str | None = None
-    """How that format was found out."""
-    enforced: Literal["always", "with options", "never"] = "never"
-    """When a grammar enforces calls; otherwise they are parsed."""
-    functions_in: Literal["chat template", "system message"] | None = None
-    """What puts the functions into the prompt."""
-    reasoning: str | None = None
-    """The marks around reasoning."""
-    keeps_reasoning: bool = False
-    """Whether earlier reasoning goes back to the model."""
-    problem: str | None = None
-    """Why calls are not understood."""
-
-    def describe(self) -> Iterator[tuple[str, str]]:
-        """Subjects and texts for a person."""
-        yield "chat", "by the chat template" if self.chat else "no: it has no chat template"
-        if self.tool_calls is None:
-            yield "tool calls", f"not understood: {self.problem}"
-        else:
-            yield "tool calls", f"{self.tool_calls} (found by: {self.found_by})"
-            parsed = "; otherwise they are parsed" if self.enforced == "with options" else ""
-            yield "calls are enforced", f"{self.enforced}{parsed}"
-            yield "functions are in", f"the {self.functions_in}"
-        yield "reasoning", self.reasoning or "none"
-        kept = "goes back to the model" if self.keeps_reasoning else "is not in the prompt"
-        yield "earlier reasoning", kept
+from protocols.core.catalog import ModelFeatures
 
 
 def inspect_settings(settings: TorchSettings) -> ModelFeatures | str:
@@ -50,7 +14,9 @@ def inspect_settings(settings: TorchSettings) -> ModelFeatures | str:
         from backends.torch.loaded_model import inspect_model  # noqa: PLC0415
 
         task = ENGINE_TASKS.get(settings.task)
-        return inspect_model(settings.path, task, settings.chat_template)
+        features = inspect_model(settings.path, task, settings.chat_template, settings.context)
+        drafts = describe_drafts(settings.prompt_lookup, is_exact=None)
+        return msgspec.structs.replace(features, prompt_lookup=drafts)
     except ImportError as error:
         return f"missing dependency ({error}): pip install 'interlingua[torch]'"
     except ModelError as error:

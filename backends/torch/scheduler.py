@@ -3,6 +3,18 @@
 The order of sequences is priority, then arrival, then number. If memory runs out, the last sequence
 in that order is preempted: its blocks are freed, and it is recomputed later with the same result.
 Sequences whose client does not read are preempted first, and lose their slot if others wait.
+
+A prompt goes from the fair queue to prefill when there are a slot and blocks for it, is computed in
+chunks beside the running sequences, and then starts its samples. All decisions are made between two
+forward passes, from the state alone: the scheduler waits for nothing and reads no clock.
+
+What must never happen:
+
+- Two sequences that preempt each other in turn: only a later one in the order gives way to an
+  earlier one, and fairness preempts at most once for a tenant
+  in ``FAIR_PREEMPTION_INTERVAL`` steps.
+- A tenant that starves: each gets its turn in the queue, whatever others have sent.
+- A sequence that can never run: what does not fit into an empty cache is rejected at the start.
 """
 
 from collections import Counter, deque
@@ -12,6 +24,7 @@ from msgspec import Struct
 
 from backends.torch.attention import BatchSegment
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool
+from backends.torch.prompt_lookup import DraftSetting
 from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
 
@@ -114,7 +127,7 @@ class FairQueue:
 
 
 FAIR_PREEMPTION_INTERVAL = 16
-"""Steps between two preemptions for fairness, so that each sequence makes progress."""
+"""Steps between two preemptions for one tenant, so that the sequences of others make progress."""
 
 
 class SchedulerConfig(Struct, frozen=True):
@@ -130,6 +143,7 @@ class SchedulerConfig(Struct, frozen=True):
     """Size of the KV cache in bytes; it always holds one sequence of the full context length."""
     share_prefix_cache: bool = False
     """Whether tenants share the prefix cache."""
+    prompt_lookup: DraftSetting = "auto"
 
 
 class PrefillChunk(Struct, frozen=True):
@@ -156,8 +170,14 @@ class Scheduler:
         self.preemption_count = 0
         """How many sequences were preempted."""
         self._step = 0
-        self._fair_preemption_step = -FAIR_PREEMPTION_INTERVAL
-        """The step of the last preemption for fairness."""
+        self._fair_preemption_steps: dict[str | None, int] = {}
+        """By tenant, the step of the last preemption for it, unless that is long ago."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler {len(self.running)} running, {len(self.prefilling)} in prefill,"
+            f" {self.waiting_count} waiting>"
+        )
 
     @property
     def active_count(self) -> int:
@@ -347,7 +367,10 @@ class Scheduler:
         unfair = self._find_unfair_sequence(sequence)
         if unfair is None:
             return False
-        self._fair_preemption_step = self._step
+        earliest = self._step - FAIR_PREEMPTION_INTERVAL
+        self._fair_preemption_steps = {
+            tenant: step for tenant, step in self._fair_preemption_steps.items() if step > earliest
+        } | {_get_tenant(sequence): self._step}
         self._preempt(unfair)
         return True
 
@@ -358,7 +381,8 @@ class Scheduler:
 
         Beams are excluded: they are preempted together, which would cost more than it gives.
         """
-        if self._step - self._fair_preemption_step < FAIR_PREEMPTION_INTERVAL:
+        earlier = self._fair_preemption_steps.get(_get_tenant(sequence))
+        if earlier is not None and self._step - earlier < FAIR_PREEMPTION_INTERVAL:
             return None
         slots = self._count_slots()
         if not slots or slots[_get_tenant(sequence)]:

@@ -26,6 +26,7 @@ from backends.torch.parsed_output import (
     ParsedOutput,
     ParsedReasoning,
 )
+from backends.torch.prompt_lookup import PromptLookup
 from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
 from backends.torch.structured_output import GrammarState
@@ -172,6 +173,8 @@ class TokenSequence:
     """Tokens allowed only if the grammar permits no other."""
     rejection: RequestRejectedError | None = None
     """Why the sequence, and so its request, can't continue."""
+    prompt_lookup: PromptLookup | None = None
+    """Drafts of the next tokens; None for beams."""
 
     needs_logits = False
     scores_prompt = False
@@ -185,6 +188,24 @@ class TokenSequence:
     def context_tokens(self) -> list[int]:
         """The tokens whose keys and values are needed: all but the last."""
         return self.group.prompt + self.output[:-1]
+
+    def draft_tokens(self, limit: int) -> list[int]:
+        """At most ``limit`` likely next tokens, within its memory, its length and its credit."""
+        if self.prompt_lookup is None:
+            return []
+        most = min(
+            limit,
+            self.cache.count_free_slots() - 1,
+            self.max_tokens - len(self.output) - 1,
+            self.group.request.credit - 1,
+        )
+        return self.prompt_lookup.draft(self.output, most)
+
+    def finish_draft(self, drafted: int, accepted: int) -> None:
+        """Adapt further drafts, and forget the keys and values of wrong tokens."""
+        if self.prompt_lookup is not None:
+            self.prompt_lookup.record_result(drafted, accepted)
+        self.cache.truncate(len(self.group.prompt) + len(self.output) - 1)
 
     def fork(self) -> "TokenSequence":
         """A copy that continues separately; it has no KV cache of its own."""

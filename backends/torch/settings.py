@@ -8,6 +8,7 @@ from backends.interfaces import BackendSettings
 from protocols.core.units import (
     ConfigSection,
     DeviceName,
+    Duration,
     PositiveInt,
     Size,
     TemplatePath,
@@ -40,9 +41,16 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     """What the model is used for; by default its files decide."""
     device: DeviceName = "auto"
     """The device that runs the model; ``auto`` is the accelerator if there is one, else the CPU."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    """The number format of the weights; ``auto`` is float32 on a CPU, elsewhere that of the files.
-    ``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "quantized"] = "auto"
+    """The number format of the weights; ``auto`` is float32 on a CPU, elsewhere that of the files;
+    4-bit GPTQ, AWQ and compressed-tensors weights stay quantized.
+    ``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs.
+    ``quantized`` keeps the 4-bit weights of a GGUF file as they are, and makes the finer ones int8:
+    about as large as the file."""
+    keep_alive: Duration | None = None
+    """Load the model at its first request, and unload it after this time without requests; a
+    request of Ollama's API may change the time. By default the model is loaded at start and
+    stays."""
     max_concurrency: PositiveInt = 16
     """How many sequences are computed at a time; further requests wait."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -54,10 +62,17 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     """A context length below the model's own, in tokens of prompt and output; by default the
     model's own."""
     queue: PositiveInt = 256
-    """Limit of waiting prompts; more are rejected as overload."""
+    """Limit of waiting prompts, also of requests that wait for the model to be loaded; more are
+    rejected as overload."""
     prefill_chunk: Annotated[int, Meta(ge=32, le=65536)] = 256
     """Prompt tokens computed in one step. More are faster, but take more memory, and responses that
     are being generated wait longer for their next token."""
+    prompt_lookup: Literal["auto", "off", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15] = (
+        "auto"
+    )
+    """Whether tokens that have occurred before are computed several at a time. ``auto``: if the
+    output stays the same, which is checked when the model is loaded. A number is the most tokens at
+    a time, also for a model whose outputs then differ by rounding."""
     share_prefix_cache: bool = False
     """Whether API keys share the prefix cache. This saves memory and time if all keys belong to one
     trusted group; otherwise a key can find out which prompts another has sent."""

@@ -8,6 +8,7 @@ white space.
 """
 
 import contextlib
+import importlib.util
 import re
 import threading
 from collections import OrderedDict
@@ -23,9 +24,10 @@ from numpy.typing import NDArray
 
 from backends.torch.call_formats import CallFormat
 from backends.torch.grammar_source import GrammarPart, GrammarSource, GrammarWriter, quote_literal
-from backends.torch.ipc import FunctionChoice, FunctionDefinition, OutputFormat
+from backends.torch.ipc import FunctionChoice, FunctionDefinition, OutputRule
 from backends.torch.output_formats import ReasoningMark
 from backends.torch.rejection import RequestRejectedError
+from protocols.core.json_text import decode_json
 
 MAX_CACHED_GRAMMARS: Final = 64
 """Compiled grammars in the cache; the least recently used are evicted."""
@@ -139,6 +141,11 @@ class GrammarCompiler:
             return self._token_table
 
 
+def supports_grammars(tokenizer: Any) -> bool:
+    """Whether outputs of a model with this tokenizer can be constrained."""
+    return bool(tokenizer.is_fast) and importlib.util.find_spec("llguidance") is not None
+
+
 def _build_token_table(tokenizer: Any, vocabulary: int, end_tokens: list[int]) -> Any:
     """The table that llguidance needs of a model's tokens. Raises RequestRejectedError."""
     try:
@@ -172,8 +179,8 @@ def _build_grammar_entry(matcher: Any, part: GrammarPart) -> dict[str, Any]:
 
 
 def _build_named_entry(name: str, grammar: str) -> dict[str, Any]:
-    entries = msgspec.json.decode(grammar, type=dict[str, msgspec.Raw])["grammars"]
-    [entry] = msgspec.json.decode(entries, type=list[dict[str, msgspec.Raw]])
+    entries = decode_json(grammar, kind=dict[str, msgspec.Raw])["grammars"]
+    [entry] = decode_json(entries, kind=list[dict[str, msgspec.Raw]])
     return {**entry, "name": name}
 
 
@@ -198,7 +205,7 @@ def _make_grammar_error(message: str) -> RequestRejectedError:
 # The grammar of an output: its requested format, and the tool calls that it may contain.
 
 
-def build_format_grammar(output_format: OutputFormat) -> GrammarSource:
+def build_format_grammar(output_format: OutputRule) -> GrammarSource:
     """The grammar of an output format. Raises RequestRejectedError."""
     match output_format.kind:
         case "json":
@@ -216,7 +223,7 @@ def build_format_grammar(output_format: OutputFormat) -> GrammarSource:
         case "grammar":
             return (GrammarPart("format", "grammar", output_format.text),)
         case "choice":
-            options = msgspec.json.decode(output_format.text, type=list[str])
+            options = decode_json(output_format.text, kind=list[str])
             if not options:
                 raise RequestRejectedError(
                     "invalid", "the list of choices is empty", param=output_format.param
@@ -229,7 +236,7 @@ def build_format_grammar(output_format: OutputFormat) -> GrammarSource:
 class OutputConstraint(Struct, frozen=True):
     """What a grammar enforces in an output: calls, a format, or one of both, after reasoning."""
 
-    output_format: OutputFormat | None = None
+    output_format: OutputRule | None = None
     function_choice: FunctionChoice | None = None
     functions: tuple[FunctionDefinition, ...] = ()
     """The functions that may be called."""

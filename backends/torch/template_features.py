@@ -21,12 +21,12 @@ from backends.torch.call_formats import (
     ParsedCall,
     detect_by_sign,
 )
-from backends.torch.model_features import ModelFeatures
 from backends.torch.output_formats import ReasoningMark, detect_reasoning_mark
+from protocols.core.catalog import ModelFeatures
 
 Render = Callable[..., str]
 """Renders ``(messages, tools)`` with the template; further arguments are its variables."""
-Evidence = Literal["rendered", "sign", "system message"]
+TemplateEvidence = Literal["rendered", "sign", "system message"]
 REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message in which templates look for earlier reasoning."""
 
@@ -37,7 +37,7 @@ _QUESTION: Final = "probe question"
 _RESULT: Final = "probe result"
 _CALL_ID: Final = "a1b2c3d4e"
 _RENDER_ERRORS: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError,
-                         ValueError, RecursionError)  # fmt: skip
+                         ValueError, RecursionError, SyntaxError, MemoryError)  # fmt: skip
 _SCHEMA: Final = {
     "type": "object",
     "properties": {
@@ -50,6 +50,10 @@ _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {"name": _NAME, "description": "Tells the weather", "parameters": _SCHEMA},
 }
+_TOOL_WITHOUT_DESCRIPTION: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {"name": _NAME, "parameters": _SCHEMA},
+}
 
 
 class TemplateFeatures(Struct, frozen=True):
@@ -57,10 +61,12 @@ class TemplateFeatures(Struct, frozen=True):
 
     call_format: CallFormat | None = None
     """The format of calls; None: it is not known."""
-    evidence: Evidence | None = None
+    evidence: TemplateEvidence | None = None
     """How the format of calls was found out."""
     shows_functions: bool = False
     """Whether the functions are in the prompt; otherwise the system message describes them."""
+    needs_descriptions: bool = False
+    """Whether it fails for a function without a description, as that of gpt-oss does."""
     writes_calls: bool = False
     """Whether earlier calls are in the prompt; otherwise they are written as text."""
     shows_results: bool = False
@@ -78,6 +84,7 @@ def inspect_template(template: str, render: Render) -> TemplateFeatures:
     """Find out what a template supports; ``render`` may raise any error of a template."""
     plain = _try_render(render, _make_messages(), [_TOOL])
     shows_functions = plain is not None and _NAME in plain
+    bare = _try_render(render, _make_messages(), [_TOOL_WITHOUT_DESCRIPTION])
     text_arguments, rendered = False, _render_calls(render, as_text=False)
     if rendered is None and (rendered := _render_calls(render, as_text=True)) is not None:
         text_arguments = True
@@ -92,6 +99,7 @@ def inspect_template(template: str, render: Render) -> TemplateFeatures:
         call_format=call_format,
         evidence=evidence,
         shows_functions=shows_functions,
+        needs_descriptions=plain is not None and bare is None,
         writes_calls=writes_calls,
         # A template that knows nothing of tools just writes their role.
         shows_results=shows_results and (shows_functions or writes_calls),
@@ -104,7 +112,7 @@ def inspect_template(template: str, render: Render) -> TemplateFeatures:
 
 def _find_format(
     template: str, answer: str | None, *, shows_functions: bool
-) -> tuple[CallFormat | None, Evidence | None, str | None]:
+) -> tuple[CallFormat | None, TemplateEvidence | None, str | None]:
     """The format, the evidence, and why there is none."""
     if answer is not None:
         found = _match_format(answer)

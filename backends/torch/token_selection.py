@@ -32,6 +32,7 @@ from backends.torch.ipc import (
 from backends.torch.kv_cache import BLOCK_SIZE
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.output_formats import OutputRules, detect_reasoning_mark
+from backends.torch.prompt_lookup import PromptLookup
 from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import (
     SampledLogprob,
@@ -397,9 +398,13 @@ class _BeamStep:
 class TokenSelector:
     """Selects the next tokens of sequences and emits the resulting events."""
 
-    def __init__(self, model: LoadedModel, emit: Callable[[EngineEvent], None]) -> None:
+    def __init__(
+        self, model: LoadedModel, emit: Callable[[EngineEvent], None], longest_draft: int
+    ) -> None:
+        """``longest_draft``: the most tokens of a draft; 0: no prompt lookup."""
         self._tokenizer = model.tokenizer
         self._context_length = model.runner.context_length
+        self._longest_draft = longest_draft
         self._end_tokens = model.end_tokens
         self._emit = emit
         self.token_bytes = TokenBytes(model.tokenizer)
@@ -439,6 +444,8 @@ class TokenSelector:
             else min(remaining, stopping.max_tokens),
             min_length_forbidden=(*end_tokens, *stopping.stop_token_ids),
         )
+        if self._longest_draft and not group.beam_searches:
+            sequence.prompt_lookup = PromptLookup(group.prompt, self._longest_draft)
         if request.grammar_state is not None:
             sequence.grammar_state = request.grammar_state.copy()
             sequence.discouraged_tokens = tuple(self._end_tokens) if stopping.ignore_eos else ()

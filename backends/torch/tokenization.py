@@ -28,6 +28,7 @@ from backends.torch.tool_calls import (
     build_function_schema,
     build_messages,
 )
+from protocols.core.json_text import decode_json
 
 T = TypeVar("T")
 
@@ -247,9 +248,15 @@ class InputProcessor:
             messages = list(build_messages(turns, functions, features))
             shown = functions if features.shows_functions else ()
             tools = [
-                {"type": "function", "function": build_function_schema(one)} for one in shown
+                {
+                    "type": "function",
+                    "function": build_function_schema(
+                        one, needs_description=features.needs_descriptions
+                    ),
+                }
+                for one in shown
             ] or None
-            arguments = msgspec.json.decode(prompt_input.template_arguments, type=dict[str, Any])
+            arguments = decode_json(prompt_input.template_arguments, kind=dict[str, Any])
             text = self._tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
@@ -268,6 +275,10 @@ class InputProcessor:
             raise RequestRejectedError(
                 "invalid", f"the chat template refuses this: {error}", param="messages"
             ) from error
+        except _DEPTH_ERRORS:
+            raise RequestRejectedError(
+                "invalid", "the chat template is nested too deep, or calls itself", param="messages"
+            ) from None
         # Chat templates contain the special tokens.
         special = prompt_input.special_tokens is True
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
@@ -378,6 +389,8 @@ class InputProcessor:
                 )
 
 
+_DEPTH_ERRORS: Final = (RecursionError, SyntaxError, MemoryError)
+"""Of templates that are nested too deep: of Jinja's parser, and of Python's compiler."""
 _RESERVED_TEMPLATE_ARGUMENTS = frozenset(
     {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message",
      "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "padding", "truncation",

@@ -22,16 +22,20 @@ from backends.torch.parsed_output import (
     make_call_id,
 )
 from backends.torch.template_features import TemplateFeatures
+from protocols.core.call_arguments import read_arguments
+from protocols.core.json_text import decode_json
 
 # --- conversations ------------------------------------------------------------------------------
 
 
-def build_function_schema(function: FunctionDefinition) -> dict[str, Any]:
+def build_function_schema(
+    function: FunctionDefinition, *, needs_description: bool = False
+) -> dict[str, Any]:
     """A function definition for chat templates."""
     schema: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        schema["description"] = function.description
-    return {**schema, "parameters": msgspec.json.decode(function.parameters)}
+    if function.description is not None or needs_description:
+        schema["description"] = function.description or ""
+    return {**schema, "parameters": decode_json(function.parameters)}
 
 
 def build_messages(
@@ -65,7 +69,7 @@ def build_messages(
 
 
 def _build_call(call: FunctionCall, call_format: CallFormat, *, as_text: bool) -> dict[str, Any]:
-    arguments = call.arguments if as_text else _parse_arguments(call.arguments)
+    arguments = call.arguments if as_text else read_arguments(call.arguments)
     return {
         "id": _make_call_id(call.id, call_format),
         "type": "function",
@@ -94,14 +98,6 @@ def _build_message(turn: ChatTurn, features: TemplateFeatures) -> dict[str, Any]
     if turn.reasoning and features.reasoning_key is not None:
         message[features.reasoning_key] = turn.reasoning
     return message if turn.name is None else {**message, "name": turn.name}
-
-
-def _parse_arguments(text: str) -> Any:
-    """The arguments as an object, which chat templates format; unchanged if not valid JSON."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
 
 
 def _make_call_id(call_id: str, call_format: CallFormat) -> str:

@@ -11,10 +11,13 @@ from msgspec import Struct
 from backends.interfaces import Backend, BackendRequest
 from docs.generate.commands import commands_page, metrics_page
 from docs.generate.configuration import configuration_page
+from docs.generate.pairs import pair_table
 from docs.generate.protocols import (
     LossReporter,
     ProtocolProfiles,
     errors_page,
+    header_table,
+    hosted_api_table,
     parameters_page,
     stateful_table,
     worker_tables,
@@ -29,6 +32,7 @@ from gateway.runtime.gateway import build_services
 from protocols import PROTOCOLS
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
+from protocols.openai.hosted_apis import HOSTED_APIS
 
 
 @click.command()
@@ -71,9 +75,23 @@ def generate_pages() -> Mapping[str, str]:
         for profile, adapter in one.profiles.items()
     }
     clients = [one for one in every if registry.serves_clients(one.name)]
+    defaults = {
+        one.name: cast("LossReporter", one.default)
+        for one in every
+        if registry.serves_workers(one.name)
+    }
     tables = worker_tables(clients, {**workers, **_local_backends()})
     return {
-        "protocols.md": "\n".join((parameters_page(clients), stateful_table(clients), tables)),
+        "protocols.md": "\n".join(
+            (
+                parameters_page(clients),
+                stateful_table(clients),
+                header_table(clients),
+                hosted_api_table(HOSTED_APIS),
+                pair_table(clients, {**defaults, **_local_backends()}),
+                tables,
+            )
+        ),
         "errors.md": errors_page(clients),
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(METRIC_GROUPS),

@@ -38,6 +38,7 @@ from protocols.core.request import (
     Tool,
     VideoPart,
 )
+from protocols.openai.hosted_apis import HostedApi
 from protocols.params import Param, ParamTableProvider
 
 _COLUMNS = ("parameter", "internal field", "type", "takes", "default", "null", "note")
@@ -99,6 +100,93 @@ def stateful_table(protocols: Sequence[ProtocolProfiles]) -> str:
             names_by_row.setdefault(row, []).append(protocol.name)
     rows = ((", ".join(names), *row) for row, names in names_by_row.items())
     return _STATEFUL_INTRO + "\n" + table(("protocol", "field", "decision", "why"), rows)
+
+
+_HEADERS_INTRO = """## Headers of requests
+
+The headers that say something to a server of the client's protocol. *forwarded*: workers of the
+same protocol get it if the request is passed through, and it is reported otherwise. *reported*: no
+worker gets it. *handled*: by the gateway, or it says nothing to a model. Any other name with a
+protocol's prefix is reported, as `header.NAME` in `x-interlingua-loss`. A header is **never a
+reason to refuse**, not even with `on_loss: reject`: it allows features or names an account, and
+clients send it with every request, whether it needs that or not (Claude Code sends
+`anthropic-beta`). All other headers, of connections, caches, tracing, browsers and client libraries
+(`cookie`, `traceparent`, `user-agent`, `x-stainless-*`), are no loss. The `headers` of a worker in
+the configuration replace those of clients.
+
+Headers of a worker's responses are not passed on: each says something of one worker or of the
+gateway's account there. Clients get the gateway's own: ids of requests, rate limits of their API
+key, durations, the version that answered; `Retry-After` counts for the gateway and for clients.
+
+Of a worker's event stream, clients get the events, with the names that their protocol has.
+Comments, `id:` and `retry:` are framing of the worker's connection and end at the gateway, since it
+resumes no stream.
+"""
+
+
+def header_table(protocols: Sequence[ProtocolProfiles]) -> str:
+    """The decision on each header of requests."""
+    rows = (
+        (protocol.name, code(name), decision)
+        for protocol in protocols
+        for table_of_headers in (protocol.default.request_headers,)
+        for name, decision in (
+            *table_of_headers.decisions.items(),
+            *((f"{prefix}*", "reported") for prefix in table_of_headers.prefixes),
+        )
+    )
+    return _HEADERS_INTRO + "\n" + table(("protocol", "header", "decision"), rows)
+
+
+_HOSTED_INTRO = """## Hosted APIs
+
+Each is a profile of `openai` for workers ([how to](../howto/hosted-apis.md)). *lacks*: not sent,
+and reported, unless the gateway does it. *partly*: sent, and reported as approximated unless the
+value is the API's own. *adds*:
+parameters of every client. *own fields*: forwarded from OpenAI clients.
+"""
+
+
+def hosted_api_table(apis: Mapping[str, HostedApi]) -> str:
+    """What each hosted API does differently from OpenAI's, with the sources."""
+    head = ("profile", "URL", "lacks", "partly", "adds", "own fields", "other", "sources")
+    rows = (
+        (
+            code(name),
+            code(api.url),
+            *(
+                ", ".join(map(code, names))
+                for names in (sorted(api.lacks), sorted(api.lacks_partly), api.adds, api.forwards)
+            ),
+            "; ".join(_list_api_differences(api)),
+            f"{' '.join(api.sources)}, read on {api.read}",
+        )
+        for name, api in apis.items()
+    )
+    return _HOSTED_INTRO + "\n" + table(head, rows)
+
+
+def _list_api_differences(api: HostedApi) -> Iterator[str]:
+    yield from (f"{code(name)} is {code(wire)}" for name, wire in api.renames.items())
+    if api.max_stop_strings is not None:
+        yield f"at most {api.max_stop_strings} stop strings"
+    if api.max_top_logprobs is not None:
+        yield f"{code('top_logprobs')} up to {api.max_top_logprobs}"
+    match api.earlier_reasoning:
+        case "refused":
+            yield "takes no earlier reasoning"
+        case key:
+            yield f"earlier reasoning as {code(key)}"
+    yield from (
+        f"{code('reasoning_effort')} {code(word)} is {code(other)}"
+        for word, other in api.replaced_efforts.items()
+    )
+    if api.short_call_ids:
+        yield "ids of tool calls have nine letters and digits"
+    if not api.developer_role:
+        yield f"{code('developer')} is {code('system')}"
+    if not api.json_schema:
+        yield "no JSON Schema"
 
 
 def _parameter_section(protocol: ProtocolProfiles) -> str:
@@ -215,13 +303,15 @@ _SECTIONS: Final[Mapping[str, type[Struct]]] = {
 }
 _EXCLUDED: Final = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
-     "labels", "extra", "source", "timeout", "encoding", "tools", "tool_choice",
+     "labels", "extra", "field_extra", "source", "timeout", "encoding", "tools", "tool_choice",
      "legacy_functions", "output", "templating.mode", "response_options.usage",
      "response_options.details", "response_options.timing", *_SECTIONS}
 )  # fmt: skip
 """Fields that concern no worker, and those that have samples below."""
-_EMULATED: Final = "by the gateway"
+EMULATED: Final = "by the gateway"
+REFUSED: Final = "refused"
 _SAMPLES: Final[Mapping[str, Any]] = {
+    "n": 2,  # 1 is what every worker does
     "stopping.overflow": "truncate",
     "overflow": "truncate",
     "reasoning.effort": "low",
@@ -249,14 +339,24 @@ class FieldSample(Struct, frozen=True):
     request: Request
     numeric: bool = False
 
+    @property
+    def base(self) -> GenerationRequest:
+        """The same request without the field."""
+        assert isinstance(self.request, GenerationRequest)  # noqa: S101 - as of generate_samples
+        holder = self.path.partition(".")[0]
+        unset = getattr(
+            _base("completion" if self.request.kind == "completion" else "chat"), holder
+        )
+        return structs.replace(self.request, **{holder: unset})
+
 
 def worker_tables(
     protocols: Sequence[ProtocolProfiles], reporters: Mapping[str, LossReporter]
 ) -> str:
     """What workers support: a table for text, and one for embeddings."""
-    client_names = {one.name: _client_names(one) for one in protocols}
+    client_names = {one.name: list_client_names(one) for one in protocols}
     head = ("field", *(one.name for one in protocols), *(f"→ {name}" for name in reporters))
-    text = _by_label([*_generation("chat"), *_generation("completion")])
+    text = _by_label([*generate_samples("chat"), *generate_samples("completion")])
     vectors = _by_label(_embedding())
     return "\n".join(
         [
@@ -286,7 +386,7 @@ def _field_row(
     return [label, *clients, *(_support(samples, one) for one in reporters.values())]
 
 
-def _client_names(protocol: ProtocolProfiles) -> Mapping[Path, str]:
+def list_client_names(protocol: ProtocolProfiles) -> Mapping[Path, str]:
     """The names of each field in the protocol."""
     wires: dict[Path, dict[str, None]] = {}
     for _, _, rows in protocol.tables():
@@ -313,7 +413,7 @@ def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
 # --- the samples ---------------------------------------------------------------------------------
 
 
-def _generation(kind: Kind) -> Iterator[FieldSample]:
+def generate_samples(kind: Kind) -> Iterator[FieldSample]:
     base = _base(kind)
     for name, (value, numeric) in _values(GenerationRequest, ""):
         yield FieldSample(name, "", structs.replace(base, **{name: value}), numeric)
@@ -395,7 +495,7 @@ def _sample(hint: Any) -> Any:
 
 
 def _support(samples: Sequence[FieldSample], reporter: LossReporter) -> str:
-    support = {_kind(sample): _support_for(sample, reporter) for sample in samples}
+    support = {_kind(sample): find_support(sample, reporter) for sample in samples}
     if len(set(support.values())) == 1:
         return next(iter(support.values()))
     return "; ".join(f"{kind}: {level}" for kind, level in support.items())
@@ -406,17 +506,17 @@ def _kind(sample: FieldSample) -> str:
     return "chat" if chat else "prompts"
 
 
-def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
+def find_support(sample: FieldSample, reporter: LossReporter) -> str:
     stripped, emulated = strip_echo_and_suffix(sample.request)
     inner = cast("Request", stripped)
     if emulated is not None and inner != sample.request:
-        return _EMULATED
+        return EMULATED
     try:
         loss = _find_loss(inner, sample.path, reporter)
     except ClientError:
-        return "refused"
+        return REFUSED
     if loss is not None:
-        return _EMULATED if loss.reason == "emulated" else loss.reason
+        return EMULATED if loss.reason == "emulated" else loss.reason
     if not sample.numeric:
         return "carried"
     match _limit(sample, -_FAR, reporter), _limit(sample, _FAR, reporter):

@@ -5,6 +5,8 @@ GET     /-/ready                        503 while the gateway drains or no backe
 GET     /metrics                        the metrics for Prometheus
 GET     /-/status                       models, statistics, workers, build: see ``status``
 GET     /-/history                      the last 15 minutes of each version: see ``history``
+GET     /-/usage                        sums of requests and tokens; ``?days=30&by=key,model``
+GET     /-/usage/history                6 hours or 7 days of each version; ``?range=6h|7d``
 GET     /-/config                       the configuration with masked secrets, and its file's state
 GET     /-/requests                     the running requests, without their content
 GET     /-/requests/finished            the records of the last 200 finished requests
@@ -26,6 +28,7 @@ files of the web UI are open; for all others the key is checked before the body 
 api          paths, authentication, workers, web UI and playground
 status       the status as JSON, and the merged status of several processes
 history      statistics of the last 15 minutes
+usage        sums and history of the recorded usage, also as CSV
 config_view  the configuration as it was written, with masked secrets
 static/      the files of the web UI
 """

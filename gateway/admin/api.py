@@ -17,16 +17,17 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
-from backends.interfaces import ReportsFailure
 from gateway.admin.application_listener import ApplicationListener, BodyReader
 from gateway.config.schema import AdminConfig, ServerLimitsConfig
 from gateway.explain.report import ExplainRequest, Explanation, format_explanation
 from gateway.http_server.connection import HandleRequest
-from gateway.http_server.overload import BodyBudget
 from gateway.http_server.web_pages import is_local_host, names_local_host
+from gateway.memory import MemoryBudget
+from gateway.routing.failed_models import list_failures, list_loading
 from protocols.core.catalog import Catalog
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import Headers
+from protocols.core.json_text import decode_json
 from protocols.core.units import parse_worker_url as check_url
 from protocols.core.units import split_address
 from protocols.json_body import read_object
@@ -51,7 +52,7 @@ CONNECTION_LIMITS: Final = ServerLimitsConfig(
     body_timeout=_BODY_TIMEOUT,
 )
 """The admin listener's own, apart from those of clients."""
-_BODY_BUDGET: Final = BodyBudget(16 << 20)
+_BODY_BUDGET: Final = MemoryBudget(16 << 20)
 """For the bodies of playground requests."""
 _ERROR_FIELD = re.compile(r"`\$\.(\w+)`|field `([^`]*)`")
 RESPONSE_HEADERS: Final = {
@@ -110,7 +111,7 @@ async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
         raise AdminError(HTTPStatus.REQUEST_TIMEOUT, "the body took too long") from None
     try:
         read_object(body)  # for better error messages
-        return msgspec.json.decode(body, type=kind)
+        return decode_json(body, kind=kind)
     except MalformedRequest as error:
         raise AdminError(HTTPStatus.BAD_REQUEST, error.message) from None
     except msgspec.ValidationError as error:
@@ -216,21 +217,35 @@ class StatusService(Protocol):
         """The request handler of the listener with this index, or None."""
 
 
+class AddsRoutes(Protocol):
+    """A part of the admin API with paths of its own."""
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Add the paths."""
+
+
 class AdminServices(Struct, frozen=True, kw_only=True):
     """The services of an admin listener; a service that is None has no paths.
 
-    ``get_unready_reason`` returns why the gateway is not ready, or None if it is.
+    ``get_unready_reason`` returns why the gateway is not ready, or None if it is;
+    ``list_failed_models`` the models that can't be loaded.
     ``render_metrics`` returns the page for Prometheus.
     """
 
     get_unready_reason: Callable[[], str | None]
     worker_sets: Mapping[str, WorkerSet]
+    list_failed_models: Callable[[], Sequence[str]] = tuple
     render_metrics: Callable[[], bytes] = bytes
     reload_config: Callable[[], Awaitable[ReloadReport]] | None = None
     explain_service: SupportsExplain | None = None
     status_service: StatusService | None = None
     list_experiments: AiohttpHandler | None = None
     """Answers ``GET /-/experiments``."""
+    list_rollouts: AiohttpHandler | None = None
+    """Answers ``GET /-/rollouts``."""
+    usage_api: AddsRoutes | None = None
+    list_listener_urls: Callable[[], Sequence[str]] = tuple
+    """The URLs at which models are served."""
 
 
 class HasReadiness(Protocol):
@@ -241,23 +256,22 @@ class HasReadiness(Protocol):
         """Whether the backend can answer requests."""
 
 
-def get_unready_reason(catalog: Catalog, backends: Mapping[str, HasReadiness]) -> str | None:
-    """Why the gateway is not ready; None if it is. ``backends`` are by name."""
+def get_unready_reason(
+    catalog: Catalog, backends: Mapping[str, HasReadiness], failed_models: Sequence[str] = ()
+) -> str | None:
+    """Why the gateway is not ready; None if it is. ``backends`` are by name.
+
+    ``failed_models`` are those without which it is not ready.
+    """
     if not catalog.ready:
         return "the gateway drains"
+    if failed_models:
+        return f"models can't be loaded: {', '.join(failed_models)}"
     if any(backend.ready for backend in backends.values()):
         return None
-    failures = [f"{name}: {reason}" for name, reason in list_failures(backends).items()]
+    reasons = list_failures(backends) | list_loading(backends)
+    failures = [f"{name}: {reason}" for name, reason in reasons.items()]
     return "; ".join(["no backend is ready", *failures])
-
-
-def list_failures(backends: Mapping[str, object]) -> dict[str, str]:
-    """The backends that failed for good, by name, with their reasons."""
-    return {
-        name: backend.failure
-        for name, backend in backends.items()
-        if isinstance(backend, ReportsFailure) and backend.failure is not None
-    }
 
 
 # Listing, adding and removing workers.
@@ -521,6 +535,10 @@ class AdminServer:
             )
         if services.list_experiments is not None:
             router.add_get("/-/experiments", services.list_experiments)
+        if services.list_rollouts is not None:
+            router.add_get("/-/rollouts", services.list_rollouts)
+        if services.usage_api is not None:
+            services.usage_api.add_routes(router)
         if services.status_service is not None:
             _add_status_routes(router, services.status_service)
         return application
@@ -567,6 +585,8 @@ class AdminServer:
         if self._is_local and not names_local_host(host_header):
             message = "the Host header must be localhost or a loopback address"
             raise AdminError(HTTPStatus.FORBIDDEN, message)
+        if isinstance(request.match_info.http_exception, web.HTTPNotFound):
+            self._reject_client_path(request.path)
         if request.match_info.handler not in self._public_handlers and not (
             self._only_changes_need_key and _is_read(request)
         ):
@@ -580,6 +600,14 @@ class AdminServer:
             # Another site can cause a request without a body, but browsers send its origin.
             raise AdminError(HTTPStatus.FORBIDDEN, "cross-origin requests are not allowed")
         return await handler(request)
+
+    def _reject_client_path(self, path: str) -> None:
+        """Tell clients of models that they have the wrong port, before they are asked for a key."""
+        if path.startswith("/-/") or not (urls := self._services.list_listener_urls()):
+            return
+        place = " and ".join(urls) if self._is_local else "the addresses of the setting listeners"
+        message = f"this is the admin listener; models are served at {place}"
+        raise AdminError(HTTPStatus.NOT_FOUND, message)
 
     def _check_key(self, authorization: str) -> None:
         if self._key_sha256 is None:
@@ -598,7 +626,10 @@ class AdminServer:
         del request
         if (reason := self._services.get_unready_reason()) is not None:
             raise AdminError(HTTPStatus.SERVICE_UNAVAILABLE, reason)
-        return json_response(HTTPStatus.OK, {"status": "ready"})
+        status: dict[str, Any] = {"status": "ready"}
+        if failed := self._services.list_failed_models():
+            status["failed_models"] = failed
+        return json_response(HTTPStatus.OK, status)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         del request

@@ -8,21 +8,20 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import StreamReader, hdrs, web
 
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import LINGER_TIMEOUT
 from gateway.http_server.overload import (
-    BodyBudget,
     ConnectionTracker,
-    build_body_overload,
     get_peer_address,
     is_body_overdue,
 )
 from gateway.http_server.parser import HTTP2_MESSAGE
 from gateway.http_server.sockets import ListenSockets
+from gateway.memory import MemoryBudget
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 
 _SHUTDOWN_TIMEOUT: Final = 1.0
@@ -33,7 +32,7 @@ _SERVER_NAME: Final = "interlingua"
 _HTTP2_PAUSE: Final = "Pause on PRI/Upgrade"
 """What aiohttp's parser, llhttp, says of the first line of HTTP/2."""
 
-AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+BaseHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class BodyReader:
@@ -41,7 +40,7 @@ class BodyReader:
 
     __slots__ = ("_budget", "_limits", "_size")
 
-    def __init__(self, limits: ServerLimitsConfig, budget: BodyBudget) -> None:
+    def __init__(self, limits: ServerLimitsConfig, budget: MemoryBudget) -> None:
         self._limits = limits
         self._budget = budget
         self._size = 0
@@ -52,8 +51,7 @@ class BodyReader:
         declared = raw.content_length or 0
         if declared > limit:
             raise _build_too_large(limit)
-        if not self._budget.has_room(declared):
-            raise build_body_overload()
+        self._budget.ensure_room(declared)
         buffer = bytearray()
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -69,12 +67,12 @@ class BodyReader:
 
     def reserve_memory(self, size: int) -> None:
         """See ``gateway.pipeline.http.HttpRequest``."""
-        self._budget.reserve(size)
+        self._budget.reserve("bodies", size)
         self._size += size
 
     def release(self) -> None:
         """Give the budget back what the body took of it."""
-        self._budget.used -= self._size
+        self._budget.reserve("bodies", -self._size)
         self._size = 0
 
     async def _read_piece(self, content: StreamReader) -> bytes:
@@ -96,18 +94,21 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 class AdminConnection(web.RequestHandler):
     """A client connection with a time limit for its first request."""
 
-    __slots__ = ("_header_timer", "_server", "peer")
+    __slots__ = ("_header_timer", "_open_transport", "_server", "peer")
 
     def __init__(self, server: "LimitedServer", **kwargs: Any) -> None:
         super().__init__(server, **kwargs)
         self._server = server
         self._header_timer: asyncio.TimerHandle | None = None
+        self._open_transport: asyncio.Transport | None = None
+        """The transport until it is closed; aiohttp forgets one with unsent data earlier."""
         self.peer = ""
         """The client's address."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self.peer = self.peer or get_peer_address(transport)
+        self._open_transport = cast("asyncio.Transport", transport)
         super().connection_made(transport)
         if not self._server.tracker.admit(self):
             self.abort()
@@ -119,6 +120,7 @@ class AdminConnection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
         super().connection_lost(exc)
+        self._open_transport = None
         self.stop_header_timer()
         self._server.tracker.release(self)
 
@@ -129,9 +131,9 @@ class AdminConnection(web.RequestHandler):
             self._header_timer = None
 
     def abort(self) -> None:
-        """Close at once."""
-        if self.transport is not None:
-            self.transport.abort()
+        """Close at once, whatever the client has not read."""
+        if self._open_transport is not None:
+            self._open_transport.abort()
 
     def handle_error(
         self,
@@ -160,7 +162,7 @@ def _plain_response(status: int, message: str) -> web.Response:
 class LimitedServer(web.Server):
     """An aiohttp server with limits of connections."""
 
-    def __init__(self, handler: AiohttpHandler, tracker: ConnectionTracker, **kwargs: Any) -> None:
+    def __init__(self, handler: BaseHandler, tracker: ConnectionTracker, **kwargs: Any) -> None:
         super().__init__(
             self._handle_counted,
             handler_cancellation=True,

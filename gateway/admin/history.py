@@ -39,6 +39,9 @@ class VersionCounts(Struct):
     requests: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
     split_requests: int = 0
+    answered_by_fallback: int = 0
+    """Requests sent here that another target answered; ``requests`` are those answered here."""
+    shadow_requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_token: Sequence[int] = (0,) * (len(FIRST_TOKEN_BUCKETS) + 1)
@@ -52,6 +55,8 @@ def count_by_version(
     for (model, version, split), request_stats in stats.items():
         count = counts.setdefault((model, version), VersionCounts())
         count.requests += request_stats.outcomes.total()
+        count.answered_by_fallback += request_stats.answered_by_fallback
+        count.shadow_requests += request_stats.shadow_requests
         if split:
             count.split_requests += request_stats.routed_requests
         for (error,), number in request_stats.errors.items():

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from backends.histogram import Histogram
 from backends.interfaces import Backend
 from gateway import __version__
-from gateway.admin.api import WorkerSet, list_failures
+from gateway.admin.api import WorkerSet
 from gateway.admin.config_view import describe_config
 from gateway.admin.history import (
     SAMPLE_INTERVAL,
@@ -28,11 +28,14 @@ from gateway.admin.history import (
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.http_server.connection import HandleRequest
+from gateway.memory import MemoryBudget, MemoryStatus, merge_memory
 from gateway.observability.record import RequestRecord
 from gateway.observability.stats import RequestStats, StatsKey
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.http import CancellableRequest
+from gateway.routing.failed_models import list_failures
 from gateway.routing.router import Router
+from protocols.core.catalog import ModelState
 from protocols.core.interfaces import Clock
 
 # The status as JSON, and the merged status of several processes. Pure.
@@ -53,7 +56,7 @@ class ListenerStatus(Struct, frozen=True):
     protocols: Sequence[ListenerProtocolStatus]
 
 
-class VersionStatus(Struct, frozen=True):
+class VersionStatus(Struct, frozen=True, omit_defaults=True):
     """A version of a model; ``share`` is its percentage of the traffic split."""
 
     name: str
@@ -61,6 +64,8 @@ class VersionStatus(Struct, frozen=True):
     backend_model: str
     share: int
     ready: bool
+    state: ModelState | None = None
+    """Of a model that the gateway runs itself."""
 
 
 class ModelStatus(Struct, frozen=True):
@@ -76,7 +81,9 @@ class VersionStats(Struct, kw_only=True):
     """Statistics of a version, over all splits.
 
     ``requests`` to ``completion_tokens`` are since the start; the rest is over the last
-    ``GatewayStatus.recent_seconds``. ``first_token_*`` are seconds, of streams; the counts are by
+    ``GatewayStatus.recent_seconds``. ``requests`` are those that the version answered;
+    ``answered_by_fallback`` were sent to it and answered by another target, and
+    ``shadow_requests`` are copies. ``first_token_*`` are seconds, of streams; the counts are by
     the buckets of ``interlingua_time_to_first_token_seconds``, the last one for larger values, and
     the totals are since the start. Without a recent stream the quantiles are since the start.
     """
@@ -87,7 +94,11 @@ class VersionStats(Struct, kw_only=True):
     errors: int
     prompt_tokens: int
     completion_tokens: int
+    answered_by_fallback: int = 0
+    shadow_requests: int = 0
     requests_per_second: float = 0.0
+    fallbacks_per_second: float = 0.0
+    shadows_per_second: float = 0.0
     tokens_per_second: float = 0.0
     first_token_p50: float | None = None
     first_token_p95: float | None = None
@@ -124,6 +135,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
     failures: Mapping[str, str]
     """Why a backend will never be ready, by the backends that failed for good."""
     workers: Mapping[str, Any]
+    memory: MemoryStatus
+    """What is held for clients; over several processes, together."""
 
 
 def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]) -> GatewayStatus:
@@ -142,6 +155,7 @@ def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]
         },
         failures={name: text for one in statuses for name, text in one.failures.items()},
         workers=workers,
+        memory=merge_memory([one.memory for one in statuses]),
     )
 
 
@@ -162,6 +176,10 @@ def _add_stats(left: VersionStats, right: VersionStats) -> VersionStats:
         errors=left.errors + right.errors,
         prompt_tokens=left.prompt_tokens + right.prompt_tokens,
         completion_tokens=left.completion_tokens + right.completion_tokens,
+        answered_by_fallback=left.answered_by_fallback + right.answered_by_fallback,
+        shadow_requests=left.shadow_requests + right.shadow_requests,
+        fallbacks_per_second=left.fallbacks_per_second + right.fallbacks_per_second,
+        shadows_per_second=left.shadows_per_second + right.shadows_per_second,
         requests_per_second=left.requests_per_second + right.requests_per_second,
         tokens_per_second=left.tokens_per_second + right.tokens_per_second,
         first_token_counts=add_counts(left.first_token_counts, right.first_token_counts),
@@ -212,12 +230,17 @@ def _build_version_stats(
         errors=count.errors.total(),
         prompt_tokens=count.prompt_tokens,
         completion_tokens=count.completion_tokens,
+        answered_by_fallback=count.answered_by_fallback,
+        shadow_requests=count.shadow_requests,
         first_token_counts=recent,
         first_token_totals=count.first_token,
     )
     if seconds > 0:
         stats.requests_per_second = (count.requests - baseline.requests) / seconds
         stats.tokens_per_second = (count.completion_tokens - baseline.completion_tokens) / seconds
+        fallbacks = count.answered_by_fallback - baseline.answered_by_fallback
+        stats.fallbacks_per_second = fallbacks / seconds
+        stats.shadows_per_second = (count.shadow_requests - baseline.shadow_requests) / seconds
     return stats.compute_quantiles()
 
 
@@ -269,6 +292,10 @@ class GatewayView(Protocol):
     @property
     def config_data(self) -> bytes:
         """The text that the current configuration was loaded from."""
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What clients make this process hold."""
 
     def set_draining(self, *, on: bool) -> None:
         """See ``gateway.admin.api.StatusService``."""
@@ -359,6 +386,7 @@ class StatusReporter:
                 for name, one in snapshot.backends.items()
                 if isinstance(one, WorkerSet)
             },
+            memory=self._gateway.memory.get_status(),
         )
 
     def get_history(self) -> StatsHistory:
@@ -433,6 +461,7 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
                 version.backend_model,
                 version.share or 0,
                 version.ready,
+                version.state,
             )
             for version in info.versions
         ]

@@ -20,6 +20,7 @@ from jwt.exceptions import PyJWKError, PyJWTError
 from msgspec import Struct
 
 from gateway.config.schema import JwtConfig
+from protocols.core.json_text import decode_json
 
 # Key sets (RFC 7517).
 
@@ -58,7 +59,7 @@ class KeySet(Struct, frozen=True):
 def parse_key_set(body: bytes, algorithms: Collection[str]) -> KeySet:
     """The keys of a set for these algorithms. Raises ValueError if there are none."""
     try:
-        keys = msgspec.json.decode(body, type=_JwkSet).keys[:_MAX_KEYS]
+        keys = decode_json(body, kind=_JwkSet).keys[:_MAX_KEYS]
     except msgspec.DecodeError:
         raise ValueError("the response is not a JWK set") from None
     by_name: dict[KeyName, PyJWK] = {}
@@ -208,8 +209,8 @@ class JwksFetcher:
             if url is None:
                 location = f"{settings.issuer.rstrip('/')}/.well-known/openid-configuration"
                 try:
-                    document = msgspec.json.decode(
-                        await _fetch_body(client, location), type=_DiscoveryDocument
+                    document = decode_json(
+                        await _fetch_body(client, location), kind=_DiscoveryDocument
                     )
                 except msgspec.DecodeError:
                     raise ValueError(f"{location} is not a discovery document") from None

@@ -16,13 +16,14 @@ from gateway.cli.migrate import migrate
 from gateway.cli.models import models
 from gateway.cli.probe import probe
 from gateway.cli.replay import replay
+from gateway.cli.rollout import rollout
 from gateway.cli.serve import serve, worker
 from gateway.cli.usage import usage
 
 _GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Serve": (serve, worker),
     "Write a configuration": (init, check, diff, schema, keys, migrate),
-    "Operate": (explain_command, usage, probe, models),
+    "Operate": (explain_command, rollout, usage, probe, models),
     "Decide by evidence": (ab, replay, compare),
 }
 

@@ -18,16 +18,16 @@ from gateway.cli.usage import parse_since, read_usage_source
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config, map_model_names
+from protocols.core.json_text import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.tools.ab.comparison import Comparison, ComparisonReport
-    from gateway.tools.ab.sources import Evidence, SegmentLabel, UsageQuery
+    from gateway.evidence.sources import Evidence, SegmentLabel, UsageQuery
+    from gateway.evidence.versions import Comparison, ComparisonReport
 
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
-_METHOD_COLUMN: Final = 7
 _PLAN_HEADINGS: Final = ("", "now", "difference", "requests per version")
 
 
@@ -145,12 +145,12 @@ def ab(source: str, **arguments: Any) -> None:
     Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
     usage, a source that can't be read, or nothing to compare.
     """  # noqa: D301 - click reads \b
-    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - only here
+    from gateway.evidence.sources import UsageQuery  # noqa: PLC0415 - as above
+    from gateway.evidence.versions import (  # noqa: PLC0415 - only here
         ComparisonError,
         build_report,
         describe_excluded,
     )
-    from gateway.tools.ab.sources import UsageQuery  # noqa: PLC0415 - as above
 
     options = _Options(**arguments)
     if options.everything and (options.split is not None or options.config is not None):
@@ -176,7 +176,7 @@ def ab(source: str, **arguments: Any) -> None:
     except ComparisonError as error:
         lines = (f"{options.model}: {error}", *describe_excluded(evidence, query))
         raise click.UsageError("\n".join(lines)) from None
-    report = build_report(source, query, evidence, comparison, options.difference / 100)
+    report = build_report(source, query, evidence, comparison)
     if options.as_json:
         click.echo(msgspec.json.encode(report))
     else:
@@ -185,19 +185,21 @@ def ab(source: str, **arguments: Any) -> None:
 
 
 def print_report(report: "ComparisonReport") -> None:
-    click.echo(f"{report.title()}\n")
-    print_table(report.headings(), report.table(), left_aligned=(0, _METHOD_COLUMN))
+    from gateway.evidence.measures import LEFT_COLUMNS  # noqa: PLC0415 - only here
+
+    click.echo(f"{report.title()}\n{report.summary}\n")
+    print_table(report.headings(), report.table(), left_aligned=LEFT_COLUMNS)
     if report.comparison.segments:
         click.echo()
-        _, *values = report.headings()
-        headings = ("", "segment", "judged", "judged", *values[:-1])
+        _, _, *values = report.headings()
+        headings = ("", "segment", "judged", "judged", *values[:-2])
         print_table(headings, report.segment_table(), left_aligned=(0, 1))
     click.echo("\n".join(("", *report.verdict_lines(), "", *report.notes)))
 
 
 def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options: _Options) -> None:
     """Raises ComparisonError."""
-    from gateway.tools.ab.comparison import plan_test  # noqa: PLC0415 - only here
+    from gateway.evidence.versions import plan_test  # noqa: PLC0415 - only here
 
     plan = plan_test(source, query, evidence, options.difference / 100, options.confidence / 100)
     if options.as_json:
@@ -224,9 +226,7 @@ def _resolve_alias(source: str, options: _Options) -> str:
         return options.model
     page = urljoin(source, "/-/status")
     try:
-        status = msgspec.json.decode(
-            AdminClient(page, options.key, "status").get(), type=_StatusModels
-        )
+        status = decode_json(AdminClient(page, options.key, "status").get(), kind=_StatusModels)
     except (click.UsageError, msgspec.DecodeError):  # the page of metrics may lie elsewhere
         return options.model
     names = {alias: model.name for model in status.models for alias in model.aliases}
@@ -235,7 +235,7 @@ def _resolve_alias(source: str, options: _Options) -> str:
 
 def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
     """Raises ComparisonError."""
-    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - as above
+    from gateway.evidence.versions import (  # noqa: PLC0415 - as above
         ComparisonError,
         check_split_ratio,
         compare_versions,
@@ -250,7 +250,9 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
         listed = ", ".join(sorted(evidence.models)) or "none"
         raise ComparisonError(f"no such model; the source has {listed}")
     split, a, b = select_versions(evidence, options.split, options.a, options.b)
-    comparison = compare_versions(evidence, split, (a, b), options.confidence / 100)
+    comparison = compare_versions(
+        evidence, split, (a, b), options.confidence / 100, options.difference / 100
+    )
     if options.config is None:
         return comparison
     name, weights = _weights(options.config, options.model)
@@ -261,7 +263,7 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
 
 def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Evidence":
     """Read the source. Raises UsageError."""
-    from gateway.tools.ab.sources import (  # noqa: PLC0415 - as above
+    from gateway.evidence.sources import (  # noqa: PLC0415 - as above
         SourceError,
         read_source,
         read_usage_rows,

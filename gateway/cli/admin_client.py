@@ -5,6 +5,8 @@ from typing import Final
 import click
 import msgspec
 
+from protocols.core.json_text import decode_json
+
 _TIMEOUT: Final = 10.0
 """In seconds."""
 
@@ -56,7 +58,7 @@ class AdminClient:
         if response.status_code == httpx.codes.OK:
             return response.content
         try:
-            detail = msgspec.json.decode(response.content, type=_ErrorBody).error
+            detail = decode_json(response.content, kind=_ErrorBody).error
         except msgspec.DecodeError:
             raise self.unexpected(response.status_code) from None
         raise click.UsageError(f"{self._page}: {detail.message}")

@@ -25,6 +25,7 @@ from backends.http.interfaces import join_path
 from backends.torch.model_files import EngineTask, ModelError, detect_task, find_local_path
 from gateway.config.loader import ConfigFetcher, ConfigText
 from gateway.config.validate import is_loopback
+from protocols.core.json_text import decode_json
 from protocols.core.units import parse_alias, parse_worker_url
 from protocols.json_body import encode_ascii
 
@@ -286,6 +287,9 @@ _MAX_LISTING_SIZE: Final = 8 << 20
 _MAX_MODELS: Final = 10_000
 
 
+log = logging.getLogger("interlingua")
+
+
 class _ListedModel(Struct):
     id: str
 
@@ -305,22 +309,38 @@ class WorkerProxyFetcher:
         """``url`` is the worker's, whose backend in ``template`` is ``worker``."""
         self._template = template
         self._url = url
-        self._names: Sequence[str] | None = None
+        self._names: Sequence[str] = ()
+        self._is_reported = False
+        """Whether the log tells already that the worker lists no models."""
 
     def __call__(self) -> ConfigText:
         """The current text."""
-        names = list_worker_models(self._url)
-        if names is not None and set(names) != set(self._names or ()):
-            self._names = names
+        try:
+            names = list_worker_models(self._url)
+        except WorkerListingError as error:
+            if not self._is_reported:
+                log.warning("%s: %s; every model name is passed on to it", self._url, error)
+            self._is_reported = True
+        else:
+            self._is_reported = False
+            if set(names) != set(self._names):
+                self._names = names
         if not self._names:
             return self._template
-        config: dict[str, Any] = msgspec.json.decode(self._template.data)
+        config: dict[str, Any] = decode_json(self._template.data)
         config["models"] = {name: {"backend": "worker"} for name in self._names}
         return replace(self._template, data=encode_ascii(config))
 
 
-def list_worker_models(url: str) -> Sequence[str] | None:
-    """The models that a worker lists, and ``*`` if one has no valid name; None if it lists none."""
+class WorkerListingError(Exception):
+    """Why a worker's models are unknown."""
+
+
+def list_worker_models(url: str) -> Sequence[str]:
+    """The models that a worker lists, and ``*`` if one has no valid name.
+
+    Raises WorkerListingError.
+    """
     import httpx  # noqa: PLC0415 - only this command needs it at the start
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
@@ -338,10 +358,17 @@ def list_worker_models(url: str) -> Sequence[str] | None:
             for piece in response.iter_bytes():
                 body += piece
                 if len(body) > _MAX_LISTING_SIZE:
-                    return None
-        listing = msgspec.json.decode(body, type=_ModelListing)
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+                    raise WorkerListingError(f"{path} has over {_MAX_LISTING_SIZE >> 20} MiB")
+        listing = decode_json(body, kind=_ModelListing)
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        raise WorkerListingError(f"{path} gets status {status}, no list of models") from None
+    except httpx.TimeoutException:
+        raise WorkerListingError(f"{path} is not answered in {_LISTING_TIMEOUT:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise WorkerListingError(f"the worker does not answer ({error})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise WorkerListingError(f"{path} is no list of models") from None
     names = dict.fromkeys(model.id for model in listing.data[:_MAX_MODELS])
     valid_names = [name for name in names if _is_model_name(name)]
     return valid_names if len(valid_names) == len(names) else [*valid_names, "*"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 import msgspec
 
+from gateway.cli.models import find_local_models, inspect_local_model, print_features
 from gateway.config.diff import ConfigDiff, NameChanges, TrafficShift, diff_configs
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.jsonschema import build_schema as json_schema
@@ -29,6 +30,13 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--connect", is_flag=True, help="Also check workers, services and listeners.")
+@click.option(
+    "--model",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Also show what the local engine understands of this model.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print errors and findings as JSON.")
 @click.option(
     "--insecure-no-auth",
@@ -36,13 +44,18 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
     is_flag=True,
     help="Accept listeners on other addresses than loopback although no keys are configured.",
 )
-def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
+def check(
+    file: str, *, connect: bool, names: tuple[str, ...], as_json: bool, insecure: bool
+) -> None:
     """Check the configuration FILE, without starting anything.
 
     With --connect, a file without errors is then checked against its environment: DNS, TCP, TLS
     and the protocol of each worker, the addresses and certificates of listeners, Redis, PostgreSQL,
     the issuer of tokens, collectors, installed versions and limits of the system. No check sends a
     request to a model.
+
+    With --model, the tokenizer and the chat template of a local model are read, too, as by
+    `interlingua models show`.
 
     Exit codes: 0 valid, perhaps with warnings, 1 errors in FILE or found by --connect, 2 the file
     can't be read.
@@ -63,12 +76,23 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
         good = click.style("good", fg=_COLOURS["ok"])
         click.echo(f"{file}: {good}: {_format_summary(config)}", color=_choose_colour())
     results = _check_connections(config) if connect else []
+    local_models = {
+        key: (settings, inspect_local_model(settings))
+        for name in names
+        for key, settings in find_local_models(config, name, file).items()
+    }
     if as_json:
         report: dict[str, Any] = {"file": file, "issues": []} | (
             {"warnings": warnings} if warnings else {}
         )
-        click.echo(msgspec.json.encode(report | ({"findings": results} if connect else {})))
+        if connect:
+            report["findings"] = results
+        if names:
+            report["models"] = {key: features for key, (_, features) in local_models.items()}
+        click.echo(msgspec.json.encode(report))
     else:
+        for key, (settings, features) in local_models.items():
+            print_features(key, settings, features)
         for result in results:
             click.echo(_format_finding(result), color=_choose_colour())
     sys.exit(1 if any(result.state == "error" for result in results) else 0)

@@ -22,6 +22,7 @@ from gateway.pipeline.services import GatewayServices
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.runtime.snapshot import ConfigSnapshot
+from protocols.core.json_text import decode_json
 
 _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 
@@ -154,6 +155,6 @@ def _query_admin(
     else:
         response = client.post(msgspec.json.encode(request))
     try:
-        return msgspec.json.decode(response, type=Explanation)
+        return decode_json(response, kind=Explanation)
     except msgspec.DecodeError:
         raise client.unexpected(HTTPStatus.OK) from None

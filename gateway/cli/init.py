@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.cli.built_in import read_built_in_config
+from gateway.cli.console import write_file
 from gateway.cli.keys import create_key
 from gateway.config.errors import ConfigError
 from gateway.config.jsonschema import build_schema
@@ -76,9 +77,9 @@ def init(file: Path, *, force: bool, **options: Any) -> None:
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    file.write_text(text, "utf-8")
+    write_file(file, text)
     schema = msgspec.json.format(msgspec.json.encode(build_schema()), indent=2)
-    file.with_name(SCHEMA_FILE).write_bytes(schema + b"\n")
+    write_file(file.with_name(SCHEMA_FILE), f"{schema.decode()}\n")
     if key is not None:
         click.echo(f"The API key, which is shown only now: {key}")
     click.echo(f"{file} is written. Next: interlingua check --connect {file}")

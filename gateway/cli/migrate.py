@@ -1,11 +1,13 @@
 """``interlingua migrate``: rewrite the configuration of another gateway for this one."""
 
+import os
 import sys
 from pathlib import Path
 
 import click
 import msgspec
 
+from gateway.cli.console import write_file
 from gateway.config.errors import ConfigError
 
 _LEFT_OUT = 3
@@ -33,7 +35,8 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
 
     Models, aliases, weights, fallbacks, timeouts, retries and keys are migrated. Settings that are
     left out, changed or no longer needed are listed on standard error, each with its position in
-    FILE. Secrets stay references to the environment. `interlingua check` accepts the result.
+    FILE. Secrets stay references to the environment, with placeholders for those that are not set,
+    so that `interlingua check` accepts the result.
 
     Exit codes: 0 nothing is left out, 1 nothing is written, 2 wrong usage, 3 written, but something
     is left out.
@@ -41,7 +44,7 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
     from gateway.tools.migrate.litellm import migrate as migrate_config  # noqa: PLC0415 - no other command needs it
 
     try:
-        migration = migrate_config(file.read_bytes(), str(file))
+        migration = migrate_config(file.read_bytes(), str(file), os.environ)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
@@ -52,7 +55,7 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
         click.echo(f"nothing is written: {reason}", err=True)
         sys.exit(1)
     if out is not None:
-        out.write_text(migration.text, "utf-8")
+        write_file(out, migration.text)
     elif not as_json:
         click.echo(migration.text, nl=False)
     if as_json:

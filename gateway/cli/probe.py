@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 from msgspec import Struct
 
+from gateway.cli.console import write_file
 from gateway.config.registry import ProtocolRegistry, describe_type_mismatch
 from protocols import PROTOCOLS
 from protocols.core.interfaces import UpstreamAdapter
@@ -220,12 +221,10 @@ def _report(
     worker = report.ProbedWorker(
         arguments["url"].rstrip("/"), protocol, profile, arguments["model"]
     )
-    if arguments["write"] is not None:
-        arguments["write"].write_text(
-            report.encode_unsupported_parameters(worker, results), "utf-8"
-        )
     if arguments["as_json"]:
         click.echo(report.encode_json(worker, results))
     else:
         click.echo(report.format_summary(results))
+    if arguments["write"] is not None:
+        write_file(arguments["write"], report.encode_unsupported_parameters(worker, results))
     sys.exit(report.exit_code(results))

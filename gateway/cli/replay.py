@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gateway.observability.recording import RecordingReader
-    from gateway.tools.replay.runner import Pace, Replay, ReplayProgress
+    from gateway.tools.replay.runner import Pace, Replay, ReplayProgress, ReplaySide
     from gateway.tools.replay.selection import Estimate, Sampling, Selection
     from gateway.tools.replay.target import ReplayTarget
 
@@ -35,7 +35,8 @@ class _Options(Struct, frozen=True):
     """The options of the command."""
 
     recordings: str
-    to: str | None
+    to: tuple[str, ...]
+    control: str | None
     config: str | None
     model: str | None
     protocol: str
@@ -58,7 +59,15 @@ class _Options(Struct, frozen=True):
 @click.option(
     "--to",
     metavar="TARGET",
-    help="MODEL or MODEL@VERSION of --config, or a worker's URL; by default --config routes.",
+    multiple=True,
+    help="MODEL or MODEL@VERSION of --config, or a worker's URL; by default --config routes. "
+    "Twice: each request goes to both, one right after the other in random order.",
+)
+@click.option(
+    "--control",
+    type=click.Choice(["recorded"]),
+    help="Also send each request to the version of --config that was recorded, as the first of two "
+    "targets.",
 )
 @click.option(
     "--config",
@@ -133,6 +142,7 @@ def replay(**arguments: Any) -> None:
 
     \b
       interlingua replay recordings/ --config gateway.yaml --to chat@2
+      interlingua replay recordings/ --config gateway.yaml --to chat@1 --to chat@2
       interlingua replay recordings/ --to http://127.0.0.1:8001 --model llama3.1 --limit 200
       interlingua replay recordings/ --config new.yaml --pace recorded
 
@@ -141,36 +151,35 @@ def replay(**arguments: Any) -> None:
     --to also without splits, routes and fallbacks. The results are a recording, too; compare both
     with interlingua compare. No tool that a model calls is executed.
 
+    With two targets the results are in the folders a and b of --out, and their times can be
+    compared, since both answered at the same time: interlingua compare OUT.
+
     Ctrl-C stops and keeps the results so far.
 
     Exit codes: 0 all requests were sent, 1 the gateway could not start, 2 wrong usage, 130 stopped.
     """  # noqa: D301 - click reads \b
-    from gateway.tools.replay.runner import Replay, prepare_folder  # noqa: PLC0415 - only here
+    from gateway.tools.replay.runner import Replay  # noqa: PLC0415 - only here
 
     options = _Options(**arguments)
     _check_options(options)
     folder = Path(options.out or f"{options.recordings.rstrip('/')}-replay")
-    try:
-        done = prepare_folder(folder)
-        selection, estimate, models = _select(options, done)
-        target = _build_target(options, models, folder)
-    except OSError as error:
-        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
-    _print_plan(selection, estimate, target.name, folder)
+    sides, selection, estimate = _prepare(options, folder)
+    names = " and ".join(side.target.name for side in sides) or "no target"
+    _print_plan(selection, estimate, names, folder, len(sides))
     if not selection.requests:
         click.echo("There is nothing to send.")
         return
     if sys.stdin.isatty() and not options.yes:
         click.confirm("Send them?", abort=True)
-    with _show_progress(len(selection.requests)) as report:
+    with _show_progress(len(selection.requests) * len(sides)) as report:
         run = Replay(
-            target,
+            sides,
             selection.requests,
-            folder,
             concurrency=options.concurrency
             or (_PACED_CONCURRENCY if options.pace == "recorded" else 8),
             pace=options.pace,
             report=report,
+            seed=options.seed,
         )
         try:
             asyncio.run(_run(run))
@@ -180,14 +189,22 @@ def replay(**arguments: Any) -> None:
     sys.exit(_INTERRUPTED if run.progress.is_interrupted else 0)
 
 
+_MAX_TARGETS: Final = 2
+
+
 def _check_options(options: _Options) -> None:
-    is_worker = options.to is not None and is_url(options.to)
-    if options.config is None and not is_worker:
+    workers = [is_url(target) for target in options.to]
+    needs_config = options.control is not None or not workers or not all(workers)
+    if options.config is None and needs_config:
         raise click.UsageError("--config FILE is needed, or --to with the URL of a worker")
-    if options.config is not None and is_worker:
+    if options.config is not None and not needs_config:
         raise click.UsageError("--config can't be used with the URL of a worker")
-    if options.model is not None and not is_worker:
+    if options.model is not None and not any(workers):
         raise click.UsageError("--model is only for --to with the URL of a worker")
+    if len(workers) + (options.control is not None) > _MAX_TARGETS:
+        raise click.UsageError("at most two targets: --to twice, or once with --control")
+    if options.control is not None and not workers:
+        raise click.UsageError("--control needs --to: the target that it is compared with")
     if options.max_cost is not None and options.prices is None:
         raise click.UsageError("--max-cost needs --prices")
 
@@ -199,14 +216,33 @@ async def _run(run: "Replay") -> None:
     await run.run()
 
 
+def _prepare(options: _Options, folder: Path) -> "tuple[list[ReplaySide], Selection, Estimate]":
+    """What is sent, and to which targets."""
+    from gateway.tools.replay.runner import ReplaySide, prepare_folder  # noqa: PLC0415 - only here
+
+    count = len(options.to) + (options.control is not None)
+    folders = [folder / side for side in "ab"] if count > 1 else [folder]
+    try:
+        done = frozenset[str].intersection(*map(prepare_folder, folders))
+        selection, estimate, models = _select(options, done)
+        targets = _list_targets(options, selection)
+        sides = [
+            ReplaySide(_build_target(options, target, models, place), place)
+            for target, place in zip(targets, folders, strict=bool(targets))
+        ]
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+    return sides, selection, estimate
+
+
 def _select(
     options: _Options, done: frozenset[str]
 ) -> "tuple[Selection, Estimate, frozenset[str]]":
     """The requests to send, what they may take, and the names of the recorded models."""
     from gateway.observability.recording import read_recordings  # noqa: PLC0415 - only here
     from gateway.tools.replay.selection import (  # noqa: PLC0415 - as above
-        Budget,
         Prices,
+        ReplayBudget,
         apply_budget,
         select_requests,
     )
@@ -218,13 +254,28 @@ def _select(
     if reader.skipped_lines:
         click.echo(f"{reader.skipped_lines} damaged lines of the recording are left out.", err=True)
     prices = None if options.prices is None else Prices(*options.prices)
-    budget = Budget(options.max_tokens, options.max_cost, prices)
+    budget = ReplayBudget(options.max_tokens, options.max_cost, prices)
     estimate = apply_budget(selection, budget)
     models = frozenset(recorded.model for recorded in selection.requests if recorded.model)
     return selection, estimate, models
 
 
-def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "ReplayTarget":
+def _list_targets(options: _Options, selection: "Selection") -> list[str | None]:
+    """The targets; None routes as --config says. None at all if no recorded one is known."""
+    if options.control is None:
+        return [*options.to] or [None]
+    if not selection.requests:
+        return []
+    recorded = {(one.model, one.version) for one in selection.requests if one.version}
+    if len(recorded) > 1:
+        listed = ", ".join(sorted(f"{model}@{version}" for model, version in recorded))
+        raise click.UsageError(f"--control recorded: several versions were recorded ({listed})")
+    return [*(f"{model}@{version}" for model, version in recorded or {("", "")}), *options.to]
+
+
+def _build_target(
+    options: _Options, target: str | None, models: frozenset[str], folder: Path
+) -> "ReplayTarget":
     """Raises OSError."""
     from gateway.tools.replay.runner import INCOMING  # noqa: PLC0415 - only here
     from gateway.tools.replay.target import (  # noqa: PLC0415 - as above
@@ -236,18 +287,18 @@ def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "R
 
     incoming = str(folder / INCOMING)
     try:
-        if options.config is None:
-            assert options.to is not None  # noqa: S101 - checked before
+        if target is not None and is_url(target):
             worker = WorkerOptions(
-                options.to,
+                target,
                 options.protocol,
                 options.model,
                 options.worker_key,
                 options.profile,
             )
             return build_worker_target(worker, models, incoming)
+        assert options.config is not None  # noqa: S101 - checked before
         config = load_config(options.config, env=os.environ, insecure=True)
-        return build_config_target(config, options.config, options.to, models, incoming)
+        return build_config_target(config, options.config, target, models, incoming)
     except (ConfigError, TargetError) as error:
         raise click.UsageError(str(error)) from None
 
@@ -255,7 +306,9 @@ def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "R
 # What the command prints.
 
 
-def _print_plan(selection: "Selection", estimate: "Estimate", target: str, folder: Path) -> None:
+def _print_plan(
+    selection: "Selection", estimate: "Estimate", target: str, folder: Path, targets: int
+) -> None:
     click.echo(
         f"{len(selection.requests):,} of {selection.total:,} recorded requests go to {target}; "
         f"results are written to {folder}"
@@ -270,9 +323,10 @@ def _print_plan(selection: "Selection", estimate: "Estimate", target: str, folde
         if count:
             click.echo(f"  {count:,} {text}")
     cost = "" if estimate.cost is None else f", at a cost of {estimate.cost:,.2f}"
+    each = " for each target" if targets > 1 else ""
     click.echo(
         f"  about {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} "
-        f"completion tokens, as they were recorded{cost}"
+        f"completion tokens{each}, as they were recorded{cost}"
     )
 
 
@@ -286,6 +340,11 @@ def _print_result(progress: "ReplayProgress", folder: Path) -> None:
         click.echo(
             f"  {progress.not_sent:,} could not be sent, since no worker could be reached; "
             "the same command sends them again"
+        )
+    if progress.repeated:
+        click.echo(
+            f"  {progress.repeated:,} were sent once more, one at a time, since the worker "
+            "answered 429; only that result counts"
         )
     if progress.unsupported:
         click.echo(

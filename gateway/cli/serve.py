@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -44,7 +45,7 @@ from gateway.config.loader import (
     make_file_fetcher,
 )
 from gateway.observability.access_log import AccessLogWriter, open_access_log
-from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_interpreter
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE, ShutdownSignal
 from protocols.core.errors import WorkerError
 from protocols.json_body import encode_ascii
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 # A gateway in one process, from start to stop.
 
 
-_MAX_SHOWN_MODELS: Final = 20
-"""How many names of models are printed at the start."""
+_PROGRESS_PAUSE: Final = 0.5
+"""Seconds between two updates of the line that tells how far models are loaded."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     has_changed: Callable[[], bool] | None = None
     """Whether to reload the configuration; called now and then in a thread."""
     wait_for_warmup: bool = False
-    """Whether the ports are opened only after every backend has warmed up."""
+    """Whether to wait until every backend is warm, and to fail with the first that fails."""
     handover: str | None = None
     """See ``gateway.runtime.handover``."""
     port_hint: str = "choose another with --port"
@@ -125,8 +126,8 @@ class ServerProcess(Struct, frozen=True):
         if not urls:
             await gateway.stop()
             return 0
-        models = _format_names([info.name for info in gateway.router.list_models()])
-        lines = [f"interlingua serves {models} on {' and '.join(urls)}"]
+        models = [info.name for info in gateway.router.list_models()]
+        lines = [listeners.describe_serving(models, urls)]
         if gateway.admin_server is not None:
             page = listeners.build_ui_url(urls[-1], self.options.admin_key)
             lines.append(f"web UI: {page}")
@@ -168,25 +169,35 @@ class ServerProcess(Struct, frozen=True):
         from gateway.runtime.handover import InheritedSockets  # noqa: PLC0415 - as above
 
         loop = asyncio.get_running_loop()
+        tune_interpreter()
         with InheritedSockets(self.options.handover) as inherited:
             start_task = loop.create_task(
                 gateway.start(inherited, warmed=self.options.wait_for_warmup)
             )
             is_text = self.options.log_format == "text"
-            with show_loading(enabled=self.options.wait_for_warmup, use_status_line=is_text):
-                if not await _wait_for_start(start_task, shutdown.event):
-                    return ()
+            with show_loading(
+                enabled=self.options.wait_for_warmup, use_status_line=is_text
+            ) as show_status:
+                progress_task = loop.create_task(_show_progress(gateway, show_status))
+                try:
+                    if not await _wait_for_start(start_task, shutdown.event):
+                        return ()
+                finally:
+                    progress_task.cancel()
             urls = start_task.result()
-            tune_gc()
+            gc.freeze()
             if handover is not None:
                 handover.listen()
             inherited.confirm_serving()
         return urls
 
 
-def _format_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_SHOWN_MODELS} more" if len(names) > _MAX_SHOWN_MODELS else ""
-    return ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
+async def _show_progress(gateway: "Gateway", show_status: Callable[[str], None]) -> None:
+    """Show which models are being loaded, and how far they are, until cancelled."""
+    while True:
+        if loading := gateway.list_loading_models():
+            show_status("; ".join(f"{name}: {progress}" for name, progress in loading.items()))
+        await asyncio.sleep(_PROGRESS_PAUSE)
 
 
 async def _stop_after_handover(
@@ -299,9 +310,9 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
     """Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
     MODEL is a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub. It is
-    served under its own name, once it is loaded. Without TARGET, a small built-in model is served
-    if torch is installed, and an echo otherwise; TARGET "conformance" serves that of the
-    conformance cases.
+    served under its own name; while it is being loaded, requests get status 503. Without TARGET, a
+    small built-in model is served if torch is installed, and an echo otherwise; TARGET
+    "conformance" serves that of the conformance cases.
 
     \b
       interlingua serve gateway.yaml
@@ -455,8 +466,8 @@ def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: 
 def worker(log_level: str, log_format: LogFormatChoice, *, insecure: bool, **options: Any) -> None:
     """Serve one local model to gateways, with the OpenAI API and the engine's own parameters.
 
-    It listens once the model is loaded. A gateway uses it in a pool with `protocol: openai` and
-    `profile: interlingua`.
+    While the model is being loaded, requests get status 503. A gateway uses it in a pool with
+    `protocol: openai` and `profile: interlingua`.
 
     Exit codes: 0 stopped, 1 the model can't be served or the port is in use, 2 wrong usage.
     """

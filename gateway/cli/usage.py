@@ -66,6 +66,8 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
     names = _parse_group_by(by)
     query = _sum_postgres if source.startswith(_POSTGRES_SCHEMES) else _sum_sqlite
     totals = query(source, names, parse_since(since))
+    if not totals:
+        click.echo("There are no usage rows, or none of that time.", err=True)
     if as_json:
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(total) + b"\n" for total in totals))
     else:
@@ -94,6 +96,8 @@ def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal
 
 
 def _sum_sqlite(file: str, by: Sequence[str], start: float) -> "list[UsageTotal]":
+    if Path(file).is_dir():
+        raise click.UsageError(f"{file} is a folder, not a usage database")
     if not Path(file).is_file():
         raise click.UsageError(f"the file {file} does not exist")
     with _report_sqlite_errors(file):

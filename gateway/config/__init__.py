@@ -5,7 +5,9 @@ yaml_reader         YAML text to a bounded tree of nodes; environment variables
 decoder             the tree to the Structs
 errors              ConfigError, positions, suggestions
 loader              read, decode, validate, fill in defaults
-validate            cross references: listeners, models, splits, routes, fallbacks, keys, limits
+validate            cross references: listeners, models, splits, fallbacks, keys, limits
+validate_routes     routes: unknown names, routes that never match
+validate_pools      pools: the workers' sources, credentials, headers
 validate_backends   checks that need the machine: files, TLS, installed packages, protocols
 validation_context  what every check needs: positions and the registry
 registry            what checks must know of protocols and backends: profiles, options, templates

@@ -24,6 +24,7 @@ from gateway.config.errors import (
 )
 from gateway.config.schema import ApiKeyConfig, KeyRateLimitConfig
 from gateway.config.yaml_reader import MAX_FILE_SIZE, compose_yaml, decode_utf8
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.units import NonEmptyStr, parse_name, parse_sha256
 
 _KEY_TYPE: Final = msgspec.inspect.type_info(ApiKeyConfig)
@@ -44,7 +45,7 @@ class _PlainKey(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     feedback_on_all_keys: bool = False
 
 
-_DECODER: Final = msgspec.json.Decoder(_PlainKey)
+_DECODER: Final = JsonDecoder(_PlainKey)
 
 
 class KeyFile:
@@ -148,7 +149,7 @@ class KeyFile:
         _, line = self._lines[index]
         decoder = ConfigDecoder(collector, self._env)
         try:
-            msgspec.json.decode(line)
+            decode_json(line)
         except msgspec.DecodeError as error:
             collector.add(DOCUMENT_START, f"the line is not a JSON object: {error}")
             return UNSET, {(): SourceLocation(DOCUMENT_START)}

@@ -1,7 +1,8 @@
 """Listeners: their identity across configurations, changes that need a restart, their URLs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from gateway.config.errors import ConfigPath
 from gateway.config.schema import Config, ListenerConfig
@@ -44,6 +45,16 @@ def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str
         if (current_listener.tls is None) != (listener.tls is None):
             message = "turning TLS on or off needs a restart or another port"
             yield ("listeners", number, "tls"), message
+
+
+_MAX_SHOWN_MODELS: Final = 20
+
+
+def describe_serving(models: Sequence[str], urls: Sequence[str]) -> str:
+    """What is served where, for people; no ``models``: whatever the clients name."""
+    more = len(models) - _MAX_SHOWN_MODELS
+    names = ", ".join(models[:_MAX_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
+    return f"interlingua serves {names or 'every model name'} on {' and '.join(urls)}"
 
 
 def build_ui_url(admin_url: str, key: str | None) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from backends.interfaces import Timeouts
 from backends.pool.settings import PoolSettings, RetrySettings, WorkerSourceSettings
-from gateway.config import validate
+from gateway.config import validate, validate_pools
 from gateway.config.decoder import ConfigDecoder, SourceLocation
 from gateway.config.errors import (
     DOCUMENT_START,
@@ -207,7 +207,7 @@ def load_worker_list(
         compose_yaml(decode_utf8(data, filename), collector), _WORKER_LIST_TYPE
     )
     if is_set(workers):
-        validate.check_listed_workers(
+        validate_pools.check_listed_workers(
             workers, ValidationContext(collector, reader.locations, ProtocolRegistry(PROTOCOLS))
         )
     if collector.issues:

@@ -4,6 +4,7 @@ This is the only module of the configuration that runs their code: it creates th
 protocols and compiles chat templates. Each protocol is imported when the configuration names it.
 """
 
+import functools
 import importlib
 import inspect
 import typing
@@ -23,6 +24,8 @@ _TYPE_NAMES: Mapping[Any, str] = {
     float: "a number",
     str: "a string",
 }
+
+_CACHE_SIZE = 256
 
 
 EndpointKey = tuple[str, str]
@@ -116,14 +119,7 @@ class ProtocolRegistry:
 
     def get_options(self, name: str) -> Mapping[str, Any]:
         """The types of a protocol's own options, by name: the other parameters of its adapter."""
-        init = self.load_adapter_class(name).__init__  # type: ignore[misc]
-        hints = typing.get_type_hints(init)
-        return {
-            parameter.name: hints.get(parameter.name, Any)
-            for parameter in inspect.signature(init).parameters.values()
-            if parameter.name not in _RESERVED_PARAMS
-            and parameter.kind is not parameter.VAR_KEYWORD
-        }
+        return _list_options(self.load_adapter_class(name))
 
     def get_model_options(self, name: str) -> Mapping[str, Any] | None:
         """The types of a protocol's model options, by name; None if it does not declare them."""
@@ -136,12 +132,12 @@ class ProtocolRegistry:
 
         Raises ValueError for options that the adapter rejects.
         """
-        keys = set()
-        for endpoint in self.create_adapter(name, profile, options).endpoints:
-            steps = endpoint.path.split("/")
-            path = "/".join("{}" if step.startswith("{") else step for step in steps)
-            keys.add((endpoint.method, path))
-        return frozenset(keys)
+        adapter_class = self.load_adapter_class(name)
+        return _list_endpoints(adapter_class, profile, frozenset(options.items()))
+
+    def get_path_prefixes(self, name: str, profile: str | None) -> tuple[str, ...]:
+        """The paths that the protocol adds to a worker's URL."""
+        return _get_path_prefixes(self.load_adapter_class(name), profile)
 
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, Any]
@@ -149,6 +145,38 @@ class ProtocolRegistry:
         """Create the adapter of a protocol."""
         adapter: ClientAdapter = self.load_adapter_class(name)(profile, **options)
         return adapter
+
+
+# What the checks read of an adapter depends on its class and options alone, and a file may name the
+# same protocol many times.
+
+
+@functools.cache
+def _list_options(adapter_class: type) -> Mapping[str, Any]:
+    init = adapter_class.__init__  # type: ignore[misc]
+    hints = typing.get_type_hints(init)
+    return {
+        parameter.name: hints.get(parameter.name, Any)
+        for parameter in inspect.signature(init).parameters.values()
+        if parameter.name not in _RESERVED_PARAMS and parameter.kind is not parameter.VAR_KEYWORD
+    }
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _list_endpoints(
+    adapter_class: type, profile: str | None, options: frozenset[tuple[str, Any]]
+) -> frozenset[EndpointKey]:
+    keys = set()
+    for endpoint in adapter_class(profile, **dict(options)).endpoints:
+        steps = endpoint.path.split("/")
+        path = "/".join("{}" if step.startswith("{") else step for step in steps)
+        keys.add((endpoint.method, path))
+    return frozenset(keys)
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _get_path_prefixes(adapter_class: type, profile: str | None) -> tuple[str, ...]:
+    return tuple(adapter_class(profile).path_prefixes)
 
 
 def find_template_error(path: str) -> str | None:

@@ -98,9 +98,10 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     gets status 413."""
     header: Size = 16 << 10
     """The largest head of a request: its request line and headers."""
-    buffered_bodies: Size = 512 << 20
-    """Memory for the bodies of all requests together, and for the stored responses that they refer
-    to; beyond that, requests get status 503."""
+    memory: Size = 512 << 20
+    """Memory for clients, all together: bodies of requests and the stored responses that they refer
+    to, responses that clients do not read, recordings until they are written, and connections.
+    Beyond that, the slowest clients are disconnected, and requests get status 503."""
     connections: PositiveInt = 10_000
     """Limit of client connections of each listener, at most half of the process's limit of open
     files, since each may need one to a worker. At the limit, a new connection closes the one that
@@ -124,6 +125,9 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     """How long the gateway keeps serving after SIGTERM, so that load balancers notice."""
     drain_timeout: Duration = 60.0
     """How long running requests may take to finish at shutdown, after ``shutdown_delay``."""
+    model_memory: Size | None = None
+    """Memory for all local models with ``keep_alive`` together. A model that does not fit beside
+    the others has the one unloaded that was used least recently. By default there is no limit."""
     warmup_timeout: Duration = 120.0
     """How long a reload waits for a new backend, such as for a model to be loaded."""
 
@@ -179,7 +183,7 @@ StoreFailurePolicy = Literal["local", "open", "closed"]
 
 
 class SharedStateConfig(ConfigSection, frozen=True):
-    """A Redis server that holds the rate limits of several gateways."""
+    """A Redis server that holds the rate limits and rollouts of several gateways."""
 
     redis: Secret
     """The server's URL, which may contain a password and is never shown: redis://HOST:6379/0, with
@@ -479,6 +483,10 @@ class DefaultsConfig(ConfigSection, frozen=True):
     """What happens to a request with images, audio, videos or files that its target can't see: it
     gets status 400 (``refuse``), or it is served without them and ``on_loss`` applies
     (``report``)."""
+    stream_usage: bool = True
+    """Whether workers are asked for the usage of each stream, for budgets, usage rows and metrics.
+    A client that did not ask for it does not get it. ``false`` changes nothing in a request that is
+    passed through, and estimates the usage that no worker reports."""
     limits: KeyRateLimitConfig | None = None
     """Rate limits of each key that has none of its own, and of each token's client. Without keys
     and tokens they apply to all clients together."""
@@ -527,6 +535,115 @@ class TrafficSplitConfig(ConfigSection, frozen=True, kw_only=True):
     sticky: Annotated[tuple[StickySource, ...], Meta(min_length=1)] | None = None
     """Sources of the user's identity. The first one that a request has assigns it to a version,
     always the same one; a request without any, as by default, is assigned at random."""
+
+
+class RolloutStepConfig(ConfigSection, frozen=True):
+    """What a step of a rollout needs before the next one."""
+
+    requests: PositiveInt = 200
+    """The least number of requests to the version in the step."""
+    time: Duration = 600.0
+    """How long the step lasts at least."""
+
+
+class IncreaseConfig(ConfigSection, frozen=True, kw_only=True):
+    """How much higher than the other versions' a measure may be."""
+
+    max_increase: Share
+    """Of errors, in points of the share of failed requests; of a time, relative to the others'."""
+
+
+class DecreaseConfig(ConfigSection, frozen=True, kw_only=True):
+    """How much lower than the other versions' a share of feedback may be."""
+
+    max_decrease: Share
+    """In points of the share."""
+
+
+class CompareGuardrailsConfig(ConfigSection, frozen=True):
+    """Shares of good responses, as ``interlingua compare`` measures them; of those that apply."""
+
+    json_valid: DecreaseConfig | None = None
+    """The text is JSON, where the request requires that."""
+    tool_calls: DecreaseConfig | None = None
+    """The model calls a tool, where the request has some."""
+    tool_arguments: DecreaseConfig | None = None
+    """The arguments of all calls fit the schemas of the request's tools."""
+    stop_strings: DecreaseConfig | None = None
+    """The text has none of the request's stop strings."""
+    not_truncated: DecreaseConfig | None = None
+    """No choice ends at the limit of tokens."""
+    not_refused: DecreaseConfig | None = None
+    """The text does not begin as a refusal, in English, and is not marked as one."""
+    not_empty: DecreaseConfig | None = None
+    """There is text or a tool call."""
+
+    def list_limits(self) -> Mapping[str, DecreaseConfig]:
+        """The guardrails that are set, by the name of their measure."""
+        limits = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return {name: limit for name, limit in limits if limit is not None}
+
+
+class GuardrailsConfig(ConfigSection, frozen=True):
+    """What must not get worse. A guardrail is breached once that is known with certainty."""
+
+    errors: IncreaseConfig | None = None
+    """The share of requests that fail, other than by the client's fault; with those that a fallback
+    then answers."""
+    first_token_p50: IncreaseConfig | None = None
+    """The median of the time to the first token: it shows a slower version soonest."""
+    first_token_p95: IncreaseConfig | None = None
+    """The 95th percentile of the time to the first token of streams."""
+    duration_p50: IncreaseConfig | None = None
+    """The median of the time that successful requests take."""
+    duration_p95: IncreaseConfig | None = None
+    """Their 95th percentile."""
+    feedback: Mapping[Name, DecreaseConfig] = {}
+    """Feedback by its name: booleans, or numbers from 0 to 1."""
+    compare: CompareGuardrailsConfig = CompareGuardrailsConfig()
+    """What the gateway measures of complete responses."""
+
+    def list_times(self) -> Mapping[str, IncreaseConfig]:
+        """The guardrails of times that are set, by their names: COLUMN_pPERCENT."""
+        names = ("first_token_p50", "first_token_p95", "duration_p50", "duration_p95")
+        limits = ((name, getattr(self, name)) for name in names)
+        return {name: limit for name, limit in limits if limit is not None}
+
+
+class RolloutConfig(ConfigSection, frozen=True, kw_only=True):
+    """A guarded rollout: the gateway raises a version's share step by step, or goes back.
+
+    It needs a ``split`` with the other versions, and ``observe.usage``. All gateways and processes
+    share its state: in PostgreSQL, if the usage rows are there; else in the Redis server of
+    ``state``; else in the SQLite file of the usage rows. ``interlingua rollout`` shows and steers
+    it.
+    """
+
+    to: Name
+    """The version that is rolled out."""
+    steps: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] = (1, 5, 25, 100)
+    """Its share of the split in each step, in percent, rising. At 100 the rollout is complete; a
+    last step below 100 is held at its share, and its guardrails are still checked."""
+    start_with: Literal["split", "shadow"] = "split"
+    """``shadow``: before the first step, the model's ``shadow`` traffic to the version decides: its
+    responses count instead of requests of the split, of which the version gets none."""
+    step_at_least: RolloutStepConfig = RolloutStepConfig()
+    """What a step needs before the next one."""
+    step_at_most: Duration = 86400.0
+    """A step that lasts longer holds, with its share."""
+    guardrails: GuardrailsConfig = GuardrailsConfig()
+    """What must not get worse."""
+    require: Literal["no_breach", "proof"] = "no_breach"
+    """What ends a step: that no guardrail is breached, or that it is proven of each that the
+    version is not worse than it may be. Feedback counts only once users get the version: copies of
+    requests have none."""
+    on_breach: Literal["rollback", "hold"] = "rollback"
+    """Whether a breach sends no more requests to the version, or keeps the share."""
+    webhook: Secret | None = None
+    """A URL to which each move is posted as JSON: a new step, a rollback, a command. It is never
+    shown. One gateway posts it, at most three times within 30 s; requests don't wait for it."""
+    check_every: Duration = 10.0
+    """How often the guardrails are checked, and the split follows the shared state; at least 1s."""
 
 
 class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
@@ -613,6 +730,8 @@ class ModelConfig(ConfigSection, frozen=True):
     request that pins a version has no fallback."""
     fallback_requires_access: bool = False
     """Whether to skip fallback models that the request's API key or token may not use."""
+    rollout: RolloutConfig | None = None
+    """A guarded rollout of a version; by default none."""
     shadow: ShadowConfig | None = None
     """Shadow traffic to another version or model; by default none."""
     record: RecordConfig | None = None
@@ -626,6 +745,10 @@ class ModelConfig(ConfigSection, frozen=True):
             return self.versions
         assert self.backend is not None  # noqa: S101 - the loader refuses a model without a target
         return {"1": TargetConfig(backend=self.backend, model=self.model)}
+
+    def get_split_name(self, model: str) -> str:
+        """The name of the split of this ``model``."""
+        return model if self.split is None or self.split.name is None else self.split.name
 
     def resolve_weights(self) -> Mapping[str, int]:
         """Each version's weight; without a split, one version has them all."""
@@ -773,6 +896,10 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     """The admin listener; by default none."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits of the server."""
+    health: Literal["serving", "strict"] = "serving"
+    """What health checks report while a model can't be loaded, or is not loaded yet. ``serving``:
+    success, and which models failed or are being loaded; while all of them are, status 503.
+    ``strict``: status 503. Only ``/-/ready`` of ``admin`` fails if no backend is ready."""
     defaults: DefaultsConfig = DefaultsConfig()
     """Defaults of pools, models and keys."""
     backends: Annotated[Mapping[Name, BackendConfig], Meta(min_length=1)]
@@ -789,8 +916,8 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     identity: JwtConfig | None = None
     """Authentication by JSON Web Tokens; by default none."""
     state: SharedStateConfig | None = None
-    """A Redis server that holds the rate limits of several gateways; by default each gateway has
-    its own."""
+    """A Redis server that holds the rate limits and rollouts of several gateways; by default each
+    gateway has its own."""
     stored_responses: ResponseStoreConfig = ResponseStoreConfig()
     """Where responses are stored that later requests may refer to by id."""
     observe: ObservabilityConfig = ObservabilityConfig()

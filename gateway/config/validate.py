@@ -2,14 +2,14 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any, Final
 
-from backends.pool.settings import PoolSettings, WorkerAuthSettings, WorkerSourceSettings
-from gateway.config import validate_backends
-from gateway.config.errors import ConfigPath, join_names, quote, suggest_name
+from backends.pool.settings import PoolSettings
+from gateway.config import validate_backends, validate_pools
+from gateway.config.errors import ConfigPath, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
 from gateway.config.schema import (
     ApiKeyConfig,
@@ -18,18 +18,21 @@ from gateway.config.schema import (
     ListenerConfig,
     ModelConfig,
     RecordConfig,
-    RouteConfig,
-    RouteMatchConfig,
     TrafficSplitConfig,
     is_numeric_version,
     map_model_names,
 )
+from gateway.config.validate_routes import WILDCARD_MODEL, check_routes, matches_wildcard
 from gateway.config.validation_context import ValidationContext, is_set
-from protocols.core.units import has_dot_segment, parse_ip, split_address
+from protocols.core.units import format_duration, has_dot_segment, parse_ip, split_address
 
 # Listeners.
 
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
+
+
+_ALLOWED_HOST: Final = re.compile(r"\*|\[[0-9A-Fa-f:.]+\]|[\w-]+(\.[\w-]+)*", re.ASCII)
+"""A name, an address, or every name; IPv6 in brackets, as in ``Host``."""
 
 
 def check_listeners(config: Config, context: ValidationContext, *, insecure: bool) -> None:
@@ -60,6 +63,13 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
                 (*path, "proxy_protocol"),
                 "anyone could name another address: set trusted_proxies to the proxies' networks",
             )
+        for number, host in enumerate(listener.allowed_hosts):
+            if is_set(host) and not _ALLOWED_HOST.fullmatch(host):
+                message = "no Host can match this: write a name alone, such as gateway.example"
+                context.add_issue(
+                    (*path, "allowed_hosts", number),
+                    f"{message}, without scheme, port, path, blank or final dot; * is every name",
+                )
         if is_set(listener.address):
             _check_listen_address(listener.address, (*path, "address"), addresses, context)
             if not insecure and _has_no_auth(config) and not is_loopback(listener.address):
@@ -227,7 +237,7 @@ def _check_model_limits(
     names_by_owner: dict[str, str] = {}
     for name in limits.models or ():
         at = (*path, "models", name)
-        if name not in owners and not _matches_wildcard(name, owners):
+        if name not in owners and not matches_wildcard(name, owners):
             message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
             context.add_issue(at, message, key=True)
         elif (owner := owners.get(name, name)) in names_by_owner:
@@ -236,266 +246,6 @@ def _check_model_limits(
         else:
             names_by_owner[owner] = name
     return list(names_by_owner.values())
-
-
-# Routes.
-
-_WILDCARD_MODEL = "*"
-
-
-def _matches_wildcard(name: str, names: Iterable[str]) -> bool:
-    """Whether a model for every name with some beginning serves this name."""
-    return any(
-        other.endswith(_WILDCARD_MODEL) and name.startswith(other.removesuffix(_WILDCARD_MODEL))
-        for other in names
-    )
-
-
-def check_routes(config: Config, context: ValidationContext) -> None:
-    """Report routes with unknown names, and routes that never match."""
-    if not is_set(config.routes):
-        return
-    numbers_by_name: dict[str, int] = {}
-    for n, rule in enumerate(config.routes):
-        if is_set(rule) and is_set(rule.name) and numbers_by_name.setdefault(rule.name, n) != n:
-            message = (
-                f"routes[{numbers_by_name[rule.name]}] has the same name; each rule has its own"
-            )
-            context.add_issue(("routes", n, "name"), message)
-    rules = _RouteValidator(config, context)
-    earlier: list[tuple[int, RouteMatchConfig]] = []
-    for n, rule in enumerate(config.routes):
-        if not is_set(rule):
-            continue
-        rules.check_target(rule, ("routes", n, "to"))
-        if is_set(rule.when) and rules.check_match(rule.when, ("routes", n, "when")):
-            rules.check_reachable(rule.when, earlier, ("routes", n))
-            if rule.when.share in (None, 1):
-                earlier.append((n, rule.when))
-
-
-class _RouteValidator:
-    """Validates routes. Names that could not be read are None and are not reported again."""
-
-    def __init__(self, config: Config, context: ValidationContext) -> None:
-        self._context = context
-        self._models = _get_models(config)
-        self._owners = None if self._models is None else map_model_names(self._models)
-        self._keys = _get_keys(config)
-        self._keys_by_tag = _group_keys_by_tag(self._keys)
-        self._listener_protocols = _list_listener_protocols(config)
-
-    def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
-        """Report a target that does not exist."""
-        target = rule.to
-        if not is_set(target):
-            return
-        if target.model is None and target.version is None:
-            self._context.add_issue(
-                path, "the route has no target; give it a model, a version, or both"
-            )
-        elif is_set(target.model) and (target.model or "").endswith(_WILDCARD_MODEL):
-            message = "the wildcard model cannot be a target; name a model"
-            self._context.add_issue((*path, "model"), message)
-        elif self._check_name(target.model, self._owners, "there is no model", (*path, "model")):
-            model_name = rule.when.model if is_set(rule.when) else ""
-            if target.version is not None and is_set(target.version):
-                self._check_version(target.version, target.model or model_name, (*path, "version"))
-
-    def check_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Report conditions that can't be met. Returns False if an issue was reported."""
-        results = [
-            self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
-            self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
-            self._check_name(when.tag, self._keys_by_tag, "no key has the tag", (*path, "tag")),
-            self._check_protocol(when.protocol, (*path, "protocol")),
-            self._check_headers(when.header, (*path, "header")),
-            is_set(when.body) and all(map(is_set, when.body.values())),
-            is_set(when.share),
-        ]
-        return all(results) and self._check_key_match(when, path)
-
-    def check_reachable(
-        self,
-        conditions: RouteMatchConfig,
-        earlier: list[tuple[int, RouteMatchConfig]],
-        path: ConfigPath,
-    ) -> None:
-        """Report a route whose requests are all matched by earlier routes."""
-        models = [conditions.model] if conditions.model is not None else list(self._models or ())
-        rule_numbers: set[int] = set()
-        for model in models:
-            matching = (
-                n
-                for n, one in earlier
-                if self._applies_to(one, model) and self._covers(one, conditions)
-            )
-            rule_number = next(matching, None)
-            if rule_number is None:
-                return
-            rule_numbers.add(rule_number)
-        if not rule_numbers:  # the models could not be read
-            return
-        names = " and ".join(f"routes[{n}]" for n in sorted(rule_numbers))
-        self._context.add_issue(
-            path,
-            f"the route never matches: {names} match all its requests before; "
-            "move it up, or remove it",
-        )
-
-    # --- names ------------------------------------------------------------------------------------
-
-    def _check_name(
-        self,
-        name: str | None,
-        names: Mapping[str, object] | None,
-        message_start: str,
-        path: ConfigPath,
-    ) -> bool:
-        """Whether a name that is set is one of ``names``; reports it if not."""
-        if name is None or names is None or not is_set(name):
-            return name is None
-        if name not in names:
-            text = quote(self._context.get_raw_text(path))
-            self._context.add_issue(path, f"{message_start} {text}; {suggest_name(name, names)}")
-        return name in names
-
-    def _check_version(self, version: str, name: str | None, path: ConfigPath) -> None:
-        if name is None:
-            message = "the model of this version is unknown; add when: {model: NAME}"
-            self._context.add_issue(path, message)
-            return
-        model = (self._models or {}).get((self._owners or {}).get(name, ""))
-        if model is None or not is_set(model.versions) or not is_set(model.backend):
-            return
-        versions = list(model.versions or ("1",))
-        if version not in versions:
-            text = quote(self._context.get_raw_text(path))
-            self._context.add_issue(
-                path, f"there is no version {text}; {suggest_name(version, versions)}"
-            )
-
-    def _check_protocol(self, name: str | None, path: ConfigPath) -> bool:
-        if name is None or not is_set(name):
-            return name is None
-        if not self._context.check_client_protocol(name, None, path):
-            return False
-        if self._listener_protocols is not None and name not in self._listener_protocols:
-            message = f"no listener serves {name}, so the route never matches"
-            self._context.add_issue(
-                path, f"{message}; {suggest_name(name, self._listener_protocols)}"
-            )
-            return False
-        return True
-
-    def _check_headers(self, headers: Mapping[str, str], path: ConfigPath) -> bool:
-        if not is_set(headers):
-            return False
-        spellings: dict[str, str] = {}
-        for name in headers:
-            first = spellings.setdefault(name.lower(), name)
-            if first != name:
-                message = f"is {quote(first)} again, since headers have no case; keep one"
-                self._context.add_issue((*path, name), message, key=True)
-        return len(spellings) == len(headers) and all(map(is_set, headers.values()))
-
-    def _check_key_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Whether the key can meet the other conditions; reports it if not."""
-        key = (self._keys or {}).get(when.key or "")
-        if key is None or self._owners is None:
-            return True
-        if when.tag is not None and when.tag not in key.tags:
-            message = f"the key {quote(key.name)} has no such tag, so the route never matches"
-            self._context.add_issue((*path, "tag"), message)
-            return False
-        allowed_models = {self._owners.get(one, one) for one in key.models or ()}
-        if (
-            key.models
-            and when.model not in (None, _WILDCARD_MODEL)
-            and self._owners[when.model] not in allowed_models
-        ):
-            message = f"the key {quote(key.name)} may not use this model, so the route "
-            self._context.add_issue((*path, "model"), message + "never matches")
-            return False
-        return True
-
-    # --- unreachable routes -----------------------------------------------------------------------
-
-    def _applies_to(self, when: RouteMatchConfig, model: str) -> bool:
-        owners = self._owners or {}
-        return when.model is None or owners[when.model] == owners[model]
-
-    def _covers(self, wide: RouteMatchConfig, narrow: RouteMatchConfig) -> bool:
-        """Whether ``wide`` matches whenever ``narrow`` does, models and shares aside."""
-        anybody = wide.key is None and wide.tag is None
-        keyed = narrow.key is not None or narrow.tag is not None
-        headers = {name.lower(): text for name, text in narrow.header.items()}
-        return (
-            wide.protocol in (None, narrow.protocol)
-            and (
-                anybody
-                or (keyed and self._find_matching_keys(narrow) <= self._find_matching_keys(wide))
-            )
-            and all(headers.get(name.lower()) == text for name, text in wide.header.items())
-            and all(_is_equal_scalar(narrow.body.get(name), one) for name, one in wide.body.items())
-        )
-
-    def _find_matching_keys(self, when: RouteMatchConfig) -> AbstractSet[str]:
-        """The keys whose requests the conditions can match."""
-        keys = self._keys or {}
-        names = keys.keys() if when.key is None else keys.keys() & {when.key}
-        return names if when.tag is None else names & (self._keys_by_tag or {}).get(when.tag, set())
-
-
-def _get_models(config: Config) -> Mapping[str, ModelConfig] | None:
-    """Every model by its name, if all could be read."""
-    models = config.models
-    if not is_set(models) or not all(map(is_set, models.values())):
-        return None
-    aliases = [one.aliases for one in models.values()]
-    is_complete = all(map(is_set, aliases)) and all(
-        is_set(alias) for group in aliases for alias in group
-    )
-    return models if is_complete else None
-
-
-def _get_keys(config: Config) -> Mapping[str, ApiKeyConfig] | None:
-    """Every key by its name, if all could be read."""
-    keys = config.keys
-    if not is_set(keys) or not all(map(is_set, keys)):
-        return None
-    read = (is_set(key.name) and is_set(key.tags) and is_set(key.models) for key in keys)
-    return {key.name: key for key in keys} if all(read) else None
-
-
-def _group_keys_by_tag(
-    keys: Mapping[str, ApiKeyConfig] | None,
-) -> Mapping[str, AbstractSet[str]] | None:
-    """The names of the keys that have a tag, by tag."""
-    if keys is None:
-        return None
-    names_by_tag: dict[str, set[str]] = {}
-    for name, key in keys.items():
-        for tag in key.tags:
-            names_by_tag.setdefault(tag, set()).add(name)
-    return names_by_tag
-
-
-def _list_listener_protocols(config: Config) -> list[str] | None:
-    """The protocols of the listeners, if all could be read; every protocol without listeners."""
-    if not is_set(config.listeners) or not config.listeners:
-        return None
-    if not all(is_set(one) and is_set(one.protocols) for one in config.listeners):
-        return None
-    protocols = [protocol for one in config.listeners for protocol in one.protocols]
-    if not all(is_set(protocol) and is_set(protocol.name) for protocol in protocols):
-        return None
-    return [protocol.name for protocol in protocols]
-
-
-def _is_equal_scalar(first: object, second: object) -> bool:
-    """Whether two scalars are equal: 1 is 1.0, but not true."""
-    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 # Shadow traffic.
@@ -599,15 +349,6 @@ def _check_redaction(record: RecordConfig, path: ConfigPath, context: Validation
 
 
 _FULL_PERCENTAGE = 100
-_SOURCES: Final = ("url", "dns", "srv", "file")
-_DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
-_DEFAULT_WORKER: Final = WorkerSourceSettings()
-_AUTH_KINDS: Final = ("bearer", "header", "query", "basic")
-_OWN_HEADERS: Final = frozenset(
-    {"accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "host",
-     "te", "trailer", "transfer-encoding", "upgrade"}
-)  # fmt: skip
-"""Headers that no key of a worker may have: the HTTP client or the protocol sets them."""
 
 
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
@@ -617,12 +358,12 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
     if is_set(config.backends):
         for name, backend in config.backends.items():
             if is_set(backend) and isinstance(backend, PoolSettings):
-                _check_pool(backend, ("backends", name), context)
+                validate_pools.check_pool(backend, ("backends", name), context)
     names: dict[str, str] | None = None
     if is_set(config.models):
         names = map_model_names(config.models)
         targets = {
-            name: model for name, model in names.items() if not name.endswith(_WILDCARD_MODEL)
+            name: model for name, model in names.items() if not name.endswith(WILDCARD_MODEL)
         }
         _check_aliases(config.models, context)
         backends = config.backends if is_set(config.backends) else None
@@ -649,93 +390,9 @@ def _check_default_models(
         name = listener.default_model if is_set(listener) else None
         if not is_set(name) or name is None or name in names:
             continue
-        if not _matches_wildcard(name, names):
+        if not matches_wildcard(name, names):
             message = f"there is no model {quote(name)}; {suggest_name(name, names)}"
             context.add_issue(("listeners", n, "default_model"), message)
-
-
-# --- pools ---------------------------------------------------------------------------------------
-
-
-def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
-    health = pool.health.path if is_set(pool.health) else None
-    if is_set(health) and health is not None and not health.startswith("/"):
-        message = "is not a path; write it as /health: it is appended to the worker's URL"
-        context.add_issue((*path, "health", "path"), message)
-    if is_set(pool.workers):
-        _check_workers(pool.workers, (*path, "workers"), context)
-        _check_pool_tls(pool, (*path, "tls"), context)
-
-
-def _check_workers(
-    workers: Sequence[WorkerSourceSettings], path: ConfigPath, context: ValidationContext
-) -> None:
-    numbers_by_url: dict[str, int] = {}
-    for n, worker in enumerate(workers):
-        if not is_set(worker):
-            continue
-        at = (*path, n)
-        _check_worker_auth(worker.auth, (*at, "auth"), context)
-        sources = [name for name in _SOURCES if getattr(worker, name) is not None]
-        if len(sources) != 1:
-            context.add_issue(at, f"a worker needs one of {join_names(_SOURCES)}; give exactly one")
-        elif is_set(worker.url) and worker.url is not None:
-            first = numbers_by_url.setdefault(worker.url, n)
-            if first != n:
-                message = f"this is workers[{first}] again; increase the weight of that one"
-                context.add_issue((*at, "url"), message)
-            for name in _DISCOVERY:
-                if getattr(worker, name) != getattr(_DEFAULT_WORKER, name):
-                    message = "has no effect together with url; remove it"
-                    context.add_issue((*at, name), message, key=True)
-        elif worker.dns is not None and worker.scheme == "https":
-            context.add_issue(
-                (*at, "scheme"),
-                "https verifies a name, and dns gives only addresses; list the workers by url, "
-                "or use srv",
-            )
-
-
-def _check_worker_auth(
-    auth: WorkerAuthSettings | None, path: ConfigPath, context: ValidationContext
-) -> None:
-    """Report credentials of no kind or of several, and headers that a client may not set."""
-    if not is_set(auth) or auth is None:
-        return
-    kinds = [name for name in _AUTH_KINDS if getattr(auth, name) is not None]
-    empty = [
-        name for name in _AUTH_KINDS if name not in kinds and context.is_present((*path, name))
-    ]
-    for name in empty:
-        context.add_issue((*path, name), "has no value; give it one or remove the key")
-    if len(kinds) != 1 and not empty:
-        context.add_issue(path, f"auth needs one of {join_names(_AUTH_KINDS)}; give exactly one")
-    name = auth.header.name if is_set(auth.header) and auth.header is not None else ""
-    if is_set(name) and name.lower() in _OWN_HEADERS:
-        message = f"the gateway sets {name} itself; name the header of the key"
-        context.add_issue((*path, "header", "name"), message)
-
-
-def check_listed_workers(
-    workers: Sequence[WorkerSourceSettings], context: ValidationContext
-) -> None:
-    """Report issues of the workers in a worker list file, where each must have a URL."""
-    _check_workers(workers, (), context)
-    for n, worker in enumerate(workers):
-        if is_set(worker) and worker.url is None:
-            context.add_issue((n,), "each worker in a file needs a url; add it")
-
-
-def _check_pool_tls(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
-    plaintext = [
-        is_set(one) and is_set(one.url) and is_set(one.scheme)
-        and not (one.url or "https:").startswith("https:")
-        and one.scheme == "http"
-        for one in pool.workers
-    ]  # fmt: skip
-    if pool.tls is not None and plaintext and all(plaintext):
-        message = "no worker uses TLS, so this has no effect"
-        context.add_issue(path, f"{message}; write https:// or remove it", key=True)
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -790,6 +447,50 @@ def _check_model(
                 _check_backend(target.backend, (*at, "backend"), backends, context)
                 _check_backend_model(target.model, (*at, "model"), context)
     _check_split(model, path, context)
+    _check_rollout(model, (*path, "rollout"), context)
+
+
+_ALL_PERCENT: Final = 100
+_MIN_CHECK_INTERVAL: Final = 1.0
+
+
+def _has_shadow(model: ModelConfig, version: str) -> bool:
+    """Whether the shadow traffic of a model goes to a version, as far as both can be read."""
+    shadow = model.shadow
+    if not is_set(shadow) or not is_set(version):
+        return True
+    return shadow is not None and (not is_set(shadow.to) or shadow.to == version)
+
+
+def _check_rollout(model: ModelConfig, path: ConfigPath, context: ValidationContext) -> None:
+    rollout = model.rollout
+    if not is_set(rollout) or rollout is None or not is_set(model.split):
+        return
+    if model.split is None:
+        context.add_issue(path, "a rollout needs a split with the other versions", key=True)
+        return
+    weights = model.split.weights
+    if is_set(rollout.to) and is_set(weights):
+        if rollout.to not in (model.versions or ()):
+            hint = suggest_name(rollout.to, model.versions or {})
+            context.add_issue((*path, "to"), f"there is no version {quote(rollout.to)}; {hint}")
+        elif not any(weight for name, weight in weights.items() if name != rollout.to):
+            message = "the split has no other version with a weight above 0"
+            context.add_issue((*path, "to"), message)
+    steps = rollout.steps
+    if is_set(steps) and all(map(is_set, steps)):
+        rises = all(low < high for low, high in pairwise(steps))
+        if not rises or steps[-1] > _ALL_PERCENT:
+            context.add_issue((*path, "steps"), "must rise, to at most 100 percent")
+    if rollout.start_with == "shadow" and not _has_shadow(model, rollout.to):
+        message = "needs shadow traffic to the version; add to the model: shadow: {to: …, share: …}"
+        context.add_issue((*path, "start_with"), message)
+    if is_set(rollout.check_every) and rollout.check_every < _MIN_CHECK_INTERVAL:
+        context.add_issue((*path, "check_every"), "must be at least 1s")
+    least, most = rollout.step_at_least, rollout.step_at_most
+    if is_set(least) and is_set(least.time) and is_set(most) and most < least.time:
+        message = f"must be at least step_at_least.time, which is {format_duration(least.time)}"
+        context.add_issue((*path, "step_at_most"), f"{message}; no step could end before it holds")
 
 
 def _check_backend(
@@ -919,6 +620,6 @@ def _check_key_models(
     if not is_set(key.models):
         return
     for n, name in enumerate(key.models or ()):
-        if is_set(name) and name not in names and not _matches_wildcard(name, names):
+        if is_set(name) and name not in names and not matches_wildcard(name, names):
             text = quote(context.get_raw_text((*path, n)))
             context.add_issue((*path, n), f"there is no model {text}; {suggest_name(name, names)}")

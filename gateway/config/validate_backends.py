@@ -16,12 +16,7 @@ import msgspec.inspect
 
 from backends.http.interfaces import parse_version_segment
 from backends.pool.settings import ClientTlsSettings, PoolSettings
-from backends.torch.model_files import (
-    ModelError,
-    UnsupportedModelError,
-    check_supported,
-    find_local_path,
-)
+from backends.torch.model_files import ENGINE_TASKS, UnsupportedModelError, check_files
 from backends.torch.settings import TorchSettings
 from gateway.config.decoder import ConfigDecoder
 from gateway.config.errors import (
@@ -104,13 +99,11 @@ def _check_model_files(
     if not is_set(settings.path) or not settings.path:
         return
     try:
-        folder = find_local_path(settings.path)
-        if folder is not None:
-            check_supported(folder)
+        dtype = settings.dtype if is_set(settings.dtype) else "auto"
+        task = ENGINE_TASKS.get(settings.task) if is_set(settings.task) else None
+        check_files(settings.path, dtype, task)
     except UnsupportedModelError as error:
         context.add_issue((*path, "path"), str(error))
-    except ModelError:
-        pass
 
 
 def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext) -> None:
@@ -266,7 +259,7 @@ def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: Validati
 
 def _check_worker_paths(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     """Report worker URLs that include the protocol's own path, other than the version ``/v1``."""
-    roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
+    roots = context.protocols.get_path_prefixes(pool.protocol, pool.profile)
     if {root for root in roots if parse_version_segment(root)} == {"/v1"}:
         roots = tuple(root for root in roots if root != "/v1")  # requests have it only once
     for n, worker in enumerate(pool.workers):
@@ -455,11 +448,40 @@ def _check_telemetry(config: Config, context: ValidationContext) -> None:
         context.add_issue(("observe", "metrics", "vllm_compat"), message)
 
 
+def _check_rollout_store(config: Config, context: ValidationContext) -> None:
+    """Report rollouts whose state and requests have no shared place."""
+    usage = config.observe.usage
+    if not is_set(usage) or not is_set(config.models):
+        return
+    for name, model in config.models.items():
+        if not is_set(model) or not is_set(model.rollout) or model.rollout is None:
+            continue
+        webhook = model.rollout.webhook
+        if is_set(webhook) and webhook is not None and not _is_http_url(webhook.reveal()):
+            path = ("models", name, "rollout", "webhook")
+            context.add_issue(path, "must be an http:// or https:// URL with a host")
+        if usage is None:
+            message = (
+                "a rollout needs observe.usage: {sqlite: FILE}, or {postgres: URL} for gateways "
+                "on several machines"
+            )
+            context.add_issue(("models", name, "rollout"), message, key=True)
+        guardrails = model.rollout.guardrails
+        if not is_set(guardrails) or not is_set(guardrails.feedback) or not guardrails.feedback:
+            continue
+        if config.observe.feedback is None:
+            message = "no feedback is taken without observe.feedback; add it: observe.feedback: {}"
+            context.add_issue(
+                ("models", name, "rollout", "guardrails", "feedback"), message, key=True
+            )
+
+
 def _check_usage(config: Config, context: ValidationContext) -> None:
     """Report zero or two usage stores, or an unusable one. The URL is not shown."""
     if not is_set(config.observe):
         return
     usage, feedback = config.observe.usage, config.observe.feedback
+    _check_rollout_store(config, context)
     if usage is None and is_set(feedback) and feedback is not None:
         message = "needs a database of usage rows; add observe.usage: {sqlite: FILE}"
         context.add_issue(("observe", "feedback"), message, key=True)
@@ -479,6 +501,14 @@ def _check_usage(config: Config, context: ValidationContext) -> None:
             )
         if not _is_postgres_url(usage.postgres.reveal()):
             context.add_issue(at, f"this is not the URL of a database; {_POSTGRES_URL}")
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _is_postgres_url(text: str) -> bool:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.emulation.prompt_echo import strip_echo_and_suffix
-from protocols.core.loss import UnsupportedParameter
+from protocols.core.loss import LostHeader, UnsupportedParameter, limit_losses
 from protocols.core.request import AnyRequest
 
 
@@ -24,7 +24,11 @@ class EmulationPlan(Struct, frozen=True):
     @property
     def lost_parameters(self) -> tuple[UnsupportedParameter, ...]:
         """The parameters that are not emulated either; a strict request is rejected for them."""
-        return tuple(one for one in self.unsupported_parameters if one.reason != "emulated")
+        return tuple(
+            one
+            for one in self.unsupported_parameters
+            if one.reason != "emulated" and not isinstance(one, LostHeader)
+        )
 
 
 NO_EMULATION: Final = EmulationPlan()
@@ -45,7 +49,12 @@ def plan_emulation(
     losses = (
         replace(one, reason="emulated") if one.path in emulated else one for one in unsupported
     )
-    return EmulationPlan(tuple(losses), emulated)
+    return EmulationPlan(limit_losses(losses), emulated)
+
+
+def plan_passthrough(changed: Sequence[UnsupportedParameter]) -> EmulationPlan:
+    """The plan for a client's own request, of which a worker does not get all."""
+    return EmulationPlan(limit_losses(changed)) if changed else NO_EMULATION
 
 
 def _list_gateway_fields(request: AnyRequest) -> frozenset[str]:

@@ -23,7 +23,7 @@ from protocols.core.stop_strings import StopStringFilter
 STOP_STRING_FIELDS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
 """The fields that are emulated here."""
 
-ChoiceEvent = PromptEcho | TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta
+OutputEvent = PromptEcho | TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta
 """The events of a choice before its end."""
 
 
@@ -94,7 +94,7 @@ class StopStringEmulator:
                     out.append(event)
         return out
 
-    def _add_event(self, event: ChoiceEvent, out: list[Event]) -> None:
+    def _add_event(self, event: OutputEvent, out: list[Event]) -> None:
         choice = self._get_choice(event.index)
         out += choice.add_event(event)
         if choice.matched_stop is not None:
@@ -121,12 +121,12 @@ class _ChoiceBuffer:
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
         self._filter = StopStringFilter(stops, include=include)
-        self._pending_events: deque[ChoiceEvent] = deque()
+        self._pending_events: deque[OutputEvent] = deque()
         self._sendable_characters = 0
         """How many characters of the held events can be sent."""
         self.matched_stop: str | None = None
 
-    def add_event(self, event: ChoiceEvent) -> list[Event]:
+    def add_event(self, event: OutputEvent) -> list[Event]:
         """The events that can be sent after ``event``. A match is stored in ``matched_stop``."""
         if not isinstance(event, TextDelta):
             if not self._pending_events:

@@ -39,6 +39,7 @@ from protocols.core.interfaces import (
     UpstreamAdapter,
     UpstreamRequest,
 )
+from protocols.core.json_text import decode_json
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -370,6 +371,6 @@ def _read_model_name(body: bytes | None) -> str | None:
     """The model named in a body."""
     try:
         name = read_object(body or b"").get("model")
-        return None if name is None else msgspec.json.decode(name, type=str)
+        return None if name is None else decode_json(name, kind=str)
     except (MalformedRequest, msgspec.DecodeError):
         return None

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Meta, Raw, Struct
 
 from backends.interfaces import WorkerCandidate, WorkerSelection
 from protocols.core.events import Usage
+from protocols.core.json_text import decode_json
 from protocols.core.loss import UnsupportedParameter
 
 
@@ -235,7 +235,7 @@ class ExplainRequest(
         raw = bytes(self.body)
         if raw == b"null":
             return self.base64
-        return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
+        return decode_json(raw, kind=str).encode() if raw.startswith(b'"') else raw
 
 
 # The text form: a label and a value per line.

@@ -1,4 +1,17 @@
-"""One client connection, whose requests are served in order."""
+"""One client connection, whose requests are served in order.
+
+The transport's callbacks feed the parser, which reports requests. One request at a time runs in a
+task; those that a client has pipelined wait in a queue, and reading pauses when it is full. The
+state (``ConnectionState``) says what the connection waits for, and so which timeout applies. One
+check for all connections of the listener reads it: a request needs no timer of its own.
+
+What must never happen:
+
+- A response in the place of another one: the next request begins when the last response is
+  complete, and a response that was cut off ends the connection.
+- A request that is left running without its client: a lost connection cancels the task.
+- A reset that loses an error's response: input is discarded for a while before the close.
+"""
 
 import asyncio
 from collections import Counter, deque
@@ -6,15 +19,17 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol, cast
 
 from backends.aio import WriteBatcher
+from backends.http.interfaces import MAX_HELD_BYTES
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.overload import (
-    BodyBudget,
     compute_check_interval,
     get_peer_address,
     is_body_overdue,
 )
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
-from gateway.http_server.response import Http1ResponseWriter, render_head
+from gateway.http_server.response import WRITE_HIGH_WATER, Http1ResponseWriter, render_head
+from gateway.http_server.sockets import TLS_SIZE
+from gateway.memory import MemoryBudget
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
@@ -22,10 +37,10 @@ HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 
 _MAX_PIPELINED: Final = 8
 """Pipelined requests before reading pauses."""
-_WRITE_HIGH_WATER: Final = 64 << 10
-"""Bytes in the write buffer before writing pauses."""
+CONNECTION_SIZE: Final = 16 << 10
+"""Bytes that a connection takes of the memory budget, besides those of TLS."""
 _MIN_EVICTION_AGE: Final = 2.0
-"""Seconds that a request body is received before its rate is known."""
+"""Seconds that a client sends a body, or does not read, before its rate is known."""
 _WRITE_TIMEOUT: Final = 30.0
 """Seconds without the client reading data of a finished response."""
 LINGER_TIMEOUT: Final = 2.0
@@ -42,7 +57,7 @@ class ConnectionOwner(Protocol):
 
     handle_request: HandleRequest
     is_draining: bool
-    body_budget: BodyBudget
+    memory: MemoryBudget
     write_batcher: WriteBatcher
     loop_time: float
     """The loop's time at the last timeout check."""
@@ -71,6 +86,12 @@ class ConnectionOwner(Protocol):
     def on_body_overdue(self) -> None:
         """Note that a body came too slowly."""
 
+    def on_writing_paused(self, connection: "ClientConnection") -> None:
+        """Note that the client does not read as fast as its response comes."""
+
+    def on_writing_resumed(self, connection: "ClientConnection") -> None:
+        """Note that the client has read on."""
+
     def on_request_end(self, connection: "ClientConnection") -> None:
         """Note the end of a request."""
 
@@ -94,18 +115,30 @@ class ClientConnection(asyncio.Protocol):
         """Whether more of a body is awaited than came with its head."""
         self._unsent_bytes = 0
         """Size of the write buffer at the last check."""
+        self._held_bytes = 0
+        """Taken of the memory budget for a response that the client does not read."""
+        self._paused_at = 0.0
+        """Time at which it stopped reading, by the owner's clock."""
+        self._own_bytes = 0
+        """Taken of the memory budget for the connection itself."""
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(
             owner.limits.header,
             loop,
-            owner.body_budget,
+            owner.memory,
             self._on_request,
             self._resume_body,
         )
         self._queue: deque[IncomingRequest | BadRequest] = deque()
         self._writer: Http1ResponseWriter | None = None
+        self._request: IncomingRequest | None = None
+        """The request that runs in the task."""
         self._task: asyncio.Task[None] | None = None
         self._is_reading_paused = False
+
+    def __repr__(self) -> str:
+        peer = "closed" if self._transport is None else self.peer
+        return f"<ClientConnection {peer}, in {self._state}, {len(self._queue)} requests queued>"
 
     @property
     def is_idle(self) -> bool:
@@ -125,6 +158,11 @@ class ClientConnection(asyncio.Protocol):
         self._owner.write_batcher.flush()
         if self._transport is not None:
             self._transport.abort()
+        # The transport reports the loss later, but what needs the memory needs it now.
+        self._parser.is_stopped = True
+        if self._request is not None:
+            self._request.drop_body()
+        self._release_memory()
 
     def check_timeouts(self) -> None:
         """Close the connection if its timeout has passed."""
@@ -146,10 +184,17 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.abort()
 
-    def get_body_rate(self) -> float | None:
-        """Bytes per second of the current body; None if that is not known yet."""
-        age, request = self._owner.loop_time - self._body_since, self._parser.body_request
-        return None if request is None or age < _MIN_EVICTION_AGE else request.body_size / age
+    def get_rate(self) -> float | None:
+        """See ``gateway.http_server.overload.WaitingConnection``."""
+        now, request = self._owner.loop_time, self._parser.body_request
+        if self._held_bytes and self._transport is not None:
+            age = now - self._paused_at
+            size = self._held_bytes - MAX_HELD_BYTES - self._transport.get_write_buffer_size()
+        elif request is not None:
+            age, size = now - self._body_since, request.body_size
+        else:
+            return None
+        return None if age < _MIN_EVICTION_AGE else size / age
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
@@ -157,10 +202,13 @@ class ClientConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
         self.peer = self.peer or get_peer_address(transport)
+        has_tls = transport.get_extra_info("sslcontext") is not None
+        self._own_bytes = CONNECTION_SIZE + (TLS_SIZE if has_tls else 0)
+        self._owner.memory.record_held("connections", self._own_bytes)
         if not self._owner.on_connection_open(self):
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -189,10 +237,7 @@ class ClientConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         del exc
         self._transport = None
-        for request in self._queue:
-            if type(request) is IncomingRequest:
-                request.release_body()
-        self._queue.clear()
+        self._release_memory()
         self._parser.close()
         if self._writer is not None:
             self._writer.resume()
@@ -204,11 +249,18 @@ class ClientConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         if self._writer is not None:
             self._writer.pause(self._loop)
+        if self._transport is not None and not self._held_bytes:
+            # What is buffered of the worker's response comes on top, soon if not yet.
+            self._held_bytes = self._transport.get_write_buffer_size() + MAX_HELD_BYTES
+            self._paused_at = self._owner.loop_time
+            self._owner.on_writing_paused(self)
+            self._owner.memory.record_held("responses", self._held_bytes)
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         if self._writer is not None:
             self._writer.resume()
+        self._release_response()
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -234,6 +286,23 @@ class ClientConnection(asyncio.Protocol):
             self._is_reading_paused = True
             self._transport.pause_reading()
 
+    def _release_memory(self) -> None:
+        """Give back what is held for the client, except the running request."""
+        self._release_response()
+        for request in self._queue:
+            if type(request) is IncomingRequest:
+                request.drop_body()
+        self._queue.clear()
+        own, self._own_bytes = self._own_bytes, 0
+        self._owner.memory.record_held("connections", -own)
+
+    def _release_response(self) -> None:
+        """Give back what an unread response took of the memory budget."""
+        held, self._held_bytes = self._held_bytes, 0
+        if held:
+            self._owner.on_writing_resumed(self)
+            self._owner.memory.record_held("responses", -held)
+
     # --- serving --------------------------------------------------------------------------------
 
     def _on_request(self, request: IncomingRequest | BadRequest) -> None:
@@ -242,8 +311,11 @@ class ClientConnection(asyncio.Protocol):
             self._queue.append(request)
         elif type(request) is BadRequest:
             self._send_bad_request(request)
-        elif (transport := self._transport) is not None:
+        elif (transport := self._transport) is None or transport.is_closing():
+            request.release_body()
+        else:
             owner = self._owner
+            self._request = request
             request.peer = self.peer
             owner.on_request_start(self)
             if request.is_complete:
@@ -269,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
             if self._transport is not None:
                 raise
         finally:
-            self._task = self._writer = None
+            self._task = self._writer = self._request = None
             request.release_body()
             owner.on_request_end(self)
             self._on_response_done(request, writer)

@@ -6,8 +6,9 @@ from collections import Counter
 from backends.aio import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
-from gateway.http_server.overload import BodyBudget, ConnectionTracker, compute_check_interval
+from gateway.http_server.overload import ConnectionTracker, compute_check_interval
 from gateway.http_server.sockets import ListenSockets
+from gateway.memory import MemoryBudget
 
 
 class Listener(ListenSockets):
@@ -15,20 +16,22 @@ class Listener(ListenSockets):
 
     ``handle_request`` runs for each request in a task, which is cancelled if the client
     disconnects. It can be replaced at any time; running requests keep the old one.
-    ``body_budget`` is shared by the listeners of a process.
+    ``memory`` is shared by the listeners of a process.
     """
 
     def __init__(
         self,
         handle_request: HandleRequest,
         limits: ServerLimitsConfig,
-        body_budget: BodyBudget | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
-        super().__init__(self._build_connection, ConnectionTracker(limits))
+        memory = memory or MemoryBudget()
+        super().__init__(self._build_connection, ConnectionTracker(limits), memory)
         self.handle_request = handle_request
         self.is_draining = False
         """Whether each response closes its connection."""
-        self.body_budget = body_budget or BodyBudget()
+        self.memory = memory
+        self.memory.listeners.add(self._tracker)
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
         """Set when no request runs; created by the first waiter."""
@@ -72,6 +75,7 @@ class Listener(ListenSockets):
             self._timer.cancel()
         await self.close_sockets()
         await self._tracker.close()
+        self.memory.listeners.discard(self._tracker)
         await self._wait_idle()
 
     async def _wait_idle(self) -> None:
@@ -97,7 +101,7 @@ class Listener(ListenSockets):
     def on_connection_close(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
         del self._connections[connection]
-        self._tracker.receiving.pop(connection, None)
+        self._tracker.waiting.pop(connection, None)
         self._tracker.release(connection)
 
     def on_request_start(self, connection: ClientConnection) -> None:
@@ -109,15 +113,23 @@ class Listener(ListenSockets):
 
     def on_body_start(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
-        self._tracker.receiving[connection] = None
+        self._tracker.waiting[connection] = None
 
     def on_body_end(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
-        self._tracker.receiving.pop(connection, None)
+        self._tracker.waiting.pop(connection, None)
 
     def on_body_overdue(self) -> None:
         """See ``ConnectionOwner``."""
         self._tracker.count_refused("slow_body")
+
+    def on_writing_paused(self, connection: ClientConnection) -> None:
+        """See ``ConnectionOwner``."""
+        self._tracker.waiting[connection] = None
+
+    def on_writing_resumed(self, connection: ClientConnection) -> None:
+        """See ``ConnectionOwner``."""
+        self._tracker.waiting.pop(connection, None)
 
     def on_request_end(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""

@@ -81,7 +81,7 @@ _FEEDBACK_OPERATION = {
 def build_document(
     mounts: Sequence[AdapterMount], *, version: str, keyed: bool, feedback: bool = False
 ) -> bytes:
-    """Build the document as JSON.
+    """Build the document as JSON. ``x-mount`` of an operation is the position of its mount.
 
     ``keyed``: non-public endpoints require an API key. ``feedback``: the listener takes feedback.
     Endpoints that their protocol does not
@@ -97,7 +97,8 @@ def build_document(
         namespace = f"{adapter.name}.{number}."
         for endpoint in adapter.endpoints:
             if (operation := fragment.operations.get(endpoint.operation)) is not None:
-                operation = {"tags": [adapter.name], **_prefix_refs(operation, namespace)}
+                names = {"tags": [adapter.name], "x-mount": number}
+                operation = {**names, **_prefix_refs(operation, namespace)}
                 if keyed and not endpoint.public:
                     operation["security"] = [{"key": []}]
                 _add_operation(paths, mount.prefix + endpoint.path, endpoint.method, operation)

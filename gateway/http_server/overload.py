@@ -1,17 +1,17 @@
-"""Overload protection: limits of connections, and of the time and memory of request bodies."""
+"""Overload protection: limits of connections, and of the time of request bodies.
+
+Their memory is limited by ``gateway.memory``.
+"""
 
 import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from msgspec import Struct
-
 from gateway.config.schema import ServerLimitsConfig
-from protocols.core.errors import Overloaded
 from protocols.core.units import get_client_network
 
 log = logging.getLogger("interlingua")
@@ -34,37 +34,12 @@ def is_body_overdue(limits: ServerLimitsConfig, elapsed: float, size: int) -> bo
     return elapsed > min(allowed, limits.body_total_timeout)
 
 
-# The memory of request bodies.
-
-
-class BodyBudget(Struct):
-    """The bytes of request bodies that a process holds, from arrival to the end of the response."""
-
-    limit: int = 512 << 20
-    used: int = 0
-
-    def has_room(self, size: int) -> bool:
-        """Whether ``size`` more bytes fit."""
-        return self.used + size <= self.limit
-
-    def reserve(self, size: int) -> None:
-        """Take so many bytes; give them back if negative. Raises Overloaded."""
-        if size > 0 and not self.has_room(size):
-            raise build_body_overload()
-        self.used += size
-
-
-def build_body_overload() -> Overloaded:
-    """The error of a request whose body does not fit into the budget."""
-    return Overloaded("the gateway has no memory for more request bodies at the moment")
-
-
 # The number of connections.
 
 _LOG_INTERVAL: Final = 1.0
 """Seconds between two log lines about refused connections."""
 _EVICTION_CANDIDATES: Final = 64
-"""How many of the oldest unfinished bodies are compared for the slowest one."""
+"""How many of those that wait longest are compared for the slowest one."""
 
 
 class TrackedConnection(Protocol):
@@ -74,14 +49,14 @@ class TrackedConnection(Protocol):
     """The client's address."""
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, and release the memory that is held for the client."""
 
 
-class ReceivingConnection(TrackedConnection, Protocol):
-    """A connection that can receive a request body."""
+class WaitingConnection(TrackedConnection, Protocol):
+    """A connection that waits for its client, which sends a body or does not read a response."""
 
-    def get_body_rate(self) -> float | None:
-        """Bytes per second of the current body; None if that is not known yet."""
+    def get_rate(self) -> float | None:
+        """Bytes per second that the client sends or reads; None if that is not known yet."""
 
 
 class TrustedProxies:
@@ -108,7 +83,7 @@ class ConnectionTracker:
     """Counts the connections of one listener, and refuses those beyond its limits.
 
     At the connection limit, a new connection replaces the one that is idle longest, or else the one
-    with the slowest request body.
+    whose client sends a body, or reads a response, the slowest.
     """
 
     def __init__(self, limits: ServerLimitsConfig) -> None:
@@ -119,8 +94,8 @@ class ConnectionTracker:
         """Open connections and their networks."""
         self.idle: dict[TrackedConnection, None] = {}
         """Connections without a request, the one that is idle longest first."""
-        self.receiving: dict[ReceivingConnection, None] = {}
-        """Connections that receive a body, the oldest body first."""
+        self.waiting: dict[WaitingConnection, None] = {}
+        """Connections that wait for their client, the one that waits longest first."""
         self.refused_by_reason = Counter[str]()
         """Connections that were closed at a limit."""
         self._per_network: dict[str | bytes, int] = {}
@@ -182,29 +157,55 @@ class ConnectionTracker:
 
     def _evict_connection(self) -> bool:
         """Close one connection for a new one; returns whether there is one to close."""
-        if (victim := next(iter(self.idle), None)) is not None:
-            del self.idle[victim]
-            self.count_refused("idle_evicted")
-        elif (victim := _find_slowest(islice(self.receiving, _EVICTION_CANDIDATES))) is not None:
-            del self.receiving[victim]
-            self.count_refused("body_evicted")
-        else:
+        if self.close_idle_longest():
+            return True
+        if (slowest := self._find_slowest()) is None:
             self.count_refused("connections")
             return False
-        victim.abort()
+        self._close_waiting(slowest[1], "slow_evicted")
         return True
+
+    @property
+    def min_rate(self) -> float:
+        """See ``gateway.memory.ClosableConnections``."""
+        return self.limits.min_body_rate
+
+    def get_slowest_rate(self) -> float | None:
+        """See ``gateway.memory.ClosableConnections``."""
+        slowest = self._find_slowest()
+        return None if slowest is None else slowest[0]
+
+    def close_slowest(self) -> None:
+        """See ``gateway.memory.ClosableConnections``."""
+        if (slowest := self._find_slowest()) is not None:
+            self._close_waiting(slowest[1], "memory_evicted")
+
+    def close_idle_longest(self) -> bool:
+        """See ``gateway.memory.ClosableConnections``."""
+        if (idle := next(iter(self.idle), None)) is None:
+            return False
+        del self.idle[idle]
+        self.count_refused("idle_evicted")
+        idle.abort()
+        return True
+
+    def _find_slowest(self) -> tuple[float, WaitingConnection] | None:
+        """The slowest of those that wait longest, and its rate."""
+        oldest = islice(self.waiting, _EVICTION_CANDIDATES)
+        rates = ((connection.get_rate(), connection) for connection in oldest)
+        measured = [(rate, connection) for rate, connection in rates if rate is not None]
+        return min(measured, key=lambda pair: pair[0]) if measured else None
+
+    def _close_waiting(self, connection: WaitingConnection, reason: str) -> None:
+        del self.waiting[connection]
+        self.count_refused(reason)
+        connection.abort()
 
     def _log_refused(self) -> None:
         self._log_timer = None
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(self._unlogged.items()))
         self._unlogged.clear()
         log.warning("connections closed at a limit within %g s: %s", _LOG_INTERVAL, counts)
-
-
-def _find_slowest(connections: Iterable[ReceivingConnection]) -> ReceivingConnection | None:
-    rates = ((connection.get_body_rate(), connection) for connection in connections)
-    measured = [(rate, connection) for rate, connection in rates if rate is not None]
-    return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
 def get_peer_address(transport: asyncio.BaseTransport) -> str:

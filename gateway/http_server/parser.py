@@ -1,4 +1,21 @@
-"""HTTP/1.1 request parser: reports each request as soon as its head is complete."""
+"""HTTP/1.1 request parser: reports each request as soon as its head is complete.
+
+Bytes go through one of three readers, by what is expected next: a head, a body of known length, or
+a body in chunks. A head is parsed in one step once its blank line is there. Until then its bytes
+are kept, and refused as soon as they can't become a valid head. A reader returns where it stopped,
+and the next one goes on there: so one packet may hold several requests, and one request may come
+in any number of packets, with the same result.
+
+What must never happen:
+
+- Two readings of one message. Whatever a proxy in front might read otherwise (two lengths, a
+  length and chunks, a line end or blank in the wrong place, two Hosts) is refused, and the
+  connection ends.
+- A byte of a body that is read as a head, or the other way round: httptools decodes chunks only up
+  to each place where the body may end.
+- Memory without a limit: lines, heads, their number and what is buffered of a body have one, and
+  all bodies share a budget.
+"""
 
 import asyncio
 import re
@@ -8,8 +25,9 @@ from typing import Final, final
 from httptools import HttpParserError, HttpRequestParser
 from msgspec import Struct
 
-from gateway.http_server.overload import BodyBudget, build_body_overload
+from gateway.memory import MemoryBudget, build_memory_overload
 from protocols.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.name_cache import NameCache
 
 # A request whose head is complete and whose body may still arrive.
 
@@ -21,7 +39,7 @@ class IncomingRequest(Struct, eq=False):
     """A ``gateway.pipeline.http.HttpRequest``."""
 
     _loop: asyncio.AbstractEventLoop
-    _budget: BodyBudget
+    _budget: MemoryBudget
     _resume_body: Callable[[], None]
     method: str
     path: str
@@ -35,7 +53,7 @@ class IncomingRequest(Struct, eq=False):
     _reserved: int = 0
     """Bytes taken of the budget."""
     _is_over_budget: bool = False
-    """Whether the body did not fit into the budget and is discarded."""
+    """Whether there was no room for the body in the budget, so that it is discarded."""
     peer: str = ""
     is_http10: bool = False
     keep_alive: bool = True
@@ -59,7 +77,7 @@ class IncomingRequest(Struct, eq=False):
         if not self.is_complete:
             await self._wait_for_body(limit)
         if self._is_over_budget:
-            raise build_body_overload()
+            raise build_memory_overload()
         if self.body_size > limit:
             raise _build_too_large(limit)
         data = self._data
@@ -69,19 +87,18 @@ class IncomingRequest(Struct, eq=False):
 
     def reserve_memory(self, size: int) -> None:
         """See ``HttpRequest``."""
-        self._budget.reserve(size)
+        self._budget.reserve("bodies", size)
         self._reserved += size
 
     def add_data(self, data: bytes) -> None:
         """Keep data of the body, in one buffer, as long as the budget has room for it."""
-        size, budget = len(data), self._budget
-        if not self._is_over_budget and budget.used + size > budget.limit:
-            self.release_body()
-            self._is_over_budget = True
+        size = len(data)
+        if not self._is_over_budget and not self._take(size):
+            self.drop_body()
         if self._is_over_budget:
             self.body_size += size
             return
-        if not self._reserved:
+        if not self._data:
             self._data = data
         elif type(self._data) is bytearray:
             self._data += data
@@ -89,12 +106,22 @@ class IncomingRequest(Struct, eq=False):
             self._data = bytearray(self._data)
             self._data += data
         self.body_size += size
+
+    def _take(self, size: int) -> bool:
+        """Take so much of the budget, which may close this request's connection for it."""
+        if not self._budget.try_take("bodies", size):
+            return False
         self._reserved += size
-        budget.used += size
+        return not self._is_over_budget
+
+    def drop_body(self) -> None:
+        """Discard the body for the sake of other requests."""
+        self.release_body()
+        self._is_over_budget = True
 
     def release_body(self) -> None:
         """Give the budget back what the body took of it."""
-        self._budget.used -= self._reserved
+        self._budget.reserve("bodies", -self._reserved)
         self._reserved = 0
         self._data = b""
 
@@ -104,8 +131,7 @@ class IncomingRequest(Struct, eq=False):
             size = int(self.headers["content-length"])
             if size > limit:
                 raise _build_too_large(limit)
-            if not self._budget.has_room(size - self._reserved):
-                raise build_body_overload()
+            self._budget.ensure_room(size - self._reserved)
         while not self.is_complete and not self._is_over_budget:
             if self.is_full and not self.is_broken:
                 raise _build_too_large(limit)
@@ -114,7 +140,7 @@ class IncomingRequest(Struct, eq=False):
     async def _wait_for_data(self) -> None:
         """Wait for more of the body. Raises MalformedRequest or Overloaded."""
         if self._is_over_budget:
-            raise build_body_overload()
+            raise build_memory_overload()
         if self.is_broken:
             raise MalformedRequest("the body did not arrive whole")
         self._resume_body()
@@ -149,10 +175,9 @@ _HEAD_SIZE_FACTOR: Final = 8
 _REQUEST_LINE: Final = re.compile(rb"([A-Z][A-Z-]{1,31}) ([!-~]+) HTTP/([0-9]\.[0-9])")
 _TARGET: Final = re.compile(r"/|\*\Z|[A-Za-z][A-Za-z0-9+.-]*://[^\\/]")
 """How a target begins, except that of CONNECT."""
+_AUTHORITY_END: Final = re.compile("[/?#]")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL_BYTES: Final = bytes({*range(0x20), 0x7F} - {ord("\t")})
-_MAX_CACHED_NAMES: Final = 1024
-_MAX_CACHED_NAME_SIZE: Final = 64
 _CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BEGUN_LINE: Final = re.compile(rb"[A-Z]{1,32}(?:-[A-Z]*)?(?: [!-~]*(?: [A-Z0-9/.]*)?)?\r?")
 """The beginning of a first line."""
@@ -181,24 +206,15 @@ class _HeadError(Exception):
         self.response = BadRequest(status, message)
 
 
-class _HeaderNames(dict[str, str]):
-    """Header names in lower case, by the name as it was sent. Raises _HeadError for an invalid one.
-
-    Clients send the same few names again and again: a lookup replaces the check of the characters.
-    """
-
-    def __missing__(self, name: str) -> str:
-        if not _HEADER_NAME.fullmatch(name):
-            raise _HeadError(400, _BAD_HEADER)
-        key = name.lower()
-        if len(name) <= _MAX_CACHED_NAME_SIZE:
-            if len(self) >= _MAX_CACHED_NAMES:
-                self.clear()
-            self[name] = key
-        return key
+def _read_header_name(name: str) -> str:
+    """The name in lower case. Raises _HeadError for an invalid one."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise _HeadError(400, _BAD_HEADER)
+    return name.lower()
 
 
-_header_names: Final = _HeaderNames()
+_header_names: Final = NameCache(_read_header_name)
+"""A lookup replaces the check of the characters."""
 
 
 class RequestParser:
@@ -212,7 +228,7 @@ class RequestParser:
         self,
         max_line_size: int,
         loop: asyncio.AbstractEventLoop,
-        body_budget: BodyBudget,
+        memory: MemoryBudget,
         on_request: Callable[[IncomingRequest | BadRequest], None],
         resume_body: Callable[[], None],
     ) -> None:
@@ -225,7 +241,7 @@ class RequestParser:
         """Whether input is discarded."""
         self._max_line_size = max_line_size
         self._loop = loop
-        self._body_budget = body_budget
+        self._memory = memory
         self._on_request = on_request
         self._resume_body = resume_body
         self._head = bytearray()
@@ -238,6 +254,14 @@ class RequestParser:
         """The decoder of the current body, if it comes in chunks."""
         self._is_last = False
         """Whether the client closes the connection after the last request that was received."""
+
+    def __repr__(self) -> str:
+        expected = "next head"
+        if self.in_head:
+            expected = f"rest of a head, {len(self._head)} bytes so far"
+        elif self.body_request is not None:
+            expected = f"rest of a body, {self.body_request.body_size} bytes so far"
+        return f"<RequestParser {'stopped' if self.is_stopped else expected}>"
 
     def feed(self, data: bytes) -> None:
         """Parse data."""
@@ -383,7 +407,9 @@ class RequestParser:
             raise _HeadError(431, "the request's headers are too large or too many")
         self._read_framing(headers, is_http10=is_http10)
         if target[0] != "/":
-            target = _strip_origin(method, target)
+            host, target = _split_origin(method, target)
+            if host:
+                headers["host"] = host
         path, _, query = target.partition("?")
         keeps = not is_http10 and method != "CONNECT"
         if "connection" in headers:
@@ -394,7 +420,7 @@ class RequestParser:
         )
         return IncomingRequest(
             _loop=self._loop,
-            _budget=self._body_budget,
+            _budget=self._memory,
             _resume_body=self._resume_body,
             method=method,
             path=path,
@@ -579,14 +605,20 @@ def _keeps_alive(connection: str, *, keeps: bool) -> bool:
     return keeps or "keep-alive" in options
 
 
-def _strip_origin(method: str, target: str) -> str:
-    """The path of a target that is not a path (RFC 9112, 3.2.2). Raises _HeadError."""
+def _split_origin(method: str, target: str) -> tuple[str, str]:
+    """The host of a target that is not a path, which replaces the header's, and the path.
+
+    See RFC 9112, 3.2.2. The host is "" where the target names none. Raises _HeadError.
+    """
     if method == "CONNECT":
-        return target
+        return "", target
     if not _TARGET.match(target):
         raise _HeadError(400, _BAD_FIRST_LINE)
     scheme, separator, remainder = target.partition("://")
     if separator and scheme.lower() in ("http", "https"):
-        _, slash, path = remainder.partition("/")
-        return slash + path or "/"
-    return target
+        host = _AUTHORITY_END.split(remainder, maxsplit=1)[0]
+        if not host or "@" in host or "\\" in host:
+            raise _HeadError(400, _BAD_FIRST_LINE)
+        path = remainder[len(host) :]
+        return host, path if path.startswith("/") else f"/{path}"
+    return "", target

@@ -13,6 +13,7 @@ from msgspec import Struct
 from backends.aio import WriteBatcher
 from gateway.http_server.parser import IncomingRequest
 from protocols.core.interfaces import Headers
+from protocols.core.name_cache import NameCache
 
 # Response heads. Pure, except for the date.
 
@@ -22,25 +23,18 @@ _LISTENER_HEADERS: Final = frozenset(
 """Headers that the server sets itself."""
 _STREAM_HEADERS: Final = frozenset({"cache-control", "x-accel-buffering"})
 """Headers that the server also sets itself for streams."""
-_MAX_CACHED_NAMES: Final = 1024
-"""Cached names; the cache is cleared when it is full."""
 
 
-class HeaderPrefixCache(dict[str, str]):
+class HeaderPrefixCache(NameCache[str, str]):
     """Line prefixes by header name; "" for headers that the server sets itself."""
 
     def __init__(self, omitted: frozenset[str]) -> None:
-        super().__init__()
-        self._omitted = omitted
+        def build_prefix(name: str) -> str:
+            if not name.isprintable():
+                raise ValueError("a header name has invalid characters")
+            return "" if name.lower() in omitted else f"{name}: "
 
-    def __missing__(self, name: str) -> str:
-        if not name.isprintable():
-            raise ValueError("a header name has invalid characters")
-        start = "" if name.lower() in self._omitted else f"{name}: "
-        if len(self) >= _MAX_CACHED_NAMES:
-            self.clear()
-        self[name] = start
-        return start
+        super().__init__(build_prefix)
 
 
 UNARY_PREFIXES: Final = HeaderPrefixCache(_LISTENER_HEADERS)
@@ -95,6 +89,8 @@ _CHUNKED_LINE: Final = "Transfer-Encoding: chunked"
 _CLOSE_LINE: Final = "Connection: close"
 _KEEP_ALIVE_LINE: Final = "Connection: keep-alive"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+WRITE_HIGH_WATER: Final = 16 << 10
+"""Bytes in the write buffer before writing pauses."""
 _BODILESS_STATUSES: Final = (204, 304)
 
 
@@ -130,6 +126,9 @@ class Http1ResponseWriter(Struct, eq=False):
     _headers: Headers = ()
     _buffer: list[bytes] = []
     _writable: asyncio.Future[None] | None = None
+    _undrained: int = 0
+    """Bytes written since the last ``drain``. The transport learns of them after the loop's turn,
+    in which a fast worker may send many times as much as the transport takes."""
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """See ``gateway.pipeline.http.ResponseWriter``."""
@@ -161,6 +160,9 @@ class Http1ResponseWriter(Struct, eq=False):
             self._buffer.append(data)
         elif framed := self._frame_chunk(data):
             self._owner.write_batcher.send(self._transport, framed)
+            self._undrained += len(framed)
+            if self._undrained > WRITE_HIGH_WATER:
+                self.needs_drain = True
 
     def finish(self) -> None:
         """See ``gateway.pipeline.http.ResponseWriter``."""
@@ -175,8 +177,13 @@ class Http1ResponseWriter(Struct, eq=False):
         """See ``gateway.pipeline.http.ResponseWriter``."""
         if not self._head_sent:
             self._send_head()
+        elif self._undrained > WRITE_HIGH_WATER:
+            self._owner.write_batcher.flush()
+            await asyncio.sleep(0)  # the transport writes, and may say that it takes no more
+        self._undrained = 0
         if self._writable is not None:
             await self._writable
+        self.needs_drain = False
 
     def pause(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note that the write buffer is full."""

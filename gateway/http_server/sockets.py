@@ -1,6 +1,7 @@
 """Listening sockets, and the TLS handshakes of their connections."""
 
 import asyncio
+import asyncio.sslproto
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,28 @@ from gateway.http_server.overload import (
     get_peer_address,
 )
 from gateway.http_server.proxy_protocol import ProxyHeaderReader
+from gateway.memory import MemoryBudget
 
+_MAX_UNSENT: Final = 128 << 10
+"""Bytes that the system holds unsent for one client, which is less than its send buffer takes."""
 _BACKLOG: Final = 1024
+"""Connections that the system holds until they are accepted."""
+_MAX_ACCEPTS: Final = 16
+"""Connections that asyncio accepts in a turn of the event loop; it takes the backlog for it."""
 _PENDING_ACCEPT_TURNS: Final = 2
 """Iterations of the loop until accepted connections have their protocol."""
+_TLS_BUFFER: Final = 32 << 10
+"""Bytes that a connection's TLS decrypts at once; asyncio's 256 KiB are kept for each of them."""
+TLS_SIZE: Final = 80 << 10
+"""Bytes of memory that the TLS of a connection takes, as measured."""
 ProtocolFactory = Callable[[], asyncio.Protocol]
+
+
+class _SharedSocket(socket.socket):
+    """A socket that the process which hands it over still serves: its backlog is not lowered."""
+
+    def listen(self, backlog: int = 0, /) -> None:
+        super().listen(max(backlog, _BACKLOG))
 
 
 class ListenSockets:
@@ -27,9 +45,15 @@ class ListenSockets:
     After that, its protocol does.
     """
 
-    def __init__(self, protocol_factory: ProtocolFactory, tracker: ConnectionTracker) -> None:
+    def __init__(
+        self,
+        protocol_factory: ProtocolFactory,
+        tracker: ConnectionTracker,
+        memory: MemoryBudget | None = None,
+    ) -> None:
         self._protocol_factory = protocol_factory
         self._tracker = tracker
+        self._memory = memory or MemoryBudget()
         self._servers: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
         self._closing_task: asyncio.Task[None] | None = None
@@ -43,6 +67,8 @@ class ListenSockets:
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """Set the certificate of new connections; None without TLS."""
         self._tls = tls
+        if tls is not None:
+            asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
 
     async def listen(
         self,
@@ -61,15 +87,28 @@ class ListenSockets:
         self.set_tls_context(tls)
         loop = asyncio.get_running_loop()
         self._on_listen(loop)
+        takes_accepts = isinstance(loop, asyncio.SelectorEventLoop)
+        backlog = _MAX_ACCEPTS if takes_accepts else _BACKLOG
         for bound_socket in sockets:
+            shared_socket = _SharedSocket(fileno=bound_socket.detach())
             self._servers.append(
-                await loop.create_server(self._build_protocol, sock=bound_socket, backlog=_BACKLOG)
+                await loop.create_server(self._build_protocol, sock=shared_socket, backlog=backlog)
             )
         if not sockets:
             server = await loop.create_server(
-                self._build_protocol, host or None, port, backlog=_BACKLOG, reuse_port=reuse_port
+                self._build_protocol,
+                host or None,
+                port,
+                backlog=_MAX_ACCEPTS,
+                reuse_port=reuse_port,
             )
             self._servers.append(server)
+        for server in self._servers:
+            for item in server.sockets:
+                with item.dup() as same:
+                    same.listen(_BACKLOG)
+                if item.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                    item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT)
         bound_port: int = self._servers[0].sockets[0].getsockname()[1]
         return bound_port
 
@@ -118,7 +157,7 @@ class ListenSockets:
         """The protocol of a connection after its PROXY header, if there is one."""
         if self._tls is None:
             return self._protocol_factory()
-        return _TlsHandshake(self._protocol_factory, self._tracker, self._tls)
+        return _TlsHandshake(self._protocol_factory, self._tracker, self._tls, self._memory)
 
     async def _close_later(self) -> None:
         for _ in range(_PENDING_ACCEPT_TURNS):
@@ -138,10 +177,14 @@ class _TlsHandshake(asyncio.Protocol):
         protocol_factory: ProtocolFactory,
         tracker: ConnectionTracker,
         tls: ssl.SSLContext,
+        memory: MemoryBudget,
     ) -> None:
         self._protocol_factory = protocol_factory
         self._tracker = tracker
         self._tls = tls
+        self._memory = memory
+        self._held_bytes = 0
+        """Taken of the memory budget."""
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._early_data = b""
@@ -153,11 +196,14 @@ class _TlsHandshake(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+        self._release_memory()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
         self.peer = self.peer or get_peer_address(transport)
+        self._held_bytes = TLS_SIZE
+        self._memory.record_held("connections", TLS_SIZE)
         if self._tracker.admit(self):
             coroutine = self._shake_hands(self._transport)
             self._task = asyncio.get_running_loop().create_task(coroutine)
@@ -215,4 +261,9 @@ class _TlsHandshake(asyncio.Protocol):
             return False
         self._transport = self._task = None
         self._tracker.release(self)
+        self._release_memory()
         return True
+
+    def _release_memory(self) -> None:
+        held, self._held_bytes = self._held_bytes, 0
+        self._memory.record_held("connections", -held)

@@ -59,7 +59,11 @@ class WebPageGuard:
     async def handle(self, http: HttpRequest, writer: ResponseWriter) -> None:
         """See ``gateway.http_server.connection.HandleRequest``."""
         host, origin = http.headers.get("host"), http.headers.get("origin")
-        if host and self._hosts is not None and not self._allows_host(host, self._hosts):
+        if (
+            host is not None
+            and self._hosts is not None
+            and not self._allows_host(host, self._hosts)
+        ):
             text = (
                 f"the header Host names {host[:100]!r}: on a loopback address without API keys, "
                 "only this machine's names and the listener's `allowed_hosts` may be used"

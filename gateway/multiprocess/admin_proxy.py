@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
-import aiohttp
+import httpx
 import msgspec
 from aiohttp import hdrs, web
 from msgspec import Struct
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.admin import history as admin_history
 from gateway.admin import status as admin_status
@@ -24,6 +23,7 @@ from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.metrics.requests import MAX_FINISHED_REQUESTS
 from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
+from protocols.core.json_text import decode_json
 from protocols.core.units import split_address
 
 # Merging of metrics and status.
@@ -87,7 +87,7 @@ def merge_workers(
 
 def merge_responses(path: str, bodies: Sequence[bytes]) -> object:
     """Merge the responses of several processes to a GET of this path."""
-    responses = [msgspec.json.decode(body) for body in bodies]
+    responses = [decode_json(body) for body in bodies]
     match path:
         case "/-/workers":
             return {"backends": merge_workers(response["backends"] for response in responses)}
@@ -110,7 +110,7 @@ def merge_responses(path: str, bodies: Sequence[bytes]) -> object:
 
 def merge_cancelled(bodies: Sequence[bytes]) -> object:
     """Add up how many requests the processes cancelled."""
-    return {"cancelled": sum(msgspec.json.decode(body)["cancelled"] for body in bodies)}
+    return {"cancelled": sum(decode_json(body)["cancelled"] for body in bodies)}
 
 
 def _merge_worker(merged: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +130,18 @@ _HOP_BY_HOP_HEADERS: Final = (
     hdrs.EXPECT,
 )
 """Headers that belong to one connection."""
-_CLIENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
+_STREAM_TIMEOUT: Final = httpx.Timeout(None, connect=10.0)
+
+
+def connect_to_socket(path: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
+    """A client of the listener at a Unix socket."""
+    transport = httpx.AsyncHTTPTransport(uds=path, verify=False)  # it has no TLS
+    return httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
+
+
+def build_url(request: web.Request) -> httpx.URL:
+    """The URL of a request at another listener; its path is not decoded and encoded again."""
+    return httpx.URL("http://localhost").copy_with(raw_path=request.rel_url.raw_path_qs.encode())
 
 
 async def proxy_request(request: web.Request, path: str) -> web.StreamResponse | None:
@@ -138,30 +149,24 @@ async def proxy_request(request: web.Request, path: str) -> web.StreamResponse |
 
     If the response is cut off, so is the one to the client.
     """
-    url = request.url.with_scheme("http").with_host("localhost").with_port(None)
     response = web.StreamResponse()
     try:
         async with (
-            aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path),
-                timeout=_CLIENT_TIMEOUT,
-                auto_decompress=False,
-            ) as session,
-            session.request(
+            connect_to_socket(path, _STREAM_TIMEOUT) as client,
+            client.stream(
                 request.method,
-                url,
+                build_url(request),
                 headers=_filter_headers(request.headers),
-                data=request.content if request.body_exists else None,
-                allow_redirects=False,
+                content=request.content.iter_any() if request.body_exists else None,
             ) as upstream,
         ):
-            response.set_status(upstream.status)
+            response.set_status(upstream.status_code)
             response.headers.update(_filter_headers(upstream.headers))
             await response.prepare(request)
-            async for chunk in upstream.content.iter_any():
+            async for chunk in upstream.aiter_raw():
                 await response.write(chunk)
             await response.write_eof()
-    except (aiohttp.ClientError, TimeoutError):
+    except httpx.HTTPError:
         if not response.prepared:
             return None
         if request.transport is not None:
@@ -179,6 +184,8 @@ def _filter_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
 _MAX_BODY_SIZE: Final = 64 << 10
 _BODY_TIMEOUT: Final = 10.0
 """Seconds to receive a body."""
+_QUERY_TIMEOUT: Final = 10.0
+"""Seconds for any other query."""
 _RELOAD_TIMEOUT: Final = 600.0
 """Seconds for a reload, which waits for the warmup of backends."""
 _MERGED_PATHS: Final = frozenset(
@@ -196,6 +203,7 @@ _REQUEST_HEADERS: Final = (
 )
 _RESPONSE_HEADERS: Final = (
     hdrs.CONTENT_TYPE,
+    hdrs.CONTENT_DISPOSITION,
     hdrs.SERVER,
     hdrs.CACHE_CONTROL,
     "X-Content-Type-Options",
@@ -209,7 +217,7 @@ _RESPONSE_HEADERS: Final = (
 
 class _ProxyRequest(Struct, frozen=True):
     method: str
-    url: URL
+    url: httpx.URL
     headers: Mapping[str, str]
     body: bytes
 
@@ -279,9 +287,8 @@ class AdminProxy:
         headers = {
             str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers
         }
-        url = URL(f"http://localhost{request.rel_url.raw_path_qs}", encoded=True)
         response = await self._dispatch(
-            _ProxyRequest(request.method, url, headers, body), request.path
+            _ProxyRequest(request.method, build_url(request), headers, body), request.path
         )
         if response is None:
             return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
@@ -401,22 +408,18 @@ def _find_error(responses: Mapping[ServingProcess, _ProxyResponse]) -> _ProxyRes
 
 async def _query_process(process: ServingProcess, query: _ProxyRequest) -> _ProxyResponse | None:
     """The response of a process; None if it has ended or does not respond in time."""
-    limits = aiohttp.ClientTimeout(total=_RELOAD_TIMEOUT if query.url.path == "/-/reload" else 10.0)
-    connector = aiohttp.UnixConnector(process.admin_socket)
+    seconds = _RELOAD_TIMEOUT if query.url.path == "/-/reload" else _QUERY_TIMEOUT
     try:
         async with (
-            aiohttp.ClientSession(connector=connector, timeout=limits) as session,
-            session.request(
-                query.method,
-                query.url,
-                headers=query.headers,
-                data=query.body,
-                allow_redirects=False,
-            ) as response,
+            asyncio.timeout(seconds),
+            connect_to_socket(process.admin_socket, httpx.Timeout(None)) as client,
         ):
-            return _ProxyResponse(response.status, response.headers, await response.read())
-    except (aiohttp.ClientError, TimeoutError):
+            response = await client.request(
+                query.method, query.url, headers=query.headers, content=query.body
+            )
+    except (httpx.HTTPError, TimeoutError):
         return None
+    return _ProxyResponse(response.status_code, response.headers, response.content)
 
 
 def _error_response(status: HTTPStatus, message: str) -> web.Response:

@@ -27,7 +27,7 @@ def partition_config(config: schema.Config, processes: int, ports: ListenerPorts
     ]
     limits = replace(
         config.limits,
-        buffered_bodies=_divide(config.limits.buffered_bodies, processes),
+        memory=_divide(config.limits.memory, processes),
         connections=_divide(config.limits.connections, processes),
         connections_per_address=_divide_optional(config.limits.connections_per_address, processes),
     )

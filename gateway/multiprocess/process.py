@@ -7,6 +7,7 @@ gracefully, as it does on SIGTERM.
 """
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -39,7 +40,7 @@ from gateway.multiprocess.ipc import (
 from gateway.multiprocess.partition import partition_config
 from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.gateway import Gateway, build_services
-from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_interpreter
 from gateway.runtime.reload import ConfigSource, ReloadResult
 from gateway.runtime.shutdown import ShutdownSignal
 from protocols.core.errors import WorkerError
@@ -149,13 +150,14 @@ async def _run_gateway(
     origin = ConfigSource(loaded, lambda: loaded)
     app = Gateway(loaded.config, build_services(access_log), origin=origin, process_group=link)
     app.set_draining(on=draining)
+    tune_interpreter()
     try:
         urls = await app.start()
     except (OSError, WorkerError) as error:
         link.channel.send(ProcessFailed(str(error)))
         await app.stop()
         return 1
-    tune_gc()
+    gc.freeze()
     link.channel.send(
         ProcessReady([*filter(None, urls)], [info.name for info in app.router.list_models()])
     )

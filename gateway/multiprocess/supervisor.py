@@ -223,9 +223,8 @@ class Supervisor(Collector):
         models = next(
             (one.ready_message.models for one in self._processes if one.ready_message), ()
         )
-        names, addresses = ", ".join(models) or "any", " and ".join(urls)
-        count = self._plan.process_count
-        lines = [f"interlingua serves {names} on {addresses} ({count} processes)"]
+        serving = listeners.describe_serving(models, urls)
+        lines = [f"{serving} ({self._plan.process_count} processes)"]
         if self._admin_proxy is not None:
             lines.append(f"web UI: {listeners.build_ui_url(urls[-1], self._plan.admin_key)}")
         self._print("\n".join(lines))

@@ -2,7 +2,8 @@
 
 record             the record of one request
 recording          recordings of requests with their responses: the format and its reader
-recording_writer   writes them: redaction, rotation, compression, retention
+recording_writer   writes them: redaction, encoding, the queue
+recording_folder   their files: rotation, compression, retention
 redaction          replaces personal data and secrets in them
 stats              counters and histograms per model, version and traffic split
 access_log         one JSON line per request; repeated messages are rate limited

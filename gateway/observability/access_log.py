@@ -84,7 +84,9 @@ _FLUSH_TIMEOUT: Final = 2.0
 RequestLogFormat = Literal["auto", "text", "json", "off"]
 """The format of requests' lines; ``auto`` is that of log messages, and ``off`` writes none."""
 
+_LOGGER: Final = b"access"
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
+_encode: Final = msgspec.json.Encoder().encode
 
 
 @contextmanager
@@ -183,10 +185,31 @@ def _encode_batch(batch: Sequence[Struct | bytes], *, is_text: bool) -> Iterator
         elif is_text and kind is RequestRecord:
             records = cast("Sequence[RequestRecord]", entries)
             yield from _group_lines(format_record(one).encode() + b"\n" for one in records)
+        elif kind is RequestRecord:
+            yield from _group_lines(_encode_records(cast("Sequence[RequestRecord]", entries)))
         else:
             yield from _split_lines(
                 _encode_lines(map(_round_numbers, cast("Sequence[Struct]", entries)))
             )
+
+
+def _encode_records(records: Sequence[RequestRecord]) -> Iterator[bytes]:
+    """Lines of JSON that begin as those of log messages do."""
+    lines = _encode_lines(map(_round_numbers, records)).split(b"\n")
+    for record, line in zip(records, lines, strict=False):
+        time_text = format_time(record.started_at + record.duration, "json")
+        text = f"{record.method} {record.path} {record.status}"
+        yield b'{"time":"%b","level":"%b","logger":"%b","message":%b,%b\n' % (
+            time_text.encode(),
+            _get_level(record).lower().encode(),
+            _LOGGER,
+            _encode(text),
+            line[1:],
+        )
+
+
+def _get_level(record: RequestRecord) -> str:
+    return "INFO" if record.status < _SERVER_ERROR else "WARNING"
 
 
 def _round_numbers(record: Struct) -> Struct:
@@ -212,10 +235,10 @@ def _round_numbers(record: Struct) -> Struct:
 
 def format_record(record: RequestRecord) -> str:
     """A request's line of text. What clients and workers sent cannot start another line."""
-    level = "INFO" if record.status < _SERVER_ERROR else "WARNING"
     parts = [
         format_time(record.started_at + record.duration, "text"),
-        f'{level} access: {record.client or "-"} "{record.method} {record.path}" {record.status}',
+        f"{_get_level(record)} access:",
+        f'{record.client or "-"} "{record.method} {record.path}" {record.status}',
         *_describe_target(record),
         *_describe_response(record),
         f"{record.duration:.3f}s",

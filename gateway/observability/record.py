@@ -69,6 +69,10 @@ class RequestRecord(Struct, omit_defaults=True):
     """The id in the response, if feedback is collected and the protocol has one."""
     user_hash: str = ""
     """The split's hash of the user, if feedback is collected and the assignment was sticky."""
+    measures: dict[str, bool] = {}
+    """What is measured of the response, if its model's rollout has guardrails on that."""
+    shadow_of: str = ""
+    """The id of the request of which this is a copy."""
     fallback_from: str = ""
     """The first target, as ``model@version``, if a fallback answered."""
     failed_attempts: tuple[str, ...] = ()

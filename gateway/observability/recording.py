@@ -7,6 +7,7 @@ process may be cut off. The same lines are written by replays.
 """
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from msgspec import Struct
 
 from gateway.observability.record import RequestOutcome
 from protocols.core.events import FinishReason
+from protocols.core.json_text import JsonDecoder
 
 FORMAT_VERSION: Final = 1
 PLAIN_SUFFIX: Final = ".jsonl"
@@ -143,10 +145,13 @@ class RecordedRequest(Struct, omit_defaults=True, kw_only=True):
     """The id of the request that this is a replay of."""
     replay_target: str = ""
     """Where it was sent to, as ``model@version``."""
+    replay_run: str = ""
+    """The run that sent it to several targets at the same time."""
 
 
 _encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(RecordedRequest)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_decoder: Final = JsonDecoder(RecordedRequest)
 
 
 def encode_recorded_request(recorded: RecordedRequest) -> bytes:
@@ -173,7 +178,10 @@ class RecordingReader:
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     self.skipped_lines += 1
                 else:
-                    yield recorded
+                    if _is_request(recorded):
+                        yield recorded
+                    else:
+                        self.skipped_lines += 1
 
     def _read_lines(self, path: Path) -> Iterator[bytes]:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
@@ -187,6 +195,15 @@ class RecordingReader:
                         yield line
             except (EOFError, zlib.error, gzip.BadGzipFile):  # the file is cut off or damaged
                 self.skipped_lines += 1
+
+
+def _is_request(recorded: RecordedRequest) -> bool:
+    """Whether a gateway can have got it: others may have written the file.
+
+    A replay sends the id in a header.
+    """
+    line = f"{recorded.method} {recorded.path}?{recorded.query}"
+    return recorded.id.isascii() and recorded.id.isprintable() and not _CONTROL.search(line)
 
 
 def read_recordings(path: str | Path) -> RecordingReader:

@@ -95,6 +95,8 @@ class RequestStats(Generic[DistributionT]):
         """Requests with at least one unsupported parameter."""
         self.answered_by_fallback = 0
         """Requests sent here that a fallback answered; the other numbers exclude them."""
+        self.shadow_requests = 0
+        """Copies of requests that were sent here as shadow traffic; no other number has them."""
         self.tokens = CounterMap()
         """By direction and source; input includes cached, output includes reasoning tokens."""
         self.aborts = CounterMap()

@@ -16,8 +16,8 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from gateway.observability.background_writer import BackgroundWriter
 from gateway.observability.record import Feedback, FeedbackKind, RequestRecord
-from gateway.observability.stats import build_stats_key
+from gateway.observability.stats import build_fallback_key, build_stats_key, get_error_origin
 
 log = logging.getLogger("interlingua")
 
@@ -50,10 +50,19 @@ USAGE_COLUMNS: Final = (
     ("rule", "TEXT NOT NULL DEFAULT ''"),
     ("response_id", "TEXT NOT NULL DEFAULT ''"),
     ("user_hash", "TEXT NOT NULL DEFAULT ''"),
+    ("failed_model", "TEXT NOT NULL DEFAULT ''"),
+    ("failed_version", "TEXT NOT NULL DEFAULT ''"),
+    ("failed_split", "TEXT NOT NULL DEFAULT ''"),
+    ("failed_outcome", "TEXT NOT NULL DEFAULT ''"),
+    ("measures", "TEXT NOT NULL DEFAULT ''"),
+    ("shadow_of", "TEXT NOT NULL DEFAULT ''"),
 )
-"""Times in seconds, ``at`` in Unix seconds. The last three are missing in tables of older versions,
-to which they are added."""
-ADDED_COLUMNS: Final = USAGE_COLUMNS[-3:]
+"""Times in seconds, ``at`` in Unix seconds. The columns from ``rule`` on are missing in tables of
+older versions, to which they are added. If a fallback was asked, those with ``failed_`` are
+of the target that failed first: as its row would have had them without the fallback.
+``shadow_of`` is the id of the request of which this is a copy, whose rows only rollouts read."""
+ADDED_COLUMNS: Final = USAGE_COLUMNS[-9:]
+READ_COLUMNS: Final = ", ".join(name for name, _ in USAGE_COLUMNS)
 FEEDBACK_COLUMNS: Final = (
     ("at", "REAL NOT NULL"),
     ("request_at", "REAL NOT NULL"),
@@ -80,21 +89,87 @@ _CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in USAGE_COLUMNS)}, "
     "PRIMARY KEY (at, id)) WITHOUT ROWID"
 )
+_ROLLOUT_TABLES: Final = "rollout_"
+"""How the tables of rollouts begin, which a gateway makes before the first row of usage."""
 _ADD_COLUMN: Final = "ALTER TABLE usage ADD COLUMN "
 _VALUES: Final = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(USAGE_COLUMNS)))
-_INSERT: Final = f"INSERT OR IGNORE INTO usage SELECT {_VALUES} FROM json_each(?)"  # noqa: S608
+_INSERT: Final = f"INSERT OR IGNORE INTO usage ({READ_COLUMNS}) SELECT {_VALUES} FROM json_each(?)"  # noqa: S608
 """One statement for all rows: SQLite releases the interpreter lock while it runs."""
 
 
+def build_source(
+    table: str,
+    columns: Sequence[tuple[str, str]],
+    present: Collection[str],
+    types: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """A table as a subselect that has all ``columns``, of which ``present`` are in the database.
+
+    In the table of an older version the added ones have their defaults. A table that is not there
+    yet has no rows. ``types`` are the database's names of SQLite's types.
+    """
+    names = []
+    for name, definition in columns:
+        kind, _, rest = definition.partition(" ")
+        default = rest.partition("DEFAULT ")[2] if present else "NULL"
+        if name not in present and default:
+            names.append(f"CAST({default} AS {types.get(kind, kind)}) AS {name}")
+        else:
+            names.append(name)
+    return f"(SELECT {', '.join(names)} {f'FROM {table}' if present else 'WHERE 1 = 0'})"
+
+
+class UsageSources(Struct, frozen=True):
+    """What statements read from, whatever version made the database: see ``build_source``."""
+
+    usage: str
+    feedback: str
+
+    @classmethod
+    def build(
+        cls,
+        tables: Mapping[str, Collection[str]],
+        names: tuple[str, str] = ("usage", "feedback"),
+        types: Mapping[str, str] = MappingProxyType({}),
+    ) -> "UsageSources":
+        """``tables`` are the columns that are present, by the names of both tables."""
+        usage, feedback = names
+        return cls(
+            build_source(usage, USAGE_COLUMNS, tables[usage], types),
+            build_source(feedback, FEEDBACK_COLUMNS, tables[feedback], types),
+        )
+
+    def build_find(self, column: str) -> str:
+        """Finds the newest row with an id in a column that a key may judge: its time and id."""
+        return _build_find(f"{self.usage} AS u", column)
+
+    @property
+    def read_feedback(self) -> str:
+        """The values of ``OutcomeRow``: of a model, of requests since a time."""
+        return (
+            "SELECT u.at, u.id, u.version, u.split, u.key, u.rule, u.protocol, "  # noqa: S608 - names of ours
+            "u.user_hash, f.name, f.kind, f.number, f.category, f.at "
+            f"FROM {self.feedback} AS f JOIN {self.usage} AS u "
+            "ON u.at = f.request_at AND u.id = f.id "
+            "WHERE u.model = $1 AND u.at >= $2 ORDER BY f.at, f.id"
+        )
+
+
+def _build_find(source: str, column: str) -> str:
+    return (
+        f"SELECT at, id FROM {source} WHERE {column} = $1 "  # noqa: S608 - names of ours
+        "AND (key = $2 OR $3) ORDER BY at DESC LIMIT 1"
+    )
+
+
 class FeedbackStatements(Struct, frozen=True):
-    """The SQL of feedback for a pair of tables, with parameters ``$1``, ``$2`` and so on."""
+    """The SQL to write feedback to a pair of tables, with parameters ``$1``, ``$2`` and so on."""
 
     create: Sequence[str]
     find: Mapping[str, str]
     """By the column of the id: finds the newest row that a key may judge, its time and id."""
     insert: str
     delete: str
-    read: str
 
     @classmethod
     def build(
@@ -118,31 +193,20 @@ class FeedbackStatements(Struct, frozen=True):
                 f"{create_index} {usage_table}_by_id ON {usage_table} (id)",
                 f"{create_index} {usage_table}_by_response ON {usage_table} (response_id)",
             ),
-            {
-                column: f"SELECT at, id FROM {usage_table} WHERE {column} = $1 "  # noqa: S608 - names of ours
-                "AND (key = $2 OR $3) ORDER BY at DESC LIMIT 1"
-                for column in ("id", "response_id")
-            },
-            f"INSERT INTO {table} ({names}) VALUES ({values}) "  # noqa: S608 - as above
+            {column: _build_find(usage_table, column) for column in ("id", "response_id")},
+            f"INSERT INTO {table} ({names}) VALUES ({values}) "  # noqa: S608 - names of ours
             f"ON CONFLICT ({key}) DO UPDATE SET {updates}",
             f"DELETE FROM {table} WHERE request_at < $1",  # noqa: S608 - as above
-            "SELECT u.at, u.id, u.version, u.split, u.key, u.rule, u.protocol, "  # noqa: S608 - as above
-            f"u.user_hash, f.name, f.kind, f.number, f.category, f.at FROM {table} f "
-            f"JOIN {usage_table} u ON u.at = f.request_at AND u.id = f.id "
-            "WHERE u.model = $1 AND u.at >= $2 ORDER BY f.at, f.id",
         )
 
 
-def _for_sqlite(statement: str) -> str:
-    """The statement with SQLite's parameters; it has each of its own once, in their order."""
-    return re.sub(r"\$\d+", "?", statement)
+def bind_sqlite(statement: str, *values: object) -> tuple[str, Mapping[str, object]]:
+    """A statement with parameters ``$1`` and so on, and its values, as SQLite takes them."""
+    named = {f"v{number}": value for number, value in enumerate(values, 1)}
+    return re.sub(r"\$(\d+)", r":v\1", statement), named
 
 
 _FEEDBACK: Final = FeedbackStatements.build("usage", "feedback")
-_CREATE_FEEDBACK: Final = _FEEDBACK.create
-_FIND: Final = {column: _for_sqlite(text) for column, text in _FEEDBACK.find.items()}
-_INSERT_FEEDBACK: Final = _for_sqlite(_FEEDBACK.insert)
-_DELETE_FEEDBACK: Final = _for_sqlite(_FEEDBACK.delete)
 
 
 def build_feedback_row(feedback: Feedback, request_at: float, request_id: str) -> tuple[Any, ...]:
@@ -297,7 +361,7 @@ class _SqliteUsageStore:
         if abs(now - self._cleaned_at) >= CLEANUP_INTERVAL:
             connection.execute("DELETE FROM usage WHERE at < ?", (now - self._retention,))
             if self._has_feedback:
-                connection.execute(_DELETE_FEEDBACK, (now - self._retention,))
+                connection.execute(*bind_sqlite(_FEEDBACK.delete, now - self._retention))
             self._cleaned_at = now
         return 0
 
@@ -306,13 +370,13 @@ class _SqliteUsageStore:
         connection = self._open_database()
         dropped = 0
         for one in feedback:
-            found = connection.execute(
-                _FIND[one.column], (one.target, one.key, one.any_key)
-            ).fetchone()
+            find = bind_sqlite(_FEEDBACK.find[one.column], one.target, one.key, one.any_key)
+            found = connection.execute(*find).fetchone()
             if found is None:
                 dropped += 1
             else:
-                connection.execute(_INSERT_FEEDBACK, build_feedback_row(one, *found))
+                row = build_feedback_row(one, *found)
+                connection.execute(*bind_sqlite(_FEEDBACK.insert, *row))
         return dropped
 
     async def find_request(self, feedback: Feedback) -> bool:
@@ -320,9 +384,11 @@ class _SqliteUsageStore:
         return await asyncio.to_thread(self._find_request, feedback)
 
     def _find_request(self, feedback: Feedback) -> bool:
-        parameters = feedback.target, feedback.key, feedback.any_key
-        with closing(_open_read_only(self.name)) as file:
-            return file.execute(_FIND[feedback.column], parameters).fetchone() is not None
+        os.stat(self.name)  # noqa: PTH116 - a str; without its file, nothing is known of a request
+        with open_sqlite_usage(self.name) as (file, sources):
+            query = sources.build_find(feedback.column)
+            find = bind_sqlite(query, feedback.target, feedback.key, feedback.any_key)
+            return file.execute(*find).fetchone() is not None
 
     def close(self) -> None:
         """See ``UsageStore``."""
@@ -339,9 +405,7 @@ class _SqliteUsageStore:
         if self._connection is not None and current:
             return self._connection
         self.close()
-        # SQLite would let the umask decide. It gives the mode to its other files, -wal and -shm.
-        with suppress(OSError):  # it exists, or SQLite reports what is wrong
-            os.close(os.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+        create_private_file(self.name)
         connection = sqlite3.connect(
             self.name, timeout=_RETRY_DELAY, isolation_level=None, check_same_thread=False
         )
@@ -354,17 +418,43 @@ class _SqliteUsageStore:
             if name not in present:
                 connection.execute(f"{_ADD_COLUMN}{name} {kind}")
         if self._has_feedback:
-            for statement in _CREATE_FEEDBACK:
+            for statement in _FEEDBACK.create:
                 connection.execute(statement)
         self._file_identity = _get_file_identity(self.name)
         return connection
 
 
-def _open_read_only(path: str) -> sqlite3.Connection:
-    """Raises sqlite3.Error."""
-    return sqlite3.connect(
-        f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_RETRY_DELAY
-    )
+def create_private_file(path: str) -> None:
+    """Create the file of a database, unless it exists or can't be: SQLite reports what is wrong.
+
+    SQLite would let the umask decide. It gives the mode to its other files, -wal and -shm.
+    """
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+
+
+@contextmanager
+def open_sqlite_usage(path: str) -> Iterator[tuple[sqlite3.Connection, UsageSources]]:
+    """Open a file to read it, of whatever version, while a gateway may write to it.
+
+    A file that is not there yet, in a folder that is, has no rows; nor has one in which only the
+    rollouts have tables. Raises sqlite3.Error, also for another application's database.
+    """
+    file = Path(path).absolute()
+    is_expected = not file.exists() and file.parent.is_dir()
+    uri = "file::memory:" if is_expected else f"{file.as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=_RETRY_DELAY)) as connection:
+        names = {
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        if "usage" not in names and not all(name.startswith(_ROLLOUT_TABLES) for name in names):
+            raise sqlite3.DatabaseError("it has no table 'usage'")
+        tables = {
+            name: [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
+            for name in ("usage", "feedback")
+        }
+        yield connection, UsageSources.build(tables)
 
 
 def _get_file_identity(path: str) -> tuple[int, int] | None:
@@ -399,7 +489,19 @@ def build_usage_row(record: RequestRecord) -> tuple[Any, ...]:
         record.rule,
         record.response_id,
         record.user_hash,
+        *_describe_first_failure(record),
+        msgspec.json.encode(record.measures).decode() if record.measures else "",
+        record.shadow_of,
     )
+
+
+def _describe_first_failure(record: RequestRecord) -> tuple[str, str, str, str]:
+    """Model, version, split and outcome of the target that failed before the fallbacks."""
+    if not record.fallback_from:
+        return "", "", "", ""
+    # the first failure is the first target's: "model@version Error"
+    error = record.failed_attempts[0].rpartition(" ")[2] if record.failed_attempts else ""
+    return (*build_fallback_key(record), f"{get_error_origin(error)}_error")
 
 
 # Usage totals. They can be queried while a gateway writes rows.
@@ -435,19 +537,51 @@ class UsageTotal(Struct, frozen=True):
     completion_tokens: int
 
 
-def query_sqlite_usage(path: str, by: Sequence[str], since: float) -> list[UsageTotal]:
+def query_sqlite_usage(
+    path: str, by: Sequence[str], since: float, limit: int | None = None
+) -> list[UsageTotal]:
     """Usage since ``since`` (Unix seconds), grouped by names of ``GROUP_COLUMNS``.
 
-    Raises sqlite3.Error if the file is not a usage database or cannot be read.
+    The first ``limit`` groups, if there is one. Raises sqlite3.Error if the file is not a usage
+    database or cannot be read.
     """
     keys = ", ".join(GROUP_COLUMNS[name] for name in by)
-    query = (  # names of GROUP_COLUMNS only
-        f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM usage WHERE at >= ? "  # noqa: S608
-        f"GROUP BY {keys} ORDER BY {keys}"
-    )
-    with closing(_open_read_only(path)) as file:
-        rows = file.execute(query, (since,)).fetchall()
+    with open_sqlite_usage(path) as (file, sources):
+        query = (  # names of GROUP_COLUMNS only
+            f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM {sources.usage} "  # noqa: S608
+            f"WHERE at >= ? AND shadow_of = '' GROUP BY {keys} ORDER BY {keys} LIMIT ?"
+        )
+        rows = file.execute(query, (since, -1 if limit is None else limit)).fetchall()
     return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]
+
+
+class UsageInterval(Struct, frozen=True):
+    """The requests of a version that began in one interval, by the interval's number ``n``."""
+
+    n: int
+    model: str
+    version: str
+    requests: int
+    errors: int
+    tokens: int
+    """Those of the completions."""
+    first_token: float | None
+    """The mean time to the first token, in seconds."""
+
+
+def query_sqlite_intervals(path: str, interval: float, since: float) -> list[UsageInterval]:
+    """The intervals of ``interval`` seconds since ``since``, without those that have no requests.
+
+    Raises sqlite3.Error, as ``query_sqlite_usage`` does.
+    """
+    with open_sqlite_usage(path) as (file, sources):
+        query = (
+            "SELECT CAST(at / ? AS INTEGER), model, version, count(*), "  # noqa: S608 - names of ours
+            "sum(outcome NOT IN ('ok', 'cancelled')), sum(completion_tokens), avg(first_token) "
+            f"FROM {sources.usage} WHERE at >= ? AND shadow_of = '' "
+            "GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+        )
+        return [UsageInterval(*row) for row in file.execute(query, (interval, since))]
 
 
 # What a comparison of versions reads.
@@ -485,31 +619,26 @@ class UsageExtract(Struct, frozen=True):
 
 MAX_READ_ROWS: Final = 5_000_000
 """The newest rows of a model that are read at most: they are kept in memory."""
-READ_COLUMNS: Final = ", ".join(name for name, _ in USAGE_COLUMNS)
 
 
 def read_sqlite_usage(
-    path: str, model: str, since: float, limit: int = MAX_READ_ROWS
+    path: str, model: str, since: float, limit: int = MAX_READ_ROWS, *, shadows: bool = False
 ) -> UsageExtract:
     """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
 
+    They include those of requests that failed there and that a fallback to another model answered;
+    with ``shadows`` those of copies, too.
     Raises sqlite3.Error if the file is not a usage database or cannot be read.
     """
-    with closing(_open_read_only(path)) as file:
-        models = [name for (name,) in file.execute("SELECT DISTINCT model FROM usage ORDER BY 1")]
+    with open_sqlite_usage(path) as (file, sources):
+        query = f"SELECT DISTINCT model FROM {sources.usage} ORDER BY 1"  # noqa: S608 - names of ours
+        models = [name for (name,) in file.execute(query)]
         query = (
-            f"SELECT {READ_COLUMNS} FROM usage WHERE model = ? AND at >= ? "  # noqa: S608 - names of ours
-            "ORDER BY at DESC LIMIT ?"
+            f"SELECT {READ_COLUMNS} FROM {sources.usage} WHERE (model = ? OR failed_model = ?) "  # noqa: S608 - as above
+            "AND at >= ? AND (shadow_of = '' OR ?) ORDER BY at DESC LIMIT ?"
         )
-        rows = file.execute(query, (model, since, limit)).fetchall()[::-1]
+        rows = file.execute(query, (model, model, since, shadows, limit)).fetchall()[::-1]
         if len(rows) == limit:
             since = rows[0][0]
-        has_feedback = file.execute(
-            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'feedback'"
-        ).fetchone()
-        judged = (
-            file.execute(_for_sqlite(_FEEDBACK.read), (model, since)).fetchall()
-            if has_feedback
-            else []
-        )
+        judged = file.execute(*bind_sqlite(sources.read_feedback, model, since)).fetchall()
     return UsageExtract(models, rows, [OutcomeRow(*row) for row in judged])

@@ -19,7 +19,9 @@ from gateway.observability.usage import (
     FeedbackStatements,
     OutcomeRow,
     UsageExtract,
+    UsageInterval,
     UsageRecorder,
+    UsageSources,
     UsageTotal,
     build_feedback_row,
     build_usage_row,
@@ -51,9 +53,9 @@ _ADD_COLUMNS: Final = f"ALTER TABLE {USAGE_TABLE} " + ", ".join(
     f"ADD COLUMN IF NOT EXISTS {name} {_TYPES[kind.partition(' ')[0]]} {kind.partition(' ')[2]}"
     for name, kind in ADDED_COLUMNS
 )
-_HAS_COLUMNS: Final = (
-    "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass($1) AND NOT attisdropped "
-    "AND attname = ANY($2)"
+_GET_COLUMNS: Final = (
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 "
+    "AND NOT attisdropped"
 )
 _FEEDBACK: Final = FeedbackStatements.build(USAGE_TABLE, FEEDBACK_TABLE, _TYPES)
 _DAY_EXPRESSION: Final = "to_char(to_timestamp(at) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
@@ -115,7 +117,9 @@ class _PostgresUsageStore:
             try:
                 if self._reader is None or self._reader.is_closed():
                     self._reader = await connect_database(self._url)
-                return await _find_row(self._reader, feedback) is not None
+                sources = await _read_sources(self._reader)
+                query = sources.build_find(feedback.column)
+                return await _find_row(self._reader, feedback, query) is not None
             except BaseException:
                 if self._reader is not None:
                     self._reader.terminate()
@@ -168,7 +172,7 @@ class _PostgresUsageStore:
         await self._connect()
         async with asyncio.timeout(_DATABASE_TIMEOUT), self._connection.transaction():
             for one in feedback:
-                found = await _find_row(self._connection, one)
+                found = await _find_row(self._connection, one, _FEEDBACK.find[one.column])
                 if found is None:
                     dropped += 1
                     continue
@@ -183,8 +187,8 @@ class _PostgresUsageStore:
         async with asyncio.timeout(_DATABASE_TIMEOUT):
             self._connection = await connect_database(self._url)
             await self._connection.execute(_CREATE_TABLE)
-            names = [name for name, _ in ADDED_COLUMNS]
-            if await self._connection.fetchval(_HAS_COLUMNS, USAGE_TABLE, names) < len(names):
+            present = await _read_columns(self._connection, USAGE_TABLE)
+            if not {name for name, _ in ADDED_COLUMNS} <= {*present}:
                 await self._connection.execute(_ADD_COLUMNS)
         if self._has_feedback:
             async with asyncio.timeout(_SETUP_TIMEOUT):
@@ -201,9 +205,19 @@ class _PostgresUsageStore:
             self._runner.run(_abort_connection(connection))
 
 
-async def _find_row(connection: Any, feedback: Feedback) -> Any:
+async def _read_columns(connection: Any, table: str) -> list[str]:
+    """The columns of a table; none if it is not there yet."""
+    return [row[0] for row in await connection.fetch(_GET_COLUMNS, table)]
+
+
+async def _read_sources(connection: Any) -> UsageSources:
+    names = USAGE_TABLE, FEEDBACK_TABLE
+    tables = {name: await _read_columns(connection, name) for name in names}
+    return UsageSources.build(tables, names, _TYPES)
+
+
+async def _find_row(connection: Any, feedback: Feedback, query: str) -> Any:
     """The time and id of the newest row that the feedback judges, or None."""
-    query = _FEEDBACK.find[feedback.column]
     target, key = _clean_text(feedback.target), _clean_text(feedback.key)
     return await connection.fetchrow(query, target, key, feedback.any_key)
 
@@ -238,56 +252,87 @@ def redact_url(url: str) -> str:
     return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def query_postgres_usage(url: str, by: Sequence[str], since: float) -> list[UsageTotal]:
+def query_postgres_usage(
+    url: str, by: Sequence[str], since: float, limit: int | None = None
+) -> list[UsageTotal]:
     """Usage since ``since`` (Unix seconds), grouped by names of ``GROUP_COLUMNS``.
 
-    Raises one of ``DATABASE_ERRORS``.
+    The first ``limit`` groups, if there is one. Raises one of ``DATABASE_ERRORS``.
     """
-    return asyncio.run(_query_usage(url, by, since))
-
-
-async def _query_usage(url: str, by: Sequence[str], since: float) -> list[UsageTotal]:
     keys = ", ".join(_DAY_EXPRESSION if name == "day" else GROUP_COLUMNS[name] for name in by)
     order = ", ".join(str(n) for n in range(1, len(by) + 1))
-    query = (  # names of GROUP_COLUMNS only
-        f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM {USAGE_TABLE} WHERE at >= $1 "  # noqa: S608
-        f"GROUP BY {order} ORDER BY {order}"
-    )
-    async with asyncio.timeout(60):
-        connection = await connect_database(url)
-        try:
-            rows = [tuple(one) for one in await connection.fetch(query, since)]
-        finally:
-            await connection.close()
+
+    def build_query(sources: UsageSources) -> str:
+        return (  # names of GROUP_COLUMNS only
+            f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM {sources.usage} AS u "  # noqa: S608
+            f"WHERE at >= $1 AND shadow_of = '' GROUP BY {order} ORDER BY {order} LIMIT $2"
+        )
+
+    rows = asyncio.run(fetch_usage(url, build_query, since, limit))
     return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]
 
 
-def read_postgres_usage(
-    url: str, model: str, since: float, limit: int = MAX_READ_ROWS
-) -> UsageExtract:
-    """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
+def query_postgres_intervals(url: str, interval: float, since: float) -> list[UsageInterval]:
+    """The intervals since ``since``, see ``query_sqlite_intervals``.
 
     Raises one of ``DATABASE_ERRORS``.
     """
-    return asyncio.run(_read_usage(url, model, since, limit))
+
+    def build_query(sources: UsageSources) -> str:
+        return (
+            "SELECT floor(at / $1)::int8, model, version, count(*), "  # noqa: S608 - names of ours
+            "count(*) FILTER (WHERE outcome NOT IN ('ok', 'cancelled')), "
+            "sum(completion_tokens)::int8, avg(first_token) "
+            f"FROM {sources.usage} AS u WHERE at >= $2 AND shadow_of = '' "
+            "GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+        )
+
+    rows = asyncio.run(fetch_usage(url, build_query, interval, since))
+    return [UsageInterval(*row) for row in rows]
 
 
-async def _read_usage(url: str, model: str, since: float, limit: int) -> UsageExtract:
+async def fetch_usage(
+    url: str, build_query: Callable[[UsageSources], str], *parameters: object
+) -> list[tuple[Any, ...]]:
+    """The rows of a query on a database of whatever version. Raises one of ``DATABASE_ERRORS``."""
     async with asyncio.timeout(60):
         connection = await connect_database(url)
         try:
-            query = f"SELECT DISTINCT model FROM {USAGE_TABLE} ORDER BY 1"  # noqa: S608 - a name of ours
+            query = build_query(await _read_sources(connection))
+            return [tuple(one) for one in await connection.fetch(query, *parameters)]
+        finally:
+            await connection.close()
+
+
+def read_postgres_usage(
+    url: str, model: str, since: float, limit: int = MAX_READ_ROWS, *, shadows: bool = False
+) -> UsageExtract:
+    """Read the newest ``limit`` rows of a model, see ``read_sqlite_usage``.
+
+    Raises one of ``DATABASE_ERRORS``.
+    """
+    return asyncio.run(_read_usage(url, model, since, limit, shadows=shadows))
+
+
+async def _read_usage(
+    url: str, model: str, since: float, limit: int, *, shadows: bool
+) -> UsageExtract:
+    async with asyncio.timeout(60):
+        connection = await connect_database(url)
+        try:
+            sources = await _read_sources(connection)
+            query = f"SELECT DISTINCT model FROM {sources.usage} AS u ORDER BY 1"  # noqa: S608 - names of ours
             models = [row[0] for row in await connection.fetch(query)]
             query = (
-                f"SELECT {READ_COLUMNS} FROM {USAGE_TABLE} "  # noqa: S608 - as above
-                "WHERE model = $1 AND at >= $2 ORDER BY at DESC LIMIT $3"
+                f"SELECT {READ_COLUMNS} FROM {sources.usage} AS u "  # noqa: S608 - as above
+                "WHERE (model = $1 OR failed_model = $1) AND at >= $2 "
+                "AND (shadow_of = '' OR $4) ORDER BY at DESC LIMIT $3"
             )
-            found = await connection.fetch(query, model, since, limit)
+            found = await connection.fetch(query, model, since, limit, shadows)
             rows = [tuple(row) for row in reversed(found)]
             if len(rows) == limit:
                 since = rows[0][0]
-            has_feedback = await connection.fetchval("SELECT to_regclass($1)", FEEDBACK_TABLE)
-            judged = await connection.fetch(_FEEDBACK.read, model, since) if has_feedback else []
+            judged = await connection.fetch(sources.read_feedback, model, since)
         finally:
             await connection.close()
     return UsageExtract(models, rows, [OutcomeRow(*row) for row in judged])

@@ -5,7 +5,7 @@ a request takes nothing of a limit before its target is known.
 """
 
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.state import RequestState
+from gateway.pipeline.state import RequestState, RouteStages
 from gateway.ratelimit.limiter import RateLimiter
 from gateway.routing.router import Route, Router
 
@@ -13,9 +13,12 @@ from gateway.routing.router import Route, Router
 class Admission:
     """Admits the requests of one listener."""
 
-    def __init__(self, router: Router, limiter: RateLimiter | None) -> None:
+    def __init__(
+        self, router: Router, limiter: RateLimiter | None, route_stages: RouteStages
+    ) -> None:
         """``limiter`` is None without rate limits."""
         self._router = router
+        self._route_stages = route_stages
         self._limiter = limiter
 
     def admit(self, request: RequestState) -> None:
@@ -32,11 +35,13 @@ class Admission:
             info.model, info.version, request.get_attributes, request.route_observer
         )
         set_target_labels(request.record, route, info.stream)
-        request.record.split = route.split
+        for stage in self._route_stages.select(route):
+            request.add_stage(stage)
         if request.stages:
             request.notify(lambda stage: stage.on_routed(request))
         if self._limiter is not None:
             self._reserve(request, self._limiter)
+        request.record.split = route.split  # of a request that a limit refuses, none has sent it
         if request.stages:
             request.notify(lambda stage: stage.on_admitted(request))
 

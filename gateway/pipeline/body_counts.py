@@ -10,12 +10,10 @@ from typing import Final
 from msgspec import Struct
 
 from protocols.core.errors import RequestTooLarge
+from protocols.core.json_text import remove_strings
 
 _SMALL: Final = 64 << 10
 """A body of up to so many bytes is decoded at once, whatever it consists of."""
-_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'{[,"'))
-_SLICE: Final = 256 << 10
-"""How many bytes are split at once."""
 
 
 class BodyCounts(Struct, frozen=True):
@@ -36,7 +34,9 @@ class BodyCounts(Struct, frozen=True):
         parts = [(body, 1), *references]
         if self._count(parts) is None:
             return
-        if (excess := self._count([(_remove_strings(one), n) for one, n in parts])) is not None:
+        if (
+            excess := self._count([(b"".join(remove_strings(one, b"{[,")), n) for one, n in parts])
+        ) is not None:
             raise excess
 
     def _count(self, parts: Iterable[tuple[bytes, int]]) -> RequestTooLarge | None:
@@ -50,22 +50,3 @@ class BodyCounts(Struct, frozen=True):
             text = f"the body has {values} values; `limits.body_values` allows {self.values}"
             return RequestTooLarge(text, limit=None)  # of bytes
         return None
-
-
-def _remove_strings(body: bytes) -> bytes:
-    """The braces, brackets and commas of a body that are in no string, in their order.
-
-    Every step is short: the interpreter's lock is free between them.
-    """
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"")
-        body = body.replace(b'\\"', b"")
-    structure = body.translate(None, _NO_STRUCTURE)
-    structure = structure.replace(b'""', b"")  # the end of a string and the start of another, too
-    outside: list[bytes] = []
-    is_inside = False
-    for start in range(0, len(structure), _SLICE):
-        pieces = structure[start : start + _SLICE].split(b'"')
-        outside += pieces[is_inside::2]
-        is_inside ^= len(pieces) % 2 == 0
-    return b"".join(outside)

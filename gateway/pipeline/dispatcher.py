@@ -51,6 +51,9 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop, since the first request."""
 
+    def __repr__(self) -> str:
+        return f"<Dispatcher {len(self.running_requests)} requests running>"
+
     async def dispatch(self, request: RequestState) -> None:
         """Send the request to its target, or to its fallbacks. Raises GatewayError."""
         route = request.route
@@ -160,6 +163,8 @@ async def try_fallbacks(
     target that failed.
     """
     record, stream = request.record, request.routing_info.stream
+    attempts = request.context.attempt_history
+    first_worker = attempts.worker
     for route in fallbacks:
         attempt = await prepare(route) if history.fits_context(route) else CONTEXT_TOO_SHORT
         if isinstance(attempt, str):
@@ -167,6 +172,7 @@ async def try_fallbacks(
             continue
         _record_fallback(record, history, route)
         set_target_labels(record, route, stream)
+        attempts.worker = ""  # of the former target
         try:
             await attempt()
         except GatewayError as error:
@@ -180,6 +186,7 @@ async def try_fallbacks(
             return
     _record_fallback(record, history, history.route)
     set_target_labels(record, history.route, stream)
+    attempts.worker = first_worker
     raise history.error
 
 

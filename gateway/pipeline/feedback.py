@@ -20,7 +20,7 @@ from gateway.auth.api_keys import Principal
 from gateway.config.schema import FeedbackConfig
 from gateway.observability.record import Feedback, FeedbackKind
 from gateway.pipeline.http import HttpRequest
-from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.state import RequestState, RouteStage, Stage
 from gateway.ratelimit.buckets import BucketState, TokenBucket
 from protocols.core.errors import (
     ClientError,
@@ -35,6 +35,7 @@ from protocols.core.errors import (
     Unauthorized,
 )
 from protocols.core.interfaces import Clock, Headers, HttpResponse
+from protocols.core.json_text import JsonDecoder
 from protocols.json_body import JSON_ERRORS, read_object
 
 FEEDBACK_PATH: Final = "/v1/feedback"
@@ -88,7 +89,7 @@ class _FeedbackBody(Struct, frozen=True, forbid_unknown_fields=True):
     comment: str | UnsetType | None = UNSET
 
 
-_decode_body: Final = msgspec.json.Decoder(_FeedbackBody).decode
+_decode_body: Final = JsonDecoder(_FeedbackBody).decode
 
 
 class FeedbackEndpoint:
@@ -281,8 +282,8 @@ class _NestedObject(Struct):
     response: _InnerObject | None = None
 
 
-_decode_id: Final = msgspec.json.Decoder(_InnerObject).decode
-_decode_nested_id: Final = msgspec.json.Decoder(_NestedObject).decode
+_decode_id: Final = JsonDecoder(_InnerObject).decode
+_decode_nested_id: Final = JsonDecoder(_NestedObject).decode
 
 
 def find_response_id(body: bytes) -> str:
@@ -304,7 +305,7 @@ def find_response_id(body: bytes) -> str:
 _MAX_EVENT: Final = 1 << 20
 
 
-class FeedbackStage(Stage):
+class FeedbackStage(RouteStage):
     """Notes what feedback names a response by: its id in the client's protocol, and the user."""
 
     def on_routed(self, request: RequestState) -> None:

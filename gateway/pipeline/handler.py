@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from backends.aio import DeadlineTimer
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal
 from gateway.observability.record import RecordObserver, RequestRecord
+from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.http import (
     HttpRequest,
@@ -31,7 +32,8 @@ from gateway.pipeline.http import (
 )
 from gateway.pipeline.responder import record_error, send_reply
 from gateway.pipeline.services import GatewayServices, HandlerSettings, StageFactory
-from gateway.pipeline.state import RequestState
+from gateway.pipeline.state import RequestState, RouteStage, RouteStages
+from gateway.pipeline.strategies import find_lost_arguments
 from gateway.pipeline.tasks.registry import build_endpoint_handlers
 from gateway.ratelimit.limiter import RateLimiter
 from gateway.routing.paths import EndpointMatch, PathRouter
@@ -49,6 +51,7 @@ from protocols.core.interfaces import (
     HttpResponse,
     SupportsTokenEstimate,
 )
+from protocols.core.loss import UnsupportedParameter, build_loss_headers
 
 log = logging.getLogger("interlingua")
 
@@ -67,7 +70,7 @@ class RequestHandler:
         settings: HandlerSettings,
         services: GatewayServices,
         *,
-        pages: Mapping[str, Callable[[], HttpResponse]],
+        pages: Mapping[str, Callable[[HttpRequest], HttpResponse]],
         limiter: RateLimiter | None = None,
     ) -> None:
         """``pages`` need no key: the gateway's own responses, unless a protocol has the path.
@@ -90,19 +93,25 @@ class RequestHandler:
         self._failed_keys = services.failed_keys
         deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
         self.dispatcher = Dispatcher(router, deadline_timer)
-        self._endpoint_handlers = build_endpoint_handlers(
-            router, limiter, self.dispatcher, settings, services
+        stages = [factory(router, settings) for factory in services.stage_factories]
+        route_stages = [stage for stage in stages if isinstance(stage, RouteStage)]
+        self._stages = tuple(
+            stage for stage in stages if not (stage.header or isinstance(stage, RouteStage))
         )
-        built = (factory(router, settings) for factory in services.stage_factories)
-        stages = [stage for stage in built if stage is not None]
-        self._stages = tuple(stage for stage in stages if not stage.header)
         """The stages of all requests."""
         self._header_stages = tuple((stage.header, stage) for stage in stages if stage.header)
         """The stages of requests that ask for them, by header."""
+        admission = Admission(router, limiter, RouteStages(route_stages, router.models))
+        self._endpoint_handlers = build_endpoint_handlers(
+            router, admission, self.dispatcher, settings, services
+        )
         self.running_count = 0
         """How many requests are running."""
         self._idle_event: asyncio.Event | None = None
         """Set while none is running, once ``wait_idle`` was called."""
+
+    def __repr__(self) -> str:
+        return f"<RequestHandler {self.running_count} requests running>"
 
     def adopt_running(self, former: "RequestHandler") -> None:
         """Let clients cancel requests that still run in ``former`` through this handler."""
@@ -150,7 +159,7 @@ class RequestHandler:
         self.running_count += 1
         try:
             if http.path in self._static_pages and http.method in _BODILESS_METHODS:
-                send_reply(writer, self._static_pages[http.path](), record)
+                send_reply(writer, self._static_pages[http.path](http), record)
             else:
                 await self._process_request(request)
         except asyncio.CancelledError:
@@ -304,11 +313,12 @@ def _send_error(
     if client_request is not None and isinstance(adapter, SupportsTokenEstimate):
         estimate = _estimate_tokens(adapter, error, client_request)
         if estimate is not None:
-            response, headers = estimate, (*headers, _ESTIMATE_HEADER)
+            lost = (_ESTIMATED, *find_lost_arguments(adapter, client_request, ()))
+            response, headers = estimate, (*headers, *build_loss_headers(lost))
     send_reply(request.writer, response, request.record, headers)
 
 
-_ESTIMATE_HEADER: Final = ("x-interlingua-loss", "input_tokens=approximated")
+_ESTIMATED: Final = UnsupportedParameter("input_tokens", "approximated")
 
 
 def _estimate_tokens(

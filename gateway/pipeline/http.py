@@ -5,11 +5,19 @@ The HTTP server implements both interfaces; the pipeline does not know which ser
 
 import zlib
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.observability.record import RequestRecord
-from protocols.core.errors import ClientError, GatewayError, MalformedRequest, RequestTooLarge
+from protocols.core.errors import (
+    GatewayError,
+    MalformedRequest,
+    RequestTooLarge,
+    UnsupportedEncoding,
+)
 from protocols.core.interfaces import Headers
+
+LARGE_BODY: Final = 256 << 10
+"""A body of so many bytes takes milliseconds to read or to translate, so a thread does it."""
 
 
 class HttpRequest(Protocol):
@@ -142,7 +150,7 @@ def parse_seconds(text: str | None) -> float | None:
 
 
 def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decode a body's content encoding. Raises ClientError or RequestTooLarge."""
+    """Decode a body's content encoding. Raises ClientError."""
     match encoding.strip().lower():
         case "identity":
             return body
@@ -151,7 +159,8 @@ def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
         case "deflate":
             stream = zlib.decompressobj()
         case _:
-            raise ClientError("unsupported content encoding: use gzip, deflate or identity")
+            text = f"unsupported content encoding {encoding[:32]!r}: use gzip, deflate or identity"
+            raise UnsupportedEncoding(text)
     try:
         data = stream.decompress(body, limit + 1)
     except zlib.error:

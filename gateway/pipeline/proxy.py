@@ -11,7 +11,7 @@ while it arrives, since its last field may name another model than its first one
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,8 +27,9 @@ from gateway.pipeline.dispatcher import (
     has_fallback_access,
     try_fallbacks,
 )
-from gateway.pipeline.http import CancellableRequest, HttpRequest
+from gateway.pipeline.http import LARGE_BODY, CancellableRequest, HttpRequest
 from gateway.pipeline.state import RequestState
+from gateway.pipeline.strategies import find_lost_arguments
 from gateway.routing.fallback import (
     NO_ACCESS,
     FallbackHistory,
@@ -36,6 +37,7 @@ from gateway.routing.fallback import (
     is_fallback_error,
 )
 from gateway.routing.router import Route, Router
+from protocols.core import loss
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
@@ -53,8 +55,6 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 
-_LARGE_BODY: Final = 256 << 10
-"""From so many bytes on, a thread reads a body."""
 _USAGE_TYPES: Final = frozenset({"application/json", "text/event-stream"})
 _USAGE_TAIL: Final = 64 << 10
 """How many bytes at the end of a response are searched for its usage."""
@@ -68,7 +68,7 @@ class ProxiedBody:
         self._http = http
         self._limit = limit
         self._counts = counts
-        self._proxied_model = ProxiedModel("", lambda _: ("", b""))
+        self._proxied_model = ProxiedModel("", lambda _: ("", b""), ())
 
     async def find_model(
         self, adapter: SupportsProxy, make_call: Callable[[bytes], ClientRequest]
@@ -82,7 +82,7 @@ class ProxiedBody:
         if kind != "multipart/form-data" and self._counts.needs_check(len(body)):
             await asyncio.to_thread(self._counts.check, body)  # adapters read it as JSON
         call = make_call(body)
-        if len(body) < _LARGE_BODY:
+        if len(body) < LARGE_BODY:
             self._proxied_model = adapter.find_proxied_model(call)
         else:
             self._proxied_model = await asyncio.to_thread(adapter.find_proxied_model, call)
@@ -93,11 +93,19 @@ class ProxiedBody:
         """The model that the client named; "" if it named none."""
         return self._proxied_model.name
 
-    def build_forwarded(self, path: str, model: str) -> ForwardedRequest:
-        """The request for a worker, with its name of the model if the client named one."""
+    @property
+    def field_names(self) -> Collection[str]:
+        """The names of the fields that a worker gets."""
+        return self._proxied_model.field_names
+
+    def build_forwarded(self, path: str, model: str, own_headers: Headers) -> ForwardedRequest:
+        """The request for a worker, with its name of the model if the client named one.
+
+        ``own_headers`` are those of the client's protocol that workers get.
+        """
         content_type, body = self._proxied_model.write(model if self.model else "")
-        headers = (("Content-Type", content_type), *_select_headers(self._http))
-        return ForwardedRequest(UpstreamRequest(path, body), headers)
+        headers = (("Content-Type", content_type), *_select_headers(self._http), *own_headers)
+        return ForwardedRequest(UpstreamRequest(path, body), headers, model)
 
 
 def _select_headers(http: HttpRequest) -> Headers:
@@ -208,7 +216,12 @@ class ProxiedRequest:
             )
         if request.is_dry_run:
             raise UnsupportedFeature(f"a dry run of {endpoint.path} ends here: it is forwarded")
-        forwarded = self._body.build_forwarded(path, target.backend_model)
+        adapter, call = request.adapter, request.client_request
+        own_headers = adapter.request_headers.select_forwarded(call.headers)
+        forwarded = self._body.build_forwarded(path, target.backend_model, own_headers)
+        is_reported = route.model.on_loss != "ignore"
+        lost = find_lost_arguments(adapter, call, forwarded.headers) if is_reported else ()
+        request.record.unsupported_parameters = lost
         try:
             response = await target.backend.forward(forwarded, context)
         finally:
@@ -246,7 +259,12 @@ async def _write_response(request: RequestState, response: ForwardedResponse) ->
     record.status = response.status
     record.first_byte = context.clock() - context.received_at
     record.overhead = (context.first_attempt_at or context.received_at) - context.received_at
-    headers = (("x-request-id", record.id), *request.headers, *response.headers)
+    headers = (
+        ("x-request-id", record.id),
+        *request.headers,
+        *response.headers,
+        *loss.build_loss_headers(record.unsupported_parameters),
+    )
     tail = _UsageTail(response.headers)
     if response.complete:
         chunks += await response.read()

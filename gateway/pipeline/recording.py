@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from gateway.memory import MemoryBudget
 from gateway.observability.recording_writer import (
     MAX_BODY,
     CapturedRequest,
     RecordingPolicy,
     RequestRecorder,
 )
-from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.state import RequestState, RouteStage, Stage
 from gateway.pipeline.strategies import TargetAttempt
+from gateway.routing.router import Model
 from protocols.core.events import Event
 
 _RECORDED_HEADERS: Final = frozenset(
@@ -38,12 +40,20 @@ _API_VERSION: Final = re.compile(r"(?<![^&])api-version=[\w.-]{1,40}(?![^&])")
 _MAX_HEADER: Final = 500
 
 
-class RecordingStage(Stage):
+class RecordingStage(RouteStage):
     """Records the requests of models and routes with a recording policy, as far as drawn."""
 
-    def __init__(self, recorder: RequestRecorder, draw: Callable[[], float]) -> None:
+    def __init__(
+        self, recorder: RequestRecorder, draw: Callable[[], float], memory: MemoryBudget
+    ) -> None:
+        self._memory = memory
         self._recorder = recorder
         self._draw = draw
+
+    def observes_model(self, model: Model) -> bool:
+        """See ``gateway.pipeline.state.RouteStage``."""
+        policies = (model.recording, *(rule.recording for rule in model.rules))
+        return any(policy is not None for policy in policies)
 
     def on_routed(self, request: RequestState) -> None:
         """See ``gateway.pipeline.state.Stage``."""
@@ -51,7 +61,9 @@ class RecordingStage(Stage):
         if policy is None or request.is_dry_run or self._draw() >= policy.config.share:
             return
         has_bodies = request.is_inference and policy.config.bodies != "none"
-        stage = RequestCapture(policy, self._recorder.record_request, has_bodies=has_bodies)
+        stage = RequestCapture(
+            policy, self._recorder.record_request, self._memory, has_bodies=has_bodies
+        )
         request.add_stage(stage)
 
 
@@ -65,11 +77,15 @@ class RequestCapture(Stage):
         self,
         policy: RecordingPolicy,
         record_captured: Callable[[CapturedRequest], None],
+        memory: MemoryBudget,
         *,
         has_bodies: bool,
     ) -> None:
         """``has_bodies``: whether bodies may be captured: not those of forwarded requests."""
         self._policy = policy
+        self._memory = memory
+        self._held_bytes = 0
+        """Taken of the memory budget; what does not fit is not recorded."""
         self._record_captured = record_captured
         self._has_bodies = has_bodies
         self._response: bytes | None = None
@@ -84,7 +100,7 @@ class RequestCapture(Stage):
 
     def on_events(self, _: RequestState, events: Sequence[Event]) -> None:
         """See ``gateway.pipeline.state.Stage``."""
-        if self._has_bodies and not self._is_truncated and len(self._events) < _MAX_EVENTS:
+        if self._has_bodies and len(self._events) < _MAX_EVENTS and self._take(300 * len(events)):
             self._events += events
 
     def on_data(self, request: RequestState, data: bytes, *, is_whole: bool) -> None:
@@ -94,7 +110,7 @@ class RequestCapture(Stage):
             return
         if is_whole:
             self._response = data
-        elif self._size <= MAX_BODY:
+        elif self._size <= MAX_BODY and self._take(len(data) + 300):
             context = request.context
             self._chunks.append((context.clock() - context.received_at, data))
         else:
@@ -102,6 +118,8 @@ class RequestCapture(Stage):
 
     def on_end(self, request: RequestState) -> None:
         """See ``gateway.pipeline.state.Stage``. Hands the request to the recorder."""
+        self._memory.record_held("recordings", -self._held_bytes)
+        self._held_bytes = 0
         client_request = request.client_request
         body = client_request.body
         self._record_captured(
@@ -111,7 +129,7 @@ class RequestCapture(Stage):
                 method=client_request.endpoint.method,
                 path=client_request.path,
                 query=_select_query(client_request.query),
-                headers=_select_headers(client_request.headers),
+                headers=select_recorded_headers(client_request.headers),
                 body=body if self._has_bodies else None,
                 body_size=len(body),
                 response=self._response,
@@ -122,6 +140,18 @@ class RequestCapture(Stage):
             )
         )
 
+    def _take(self, size: int) -> bool:
+        """Take so many bytes of the memory budget; returns whether there is room, as ever before.
+
+        No connection is closed for a recording.
+        """
+        if self._is_truncated or not self._memory.has_room(size):
+            self._is_truncated = True
+            return False
+        self._memory.record_held("recordings", size)
+        self._held_bytes += size
+        return True
+
 
 def _select_query(query: str) -> str:
     """The version of the API, for protocols that have it in the query."""
@@ -129,8 +159,8 @@ def _select_query(query: str) -> str:
     return found[0] if found else ""
 
 
-def _select_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The headers that are recorded."""
+def select_recorded_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers that are recorded, and sent again by a replay."""
     return {
         name: value[:_MAX_HEADER]
         for name, value in headers.items()

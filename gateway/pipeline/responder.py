@@ -1,9 +1,18 @@
 """Writes the response of one attempt: from a target's events to the client.
 
+A stream's events are written by the callback that reads them (``_write_events``), so that a token
+wakes no task; the task waits for the end, or for a client that reads too slowly. The response
+begins with its first bytes. A unary response is built of the same events, when all are there.
+
 An error before the first byte is raised, so that the caller gets its status, or a fallback gets the
-request.
-An error after that is written into the stream, which then ends without its normal end. The
-gateway never invents an end.
+request. An error after that is written into the stream, which then ends without its normal end.
+
+What must never happen:
+
+- An invented end: only StreamEnd ends a stream normally, and nothing is written behind an end.
+- A task that swallows a cancellation of somebody else: it ends by its own deadline, by ``stop``, or
+  by the client that left, and none of these is mistaken for a cancellation from outside.
+- A client that reads nothing and holds its worker for longer than the idle timeout.
 """
 
 import asyncio
@@ -108,6 +117,14 @@ class Responder(Struct, eq=False):
     _heartbeat: HeartbeatTimer | None = None
     """Set while a stream has to be kept alive."""
 
+    def __repr__(self) -> str:
+        state = "not begun"
+        if self._is_end_written:
+            state = "ended"
+        elif self.started:
+            state = "begun"
+        return f"<Responder {state} for {self._request!r}>"
+
     @property
     def record(self) -> RequestRecord:
         """The request's record so far."""
@@ -164,11 +181,11 @@ class Responder(Struct, eq=False):
             if self._is_client_stalled:
                 self._abandon_client()
             else:
-                self._handle_error(
+                await self._handle_error(
                     self._stop_reason or DeadlineExceeded("the request's time is up")
                 )
         except GatewayError as error:
-            self._handle_error(error)
+            await self._handle_error(error)
         finally:
             self._task = None
             running_requests.discard(self)
@@ -219,6 +236,7 @@ class Responder(Struct, eq=False):
         try:
             async for data, events in items:
                 more = self._write_events(data, events)
+                del data, events  # they are written: a client that does not read holds no more
                 if self._is_stream_complete:
                     if self._request.store_response is not None:
                         await self._save_response()
@@ -236,7 +254,7 @@ class Responder(Struct, eq=False):
         self._finish_stream()
 
     async def _save_response(self) -> None:
-        """Store a complete response, if it has to be, and then write its last chunk."""
+        """Store a response that has ended, if it has to be, and then write its last chunk."""
         save, self._request.store_response = self._request.store_response, None
         response = self._strategy.get_stored_response()
         if save is not None and response is not None:
@@ -283,24 +301,15 @@ class Responder(Struct, eq=False):
 
     def _build_unary(self, items: Sequence[StreamItem]) -> HttpResponse:
         """The unary response that these items are."""
-        strategy, record, reasons = self._strategy, self._request.record, []
+        strategy = self._strategy
         body: bytes | None = None
         batches: list[Event] = []
         for data, batch in items:
             body = data or body
             batches += batch
         events = strategy.process_events(batches)
-        if not events or type(events[-1]) is not StreamEnd:
-            raise StreamBroken(_TRUNCATED_MESSAGE)
-        for event in events:
-            if type(event) is ChoiceEnd:
-                reasons.append(event.finish_reason)
-                self._check_finish_reason(event)
-            elif type(event) is Usage:
-                record.usage = event
-            elif type(event) in _PROTOCOL_EVENTS:
-                self._report_lost_event(event)  # type: ignore[arg-type]  # as its type says
-        record.finish_reasons = tuple(reasons)
+        self._record_events(events)
+        self._check_complete()
         return strategy.build_response(events, body)
 
     def _check_complete(self) -> None:
@@ -363,14 +372,15 @@ class Responder(Struct, eq=False):
         record_error(self._request.record, ClientDisconnected("the client does not read"))
         self._request.record.outcome = "cancelled"
 
-    def _handle_error(self, error: GatewayError) -> None:
+    async def _handle_error(self, error: GatewayError) -> None:
         if self._is_end_written:
             return
         if not self._request.writer.started:
             raise error
         record_error(self._request.record, error)
         self._request.record.outcome = "truncated"
-        self._request.writer.write(self._strategy.get_encoder().encode_error_event(error))
+        self._last_chunk = self._strategy.get_encoder().encode_error_event(error)
+        await self._save_response()
         self._request.writer.finish()
 
 

@@ -37,8 +37,8 @@ class HandlerSettings(Struct, frozen=True):
     """The model of forwarded requests that name none; "" if they are refused."""
 
 
-StageFactory = Callable[[Router, HandlerSettings], Stage | None]
-"""Makes a stage of a listener when its configuration is built; None if nothing in it needs one."""
+StageFactory = Callable[[Router, HandlerSettings], Stage]
+"""Makes a stage of a listener when its configuration is built."""
 
 
 class OwnEndpoint(Protocol):

@@ -4,7 +4,9 @@ A shadow is a request of its own. It is translated through the internal request 
 client's request is passed through. It has none of the client's ``x-interlingua-`` headers and no
 id by which the client could cancel it. It runs in its own task within the model's shadow timeout,
 is never retried, and is preempted by requests of clients (``RequestContext.preempt``). At most
-``max_concurrent`` run per model; a request beyond that gets no shadow.
+``max_concurrency`` run per model, and a fixed number of all models. The body of a shadow, and what
+is held to measure its response, count in the memory budget. A request gets no shadow that would be
+one too many, or for which there is no room.
 
 If the client's request is cancelled, so is its shadow: there is nothing left to compare.
 """
@@ -23,10 +25,12 @@ from msgspec.structs import replace
 from backends.interfaces import BackendRequest, Deadline, RequestContext
 from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import EmulationPlan, plan_emulation
+from gateway.memory import MemoryBudget
 from gateway.observability.record import RequestOutcome
-from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.measures import BudgetedMeasure
+from gateway.pipeline.state import RequestState, RouteStage, Stage
 from gateway.pipeline.strategies import TargetAttempt, apply_model_settings
-from gateway.routing.router import Route, Router, ShadowRule
+from gateway.routing.router import Model, Route, Router, ShadowRule
 from protocols.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -60,7 +64,8 @@ ShadowOutcome = RequestOutcome | Literal["dropped"]
 class ShadowSide(Struct, omit_defaults=True):
     """One of the two responses to a request. Times are in seconds since it was sent.
 
-    ``dropped``: too many shadows were running. ``length`` is in characters.
+    ``dropped``: there was no room for the shadow, or a client's request took its slot. ``length``
+    is in characters.
     """
 
     model: str
@@ -74,6 +79,8 @@ class ShadowSide(Struct, omit_defaults=True):
     length: int = 0
     first_token: float | None = None
     duration: float = 0.0
+    measures: dict[str, bool] = {}
+    """What is measured of the copy's response, if a rollout takes it as evidence."""
 
 
 class ShadowComparison(Struct, omit_defaults=True, tag_field="kind", tag="shadow"):
@@ -85,6 +92,8 @@ class ShadowComparison(Struct, omit_defaults=True, tag_field="kind", tag="shadow
     shadow: ShadowSide
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     """The shadow's."""
+    split: str = ""
+    """The split whose rollout takes the shadow as evidence; "" if none does."""
     equal: bool | None = None
     """Whether both have the same content; None if they need not, or one is incomplete."""
 
@@ -180,6 +189,8 @@ class ResponseSummary:
 
 log = logging.getLogger("interlingua")
 
+_MAX_RUNNING: Final = 512
+"""Shadows of all models of a process."""
 _GATEWAY_HEADER_PREFIX: Final = "x-interlingua-"
 """The request headers for the gateway itself begin with this."""
 _OUTCOME_BY_BLAME: Final[Mapping[ErrorOrigin, RequestOutcome]] = {
@@ -198,16 +209,22 @@ class ShadowPair(Stage):
         self,
         primary: RequestState,
         route: Route,
-        seconds: float,
+        rule: ShadowRule,
         clock: Clock,
         report: ReportComparison,
+        *,
+        memory: MemoryBudget,
     ) -> None:
-        """``route`` is the shadow's, which starts at once with a timeout of ``seconds``."""
+        """``route`` is the shadow's, which starts at once with the timeout of its ``rule``."""
         self.primary_summary = ResponseSummary(clock)
         """Summarizes the client's response."""
         self._shadow_id = make_shadow_id(primary)
         self._primary = primary
         self._route = route
+        self._split = rule.split
+        self._response_measure = (
+            BudgetedMeasure(memory, primary.client_request.body) if rule.split else None
+        )
         self._clock = clock
         self._report = report
         self._shadow_summary = ResponseSummary(clock)
@@ -218,7 +235,7 @@ class ShadowPair(Stage):
         """The shadow's outcome and error."""
         self._sides: dict[str, ShadowSide] = {}
         """The sides that have ended."""
-        self.task = asyncio.get_running_loop().create_task(self._run_shadow(seconds))
+        self.task = asyncio.get_running_loop().create_task(self._run_shadow(rule.config.timeout))
         """Runs the shadow."""
         self.task.add_done_callback(self._on_shadow_done)
 
@@ -276,7 +293,10 @@ class ShadowPair(Stage):
         items, process_events = send_emulated(backend, prepared, context, plan)
         async with aclosing(items):
             async for _, batch in items:
-                summary.add_events(process_events(batch))
+                events = process_events(batch)
+                summary.add_events(events)
+                if self._response_measure is not None:
+                    self._response_measure.add_events(events)
         if not summary.is_complete:
             raise StreamBroken("the response ended early")
 
@@ -300,7 +320,11 @@ class ShadowPair(Stage):
 
     def _on_shadow_done(self, _: "asyncio.Task[None]") -> None:
         target = self._route.model.info.name, self._route.target.version
-        self._finish_side("shadow", self._shadow_summary.build_side(target, self._shadow_end))
+        side = self._shadow_summary.build_side(target, self._shadow_end)
+        if self._response_measure is not None:
+            side.measures = self._response_measure.measures
+            self._response_measure.release()
+        self._finish_side("shadow", side)
 
     def _finish_side(self, name: str, side: ShadowSide) -> None:
         sides = self._sides
@@ -317,6 +341,7 @@ class ShadowPair(Stage):
                     self._primary.record.id,
                     self._shadow_id,
                     unsupported_parameters=self._emulation_plan.unsupported_parameters,
+                    split=self._split,
                     equal=equal,
                     **sides,
                 )
@@ -329,6 +354,8 @@ class ShadowManager:
     def __init__(self, clock: Clock, *reporters: ReportComparison) -> None:
         self._clock = clock
         self._reporters = list(reporters)
+        self.memory = MemoryBudget()
+        """That of the process, once the gateway has set it."""
         self._running_by_model = Counter[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -337,18 +364,24 @@ class ShadowManager:
         self._reporters.append(reporter)
 
     def start(self, primary: RequestState, route: Route, rule: ShadowRule) -> ShadowPair | None:
-        """Start a shadow on its ``route``; None if the maximum number is running."""
-        name = rule.model
-        if self._running_by_model[name] >= rule.config.max_concurrency:
+        """Start a shadow on its ``route``; None if there is no room for another one."""
+        name, memory, size = rule.model, self.memory, len(primary.client_request.body)
+        if (
+            self._running_by_model[name] >= rule.config.max_concurrency
+            or len(self._tasks) >= _MAX_RUNNING
+            or not memory.has_room(size)
+        ):
             self._report(_build_dropped_comparison(primary, route))
             return None
-        pair = ShadowPair(primary, route, rule.config.timeout, self._clock, self._report)
+        memory.record_held("bodies", size)
+        pair = ShadowPair(primary, route, rule, self._clock, self._report, memory=memory)
         self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 
         def on_done(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
             self._running_by_model[name] -= 1
+            memory.record_held("bodies", -size)
 
         pair.task.add_done_callback(on_done)
         return pair
@@ -372,7 +405,7 @@ class ShadowManager:
             loop.call_soon(reporter, comparison)
 
 
-class ShadowStage(Stage):
+class ShadowStage(RouteStage):
     """Starts the shadows of a listener's requests.
 
     A shadow holds the request until it ends, for at most the model's shadow timeout; at most
@@ -382,6 +415,10 @@ class ShadowStage(Stage):
     def __init__(self, router: Router, manager: ShadowManager) -> None:
         self._router = router
         self._manager = manager
+
+    def observes_model(self, model: Model) -> bool:
+        """See ``gateway.pipeline.state.RouteStage``."""
+        return model.shadow is not None
 
     def on_admitted(self, request: RequestState) -> None:
         """See ``gateway.pipeline.state.Stage``."""

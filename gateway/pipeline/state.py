@@ -16,8 +16,9 @@ bug that tests find, and not a None that each reader would have to expect. ``rec
 for operators. It holds no prompts and no keys, and is all that is left of a request that has ended.
 
 A feature beside the path (explain, tracing, recording, ...) is a ``Stage``. The stages of a
-listener are built with its configuration (``services.StageFactory``), and a request has those of
-them that want it: mostly none, and then the path does nothing for them. A stage never makes a
+listener are built with its configuration (``services.StageFactory``), those that begin with the
+routing for each model (``RouteStages``), and a request has those of them that want it: mostly none,
+and then the path does nothing for them. A stage never makes a
 request fail by a fault of its own: the exception is logged, and that stage gets no further calls of
 the request.
 A stage may refuse a request, by raising a GatewayError before the response has begun.
@@ -35,7 +36,7 @@ from gateway.pipeline.strategies import TargetAttempt
 from gateway.ratelimit.limiter import Reservation
 from gateway.routing.paths import EndpointMatch
 from gateway.routing.request_attributes import RequestAttributes
-from gateway.routing.router import Route, RouteObserver
+from gateway.routing.router import Model, Route, RouteObserver
 from protocols.core.errors import GatewayError
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -222,6 +223,41 @@ class Stage:
 
     def on_end(self, request: RequestState, /) -> None:
         """The request has ended, and its record is complete."""
+
+
+class RouteStage(Stage):
+    """A stage that begins when a request is routed: it gets no point before ``on_routed``."""
+
+    def observes_model(self, model: Model, /) -> bool:
+        """Whether requests to this model need the stage; asked when a configuration is built.
+
+        What a rule of the model adds to another one (``RouteRule``) counts, too.
+        """
+        del model
+        return True
+
+
+class RouteStages:
+    """The stages of a listener's requests that begin when they are routed, for each model.
+
+    They are selected when the configuration is built: a request to a model without any pays for
+    none. One that a rule or a wildcard sends elsewhere gets those of all models.
+    """
+
+    def __init__(self, stages: Sequence[RouteStage], models: Sequence[Model]) -> None:
+        self._by_model = {
+            model.info.name: tuple(stage for stage in stages if stage.observes_model(model))
+            for model in models
+        }
+        self._all = tuple(
+            stage for stage in stages if any(stage in some for some in self._by_model.values())
+        )
+
+    def select(self, route: Route) -> tuple[RouteStage, ...]:
+        """The stages of requests with this route."""
+        if route.original_model:
+            return self._all
+        return self._by_model.get(route.model.info.name, self._all)
 
 
 class ObservedWriter(ResponseWriterWrapper):

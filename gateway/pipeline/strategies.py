@@ -22,13 +22,17 @@ from gateway.emulation.execute import (
     send_emulated,
     send_emulated_unary,
 )
-from gateway.emulation.planner import NO_EMULATION, EmulationPlan, plan_emulation
+from gateway.emulation.planner import (
+    NO_EMULATION,
+    plan_emulation,
+    plan_passthrough,
+)
 from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.events import Event, HostedToolCall, ResponseExtra
-from protocols.core.extra import MAX_REPORTED, list_paths
+from protocols.core.extra import list_paths
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -40,9 +44,11 @@ from protocols.core.interfaces import (
     StoredResponse,
     SupportsHeartbeat,
     SupportsHostedTools,
+    get_query_parameters,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    LEGACY_FIELD_NAMES,
     AnyRequest,
     GenerationRequest,
     SamplingParams,
@@ -125,10 +131,11 @@ def _limit_max_tokens(
     requested = request.stopping.max_tokens
     if requested is None:
         return replace(request, stopping=replace(request.stopping, max_tokens=limit))
-    if requested > limit:
+    if requested >= limit:
         row = find_param and find_param("stopping.max_tokens", request.provided_fields)
-        if row:
+        if row and row.exceeds_limit(requested, limit):
             raise build_limit_error(row, limit, requested)
+    if requested > limit:
         param = names.get("stopping.max_tokens", "max_tokens")
         raise _build_limit_error(param, limit, requested, "for this model")
     return request
@@ -168,6 +175,35 @@ _STRICT_HEADER: Final = "x-interlingua-strict"
 EventObserver = Callable[[Sequence[Event]], None]
 
 
+class RequestDecoder:
+    """Decodes a client's request for one target, once.
+
+    The backend may keep it with the request: it does not refer to the attempt, which would be a
+    reference cycle with all that a request holds.
+    """
+
+    __slots__ = ("_adapter", "_client_request", "_decoded", "_route")
+
+    def __init__(self, adapter: ClientAdapter, client_request: ClientRequest, route: Route) -> None:
+        self._adapter = adapter
+        self._client_request = client_request
+        self._route = route
+        self._decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
+
+    def decode(self) -> tuple[AnyRequest, Mapping[str, str]]:
+        """See ``backends.interfaces.BackendRequest.decode``."""
+        if self._decoded is None:
+            adapter, client_request, route = self._adapter, self._client_request, self._route
+            names = adapter.field_names(client_request)
+            decoded = adapter.decode_request(client_request, route.model.info)
+            find_param = partial(find_sent_param, adapter, client_request.endpoint.operation)
+            if isinstance(decoded, GenerationRequest) and decoded.legacy_functions:
+                names = {**names, **LEGACY_FIELD_NAMES}
+            request = apply_model_settings(decoded, route, names, adapter.name, find_param)
+            self._decoded = request, names
+        return self._decoded
+
+
 class TargetAttempt:
     """What one attempt at a target needs: the request for its backend, and its response.
 
@@ -198,9 +234,7 @@ class TargetAttempt:
         self.unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
         """The parameters to report as unsupported."""
         self._response_context = response_context
-        self._lost: set[str] = set()
-        """The keys of the response that are reported."""
-        self._decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
+        self._decoder = RequestDecoder(adapter, client_request, route)
         self._encoder: ResponseEncoder | None = None
 
     def __repr__(self) -> str:
@@ -214,14 +248,18 @@ class TargetAttempt:
         headers = client_request.headers
         is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
         source = PassthroughSource(adapter, client_request, self._response_context)
-        self.prepared = route.target.backend.prepare(BackendRequest(self._decode_request, source))
+        self.prepared = route.target.backend.prepare(BackendRequest(self._decoder.decode, source))
         rule: OnLoss = "reject" if is_strict else route.model.on_loss
-        if self.prepared.passthrough is not None:
-            if changed := self.prepared.unsupported_parameters:
-                self.plan = EmulationPlan(changed)
+        passthrough = self.prepared.passthrough
+        sent = () if passthrough is None else passthrough.upstream_request.headers
+        lost = find_lost_arguments(adapter, client_request, sent)
+        if passthrough is not None:
+            if changed := (*self.prepared.unsupported_parameters, *lost):
+                self.plan = plan_passthrough(changed)
                 self._apply_loss_rule(rule)
         else:
-            request, unsupported = self.prepared.request, self.prepared.unsupported_parameters
+            request = self.prepared.request
+            unsupported = (*self.prepared.unsupported_parameters, *lost)
             if isinstance(request, GenerationRequest) and request.clamped_fields:
                 unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
             if unsupported:
@@ -235,8 +273,9 @@ class TargetAttempt:
 
         Of fallbacks, the pipeline skips those that can't see it, whatever the model says.
         """
-        if self.route.model.unsupported_content == "refuse":
-            loss.refuse_lost_content(self.prepared.request, self.plan.unsupported_parameters)
+        lost = self.plan.unsupported_parameters
+        if lost and self.route.model.unsupported_content == "refuse":
+            loss.refuse_lost_content(self.prepared.request, lost)
 
     def translate(self) -> tuple[AnyRequest, Sequence[UnsupportedParameter]]:
         """The request as it would be translated, and its unsupported parameters.
@@ -245,7 +284,7 @@ class TargetAttempt:
         """
         if self.prepared.passthrough is None:
             return self.prepared.request, self.plan.unsupported_parameters
-        prepared = self.route.target.backend.prepare(BackendRequest(self._decode_request))
+        prepared = self.route.target.backend.prepare(BackendRequest(self._decoder.decode))
         plan = plan_emulation(prepared.request, prepared.unsupported_parameters)
         return prepared.request, plan.unsupported_parameters
 
@@ -310,43 +349,33 @@ class TargetAttempt:
         return HttpResponse(response.status, response.body, headers)
 
     def report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
-        """Report what only the worker's protocol has, unless the client's encoder writes it."""
-        if self.prepared.passthrough is not None or self.route.model.on_loss == "ignore":
+        """Report what only the worker's protocol has, unless the client gets it."""
+        if self.route.model.on_loss == "ignore":
             return
-        encoder = self.get_encoder()
+        if (passthrough := self.prepared.passthrough) is not None:
+            is_own = isinstance(event, HostedToolCall) or event.source != ""
+            if is_own or not passthrough.encodes_events:
+                return
+        encoder = self.get_encoder() if passthrough is None else None
         if isinstance(event, HostedToolCall):
             is_written = isinstance(encoder, SupportsHostedTools)
             fields = [f"output.{event.kind}"]
         else:
             is_written = getattr(encoder, "extra_source", None) == event.source
-            paths = list_paths(event.path, dict(event.values))
-            fields = [path for path in paths if path not in self._lost]
-            del fields[MAX_REPORTED - len(self._lost) :]
-            self._lost.update(fields)
+            fields = [*list_paths(event.path, dict(event.values))]
         if not is_written:
             more = [UnsupportedParameter(field, "dropped") for field in fields]
-            self.unsupported_parameters = (*self.unsupported_parameters, *more)
+            self.unsupported_parameters = loss.limit_losses(more, self.unsupported_parameters)
 
     def get_stored_response(self) -> StoredResponse | None:
         """The response to store, after its end was encoded."""
         encoder = self._encoder
         return encoder.stored_response if isinstance(encoder, StorableEncoder) else None
 
-    def _decode_request(self) -> tuple[AnyRequest, Mapping[str, str]]:
-        """See ``backends.interfaces.BackendRequest.decode``."""
-        if self._decoded is None:
-            adapter, client_request, route = self.adapter, self.client_request, self.route
-            names = adapter.field_names(client_request)
-            decoded = adapter.decode_request(client_request, route.model.info)
-            find_param = partial(find_sent_param, adapter, client_request.endpoint.operation)
-            request = apply_model_settings(decoded, route, names, adapter.name, find_param)
-            self._decoded = request, names
-        return self._decoded
-
     def _apply_loss_rule(self, rule: OnLoss) -> None:
         """Raise UnsupportedFeature, or set the parameters to report."""
         if rule == "reject" and (lost := self.plan.lost_parameters):
-            fields = ", ".join(parameter.field for parameter in lost)
+            fields = ", ".join(dict.fromkeys(parameter.field for parameter in lost))
             model = self.route.model.info.name
             raise UnsupportedFeature(
                 f"the model {model!r} can't honour: {fields}", param=lost[0].field
@@ -356,7 +385,7 @@ class TargetAttempt:
 
     def _create_encoder(self) -> ResponseEncoder:
         passthrough = self.prepared.passthrough
-        request = self.prepared.request if passthrough is None else self._decode_request()[0]
+        request = self.prepared.request if passthrough is None else self._decoder.decode()[0]
         return self.adapter.create_encoder(
             self.client_request,
             request,  # type: ignore[arg-type]  # the adapter has decoded it itself
@@ -364,11 +393,17 @@ class TargetAttempt:
         )
 
     def _build_loss_headers(self) -> Headers:
-        return (
-            (("x-interlingua-loss", loss.format_loss_header(self.unsupported_parameters)),)
-            if self.unsupported_parameters
-            else ()
-        )
+        return loss.build_loss_headers(self.unsupported_parameters)
+
+
+def find_lost_arguments(
+    adapter: ClientAdapter, call: ClientRequest, sent: Headers
+) -> tuple[UnsupportedParameter, ...]:
+    """What a request says in its headers and its query, but not to the worker."""
+    lost = loss.find_lost_headers(call.headers, adapter.request_headers, sent)
+    if call.query:
+        lost += loss.find_lost_query(call.query, get_query_parameters(adapter))
+    return lost
 
 
 def _observe_events(process: EventProcessor, observe: EventObserver) -> EventProcessor:

@@ -9,6 +9,13 @@ While the store fails, all leases are void and its policy applies: ``open`` admi
 ``closed`` nothing, and ``local`` what this process's part of each limit allows. Usage of leases
 before the failure counts against that part, and usage during the failure is reported to the store
 afterwards: a key gets no new allowance when a failure begins or ends.
+
+What must never happen:
+
+- A request that waits for the store, or an error of the store that a client sees as its own.
+- More admitted by all processes together than the limit and one lease of each: the store counts
+  what is leased as used, until it is given back or expires.
+- Usage that is reported twice or not at all: it is counted from the last grant that arrived.
 """
 
 import asyncio
@@ -164,6 +171,10 @@ class Lease:
         """The usage of the process's own part, and its slots in use."""
         self.local_used_at_failure = 0.0
         """Used of the own part of a rate when the store began to fail."""
+
+    def __repr__(self) -> str:
+        store = ", store failed" if self.store_failed else ""
+        return f"<Lease {self.available} of {self.leased} available{store}>"
 
     def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
         """Apply a grant, which is valid from the time of its request."""

@@ -1,11 +1,13 @@
 """Finds the protocol and the endpoint of a request's path.
 
 Paths are matched as they were sent, still percent-encoded, so that a model's name may have an
-encoded slash. The values of path parameters (``{name}``) are decoded.
+encoded slash; an endpoint whose path ends with the name takes plain ones, too. The values of path
+parameters (``{name}``) are decoded.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
@@ -69,23 +71,22 @@ class PathRouter:
     def __init__(self, mounts: Sequence[AdapterMount]) -> None:
         self.mounts = mounts
         self._tables = [_AdapterPaths(mount) for mount in mounts]
-        self._has_shared_paths = _has_shared_paths(mounts)
-        self._static_matches = {
-            (method, path): self._search_tables(method, path)
-            for table in self._tables
-            for path, methods in table.static.items()
-            for method in methods
-        }
-        """The matches of the paths without parameters."""
+        self._static_matches: dict[tuple[str, str], EndpointMatch] = {}
+        """The matches of the paths without parameters that were asked for."""
+
+    @cached_property
+    def _has_shared_paths(self) -> bool:
+        return _has_shared_paths(self.mounts)
 
     def find_endpoint(self, method: str, path: str) -> EndpointMatch:
         """The endpoint of a path. Raises PathNotFound or MethodNotAllowed."""
         key = (method, path)
-        return (
-            self._static_matches[key]
-            if key in self._static_matches
-            else self._search_tables(method, path)
-        )
+        if key in self._static_matches:
+            return self._static_matches[key]
+        match = self._search_tables(method, path)
+        if not match.params:
+            self._static_matches[key] = match
+        return match
 
     def _search_tables(self, method: str, path: str) -> EndpointMatch:
         matches: list[EndpointMatch] = []
@@ -160,9 +161,12 @@ class _AdapterPaths:
         self._patterns: dict[int | None, _PathPattern] = {}
         """The paths with parameters, by the number of their last group in the common regex."""
         patterns, groups = list[str](), 0
-        for (path, exact), methods in endpoints_by_path.items():
+        for (path, exact), methods in sorted(endpoints_by_path.items(), key=_takes_slashes):
             pieces = _PATH_PARAM.split(path)
-            patterns.append("([^/]+)".join(map(re.escape, pieces[::2])) + ("" if exact else "/?"))
+            pattern = "([^/]+)".join(map(re.escape, pieces[::2]))
+            if _takes_slashes((path, methods)):
+                pattern = pattern.removesuffix("([^/]+)") + "(.+?)"
+            patterns.append(pattern + ("" if exact else "/?"))
             names = pieces[1::2]
             group_slice = slice(groups, groups + len(names))
             groups = group_slice.stop
@@ -186,6 +190,11 @@ class _AdapterPaths:
         if not endpoint.strict_slash and path != "/":
             other_path = path.removesuffix("/") if path.endswith("/") else f"{path}/"
             self.static.setdefault(other_path, {})[endpoint.method] = endpoint
+
+
+def _takes_slashes(item: tuple[Any, Mapping[str, Endpoint]]) -> bool:
+    """Whether the endpoints of a path take slashes in its last parameter: they are tried last."""
+    return all(endpoint.takes_slashes for endpoint in item[1].values())
 
 
 def _has_shared_paths(mounts: Sequence[AdapterMount]) -> bool:

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Raw, Struct
 
+from protocols.core.json_text import JsonDecoder
+
 Scalar = str | int | float | bool
 
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_scalar = msgspec.json.Decoder(Scalar | None).decode
+_decode_fields = JsonDecoder(dict[str, Raw]).decode
+_decode_scalar = JsonDecoder(Scalar | None).decode
 
 
 class RequestAttributes(Struct):
@@ -63,13 +65,13 @@ def _read_fields(body: bytes) -> Mapping[str, Raw]:
     """The fields of a JSON object. Any other body has none; the protocol rejects it later."""
     try:
         return _decode_fields(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 
 def _read_scalar(raw: Raw) -> Scalar | None:
     try:
         value: Scalar | None = _decode_scalar(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return value

@@ -4,19 +4,19 @@ The configuration is compiled once into a table. Routing a request only looks up
 numbers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from backends.interfaces import Backend, ModelTimeouts
+from backends.interfaces import Backend, ModelTimeouts, ReportsLoading, ReportsModel
 from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig, UnsupportedContent
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
-from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.catalog import ModelInfo, ModelState, VersionInfo
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
 from protocols.core.interfaces import NO_SETTINGS, ModelSettings, RoutingInfo
 from protocols.core.units import has_dot_segment
@@ -73,6 +73,8 @@ class ShadowRule(Struct, frozen=True):
 
     model: str
     config: ShadowConfig
+    split: str = ""
+    """The split whose rollout takes the responses as evidence; "" if none does."""
 
 
 class Model(Struct, frozen=True):
@@ -102,6 +104,8 @@ class Model(Struct, frozen=True):
     shadow: ShadowRule | None = None
     recording: RecordingPolicy | None = None
     """How its requests are recorded, if they are."""
+    is_measured: bool = False
+    """Whether its responses are measured, for the guardrails of its rollout."""
 
 
 class RouteReason(Struct, frozen=True):
@@ -177,10 +181,7 @@ class Router:
             key=lambda model: -len(model.info.name),
         )
         """The models for every name with a beginning, the longest beginning first."""
-        self._fixed_routes = {
-            name: Route(one, one.targets[version])
-            for name, one, version in self._list_fixed_models()
-        }
+        self._fixed_routes = self._build_fixed_routes()
         """The routes of models with one version and neither rules nor sticky sources."""
         self._backends = [*{id(backend): backend for backend in self._list_backends()}.values()]
         self._draw = draw
@@ -235,17 +236,9 @@ class Router:
                 yield fallback
 
     @property
-    def has_shadows(self) -> bool:
-        """Whether requests of any model have shadows."""
-        return any(model.shadow is not None for model in self._models)
-
-    @property
-    def has_recordings(self) -> bool:
-        """Whether requests of any model, or by any rule, are recorded."""
-        return any(
-            model.recording is not None or any(rule.recording is not None for rule in model.rules)
-            for model in self._models
-        )
+    def models(self) -> Sequence[Model]:
+        """The models with their rules, without other names of them."""
+        return self._models
 
     def route_shadow(
         self,
@@ -323,14 +316,30 @@ class Router:
         """How many models there are."""
         return len(self._models)
 
-    def read_readiness(self) -> tuple[bool, ...]:
+    def read_readiness(self) -> tuple[object, ...]:
         """Whether the gateway and each backend is ready: while this is equal, so are listings."""
-        return (self.ready, *(backend.ready for backend in self._backends))
+        return (self.ready, *map(_read_state, self._backends))
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
         resolved, _ = self._resolve_name(model, version)
         return self._read_current_info(resolved)
+
+    def set_weights(self, name: str, weights: Mapping[str, int]) -> None:
+        """Replace the weights of a model's split."""
+        self._by_name[name].split.set_weights(weights)
+        self._fixed_routes = self._build_fixed_routes()
+
+    def _build_fixed_routes(self) -> dict[str, Route]:
+        return {
+            name: Route(one, one.targets[version])
+            for name, one, version in self._list_fixed_models()
+        }
+
+    def list_model_backends(self, name: str) -> Sequence[Backend]:
+        """The backends of a model's versions, also of a name that a wildcard serves."""
+        model, _ = self._resolve_name(name, None)
+        return [target.backend for target in model.targets.values()]
 
     def _list_backends(self) -> Iterator[Backend]:
         for model in self._models:
@@ -429,16 +438,41 @@ class Router:
             model, model.targets[version], reason=reason, original_model=original_model, split=split
         )
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether no request can be answered yet, as every backend still loads its model."""
+        return bool(self._backends) and all(map(_loads, self._backends))
+
     @staticmethod
     def _read_current_info(model: Model) -> ModelInfo:
         targets, versions = model.targets, model.info.versions
         current = tuple(
-            replace(version, ready=not version.ready)
-            if version.name in targets and targets[version.name].backend.ready != version.ready
+            _read_current_version(version, targets[version.name].backend)
+            if version.name in targets
             else version
             for version in versions
         )
         return model.info if current == versions else replace(model.info, versions=current)
+
+
+def _loads(backend: Backend) -> bool:
+    return isinstance(backend, ReportsLoading) and backend.loading is not None
+
+
+def _read_state(backend: Backend) -> bool | tuple[bool, ModelState]:
+    """What listings show of a backend."""
+    return (
+        (backend.ready, backend.report_model())
+        if isinstance(backend, ReportsModel)
+        else backend.ready
+    )
+
+
+def _read_current_version(version: VersionInfo, backend: Backend) -> VersionInfo:
+    state = backend.report_model() if isinstance(backend, ReportsModel) else None
+    if (version.ready, version.state) == (backend.ready, state):
+        return version
+    return replace(version, ready=backend.ready, state=state)
 
 
 class PrincipalCatalog(Struct, frozen=True):
@@ -448,11 +482,13 @@ class PrincipalCatalog(Struct, frozen=True):
     allowed_models: AllowedModels
     shows_targets: bool
     """Whether the principal may see traffic splits and the backends' names of models."""
+    loads: list[Awaitable[bool]] = field(default_factory=list)
+    """What must be done before the response is sent."""
 
     @property
     def ready(self) -> bool:
         """See ``Catalog``."""
-        return self.router.ready
+        return self.router.ready and not self.router.is_loading
 
     def list_models(self) -> Sequence[ModelInfo]:
         """See ``Catalog``."""
@@ -462,6 +498,16 @@ class PrincipalCatalog(Struct, frozen=True):
         """See ``Catalog``."""
         self.router.check_access(model, self.allowed_models)
         return self._hide_targets(self.router.find_model(model, version))
+
+    def keep_model(self, model: ModelInfo, seconds: float | None) -> bool:
+        """See ``protocols.core.catalog.LoadsModels``."""
+        backends = {
+            id(backend): backend
+            for backend in self.router.list_model_backends(model.name)
+            if isinstance(backend, ReportsModel) and backend.report_model().on_demand
+        }
+        self.loads.extend(backend.keep_model(seconds) for backend in backends.values())
+        return bool(backends)
 
     def _hide_targets(self, info: ModelInfo) -> ModelInfo:
         if self.shows_targets:

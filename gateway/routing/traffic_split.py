@@ -37,10 +37,15 @@ class TrafficSplit:
 
     def __init__(self, weights: Mapping[str, int], name: str = "") -> None:
         """``weights`` has at least one above 0; ``name`` is the salt of the hash."""
+        self._name = name
+        self.set_weights(weights)
+
+    def set_weights(self, weights: Mapping[str, int]) -> None:
+        """Replace the weights. Users of a version whose weight rises stay there."""
+        name = self._name
         self._weights = {version: weight for version, weight in weights.items() if weight}
         self._versions = list(self._weights)
         self._cumulative_weights = list(itertools.accumulate(self._weights.values()))
-        self._name = name
         self.only_version = self._versions[0] if len(self._versions) == 1 else None
         """The version with all traffic, if there is only one."""
         self.reported_name = name if len(self._versions) > 1 else ""

@@ -1,21 +1,26 @@
 """Builds runtime objects from configuration sections."""
 
 import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from backends import BACKENDS
 from backends.interfaces import Backend, ComputesChoices
+from backends.model_memory import ModelMemory
 from backends.pool.settings import PoolContext, PoolSettings, WorkerSourceSettings
+from backends.torch.settings import TorchSettings
 from gateway import __version__
 from gateway.auth.api_keys import Principal
 from gateway.config import loader, schema
-from gateway.config.registry import load_symbol
+from gateway.config.registry import ProtocolRegistry, load_symbol
 from gateway.http_server import openapi
+from gateway.http_server.overview import build_overview
 from gateway.observability.recording_writer import RecordingPolicy
+from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.services import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
@@ -41,6 +46,7 @@ from protocols.core.interfaces import (
     ModelMetadataReader,
     SupportsKeepAlive,
     UpstreamAdapter,
+    UpstreamRequest,
 )
 from protocols.core.restricted import RestrictedAdapter
 
@@ -54,6 +60,16 @@ def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) ->
     return cast("ClientAdapter", load_symbol(PROTOCOLS[name])(profile, **options))
 
 
+def build_health_requests() -> Mapping[str, UpstreamRequest]:
+    """The health request of each protocol that workers may speak, by the protocol's name."""
+    registry = ProtocolRegistry(PROTOCOLS)
+    return {
+        name: cast("UpstreamAdapter", build_adapter(name, None, {})).health_request
+        for name in registry.names
+        if registry.serves_workers(name)
+    }
+
+
 def build_mount(protocol: schema.ListenerProtocolConfig) -> AdapterMount:
     """Create the adapter of a listener's protocol, with its path prefix."""
     adapter = build_adapter(protocol.name, protocol.profile, protocol.options)
@@ -62,23 +78,69 @@ def build_mount(protocol: schema.ListenerProtocolConfig) -> AdapterMount:
     return AdapterMount(adapter, protocol.prefix)
 
 
+_ADMIN_PATHS: Final = (
+    "/metrics", "/-/ui", "/-/ui/", "/-/live", "/-/ready", "/-/status", "/-/requests", "/-/workers",
+)  # fmt: skip
+"""Paths that are asked for at the wrong port."""
+_RETRY_LATER: Final = (("Retry-After", "5"),)
+
+
+class HealthSources(Struct, frozen=True):
+    """What the health checks of listeners report."""
+
+    is_ready: Callable[[], bool]
+    """Whether the gateway accepts requests, i.e. does not drain."""
+    failed_models: Callable[[], Collection[str]] = tuple
+    """The models that can't be loaded."""
+    loading_models: Callable[[], Mapping[str, str]] = dict
+    """How far each model is that is not loaded yet."""
+    model_count: int = 0
+    strict: bool = False
+    """Whether one failed or unloaded model is enough to be unhealthy."""
+
+    def get_status(self, failed: Collection[str], loading: Collection[str]) -> str:
+        """``ok`` if requests are answered, else why not."""
+        if not self.is_ready():
+            return "draining"
+        if self.strict and failed:
+            return "failed"
+        if loading and (self.strict or len(loading) == self.model_count):
+            return "loading"
+        return "ok"
+
+
 def build_static_pages(
     mounts: Sequence[AdapterMount],
-    ready: Callable[[], bool],
+    health: HealthSources,
     *,
     keyed: bool,
     feedback: bool = False,
-) -> dict[str, Callable[[], HttpResponse]]:
+    admin_url: str | None = None,
+) -> dict[str, Callable[[HttpRequest], HttpResponse]]:
     """The pages that a listener answers itself; documents are built on first use.
 
-    ``ready`` tells whether the gateway accepts requests, i.e. does not drain.
+    The names of models that failed or are being loaded are shown where clients need no key.
     """
-    ok, draining = (
-        HttpResponse(200, b'{"status":"ok"}'),
-        HttpResponse(503, b'{"status":"draining"}'),
+    place = "the setting admin says where" if admin_url is None else f"it is at {admin_url}"
+    wrong_port = HttpResponse(
+        404,
+        msgspec.json.encode(
+            {"error": {"message": f"this path is the admin listener's; {place}", "code": 404}}
+        ),
     )
 
     alive = HttpResponse(200, b'"I\'m alive!"')  # LiteLLM's, as are the paths below /health
+
+    def get_health(_: HttpRequest) -> HttpResponse:
+        failed, loading = health.failed_models(), health.loading_models()
+        status = health.get_status(failed, loading)
+        names: dict[str, object] = {"failed_models": failed, "loading_models": loading}
+        shown = {} if keyed else {name: models for name, models in names.items() if models}
+        return HttpResponse(
+            200 if status == "ok" else 503,
+            msgspec.json.encode({"status": status} | shown),
+            _RETRY_LATER if status == "loading" else (),
+        )
 
     @functools.cache
     def get_openapi() -> HttpResponse:
@@ -87,37 +149,15 @@ def build_static_pages(
         )
         return HttpResponse(200, document)
 
-    @functools.cache
-    def get_overview() -> HttpResponse:
-        return HttpResponse(200, _encode_overview(mounts, keyed=keyed))
-
     return {
-        "/": get_overview,
-        "/health": lambda: ok if ready() else draining,
-        "/health/readiness": lambda: ok if ready() else draining,
-        "/health/liveliness": lambda: alive,
-        "/health/liveness": lambda: alive,
-        "/openapi.json": get_openapi,
+        "/": build_overview(mounts, keyed=keyed, admin_url=admin_url),
+        "/health": get_health,
+        "/health/readiness": get_health,
+        "/health/liveliness": lambda _: alive,
+        "/health/liveness": lambda _: alive,
+        "/openapi.json": lambda _: get_openapi(),
+        **dict.fromkeys(_ADMIN_PATHS, lambda _: wrong_port),
     }
-
-
-def _encode_overview(mounts: Sequence[AdapterMount], *, keyed: bool) -> bytes:
-    """What a listener serves, for somebody who opens its root: the endpoints of each protocol."""
-    endpoints: dict[str, list[str]] = {}
-    for mount in mounts:
-        endpoints.setdefault(mount.adapter.name, []).extend(
-            f"{endpoint.method} {mount.prefix}{endpoint.path}"
-            for endpoint in mount.adapter.endpoints
-        )
-    overview = {
-        "name": "Interlingua",
-        "version": __version__,
-        "api_key_required": keyed,
-        "openapi": "/openapi.json",
-        "health": "/health",
-        "endpoints": endpoints,
-    }
-    return msgspec.json.format(msgspec.json.encode(overview), indent=2)
 
 
 def build_backend(
@@ -125,11 +165,13 @@ def build_backend(
     services: GatewayServices,
     name: str = "",
     models: Sequence[str] = (),
+    *,
     retry_counters: MutableMapping[frozenset[str], Any] | None = None,
+    model_memory: ModelMemory | None = None,
 ) -> Backend:
     """Create a backend. ``models`` are its names of the models that are routed to it.
 
-    ``retry_counters`` are those of all pools.
+    ``retry_counters`` are those of all pools; all local models share ``model_memory``.
     """
     backend_class = load_symbol(BACKENDS[settings.kind])
     if isinstance(settings, PoolSettings):
@@ -138,11 +180,15 @@ def build_backend(
             adapter=build_upstream_adapter(settings),
             clock=services.clock,
             draw=services.draw,
-            context=PoolContext(name, models, parse_worker_list, retry_counters),
+            context=PoolContext(
+                name, models, parse_worker_list, retry_counters, build_health_requests
+            ),
         )
     else:
         arguments = msgspec.to_builtins(settings)
         del arguments["kind"]
+        if isinstance(settings, TorchSettings):
+            arguments["memory"] = model_memory
         backend = backend_class(**arguments)
     return cast("Backend", backend)
 
@@ -184,6 +230,11 @@ def build_upstream_adapter(pool: PoolSettings) -> ClientAdapter:
     return cast("ClientAdapter", restricted)
 
 
+def _build_shadow(name: str, model: schema.ModelConfig, shadow: schema.ShadowConfig) -> ShadowRule:
+    is_evidence = model.rollout is not None and model.rollout.start_with == "shadow"
+    return ShadowRule(name, shadow, model.get_split_name(name) if is_evidence else "")
+
+
 def build_model(
     name: str,
     model: schema.ModelConfig,
@@ -223,14 +274,19 @@ def build_model(
     )
     return replace(
         compiled,
+        settings=compiled.settings
+        if defaults.stream_usage
+        else replace(compiled.settings, stream_usage=False),
         timeouts=model.timeouts,
         unsupported_content=model.unsupported_content or defaults.unsupported_content,
         protocol=model.protocol,
         fallbacks=model.fallback or (),
         fallback_requires_access=model.fallback_requires_access,
         sticky=sticky,
-        shadow=None if model.shadow is None else ShadowRule(name, model.shadow),
+        shadow=None if model.shadow is None else _build_shadow(name, model, model.shadow),
         recording=recording,
+        is_measured=model.rollout is not None
+        and bool(model.rollout.guardrails.compare.list_limits()),
     )
 
 
@@ -317,12 +373,12 @@ def build_response_store(
     return MemoryResponseStore(limits, wall_clock)
 
 
-def compute_body_budget(limits: schema.ServerLimitsConfig) -> int:
-    """Bytes of request bodies that the process may hold.
+def compute_memory_limit(limits: schema.ServerLimitsConfig) -> int:
+    """Bytes that the process may hold for its clients.
 
-    At least one of the largest size that is forwarded: it is held as it came, and as it is sent.
+    At least one body of the largest size, twice: it is forwarded as it came, and as it is sent.
     """
-    return max(limits.buffered_bodies, 2 * limits.body)
+    return max(limits.memory, 2 * limits.body)
 
 
 def cap_connections(limits: schema.ServerLimitsConfig) -> schema.ServerLimitsConfig:

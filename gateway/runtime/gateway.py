@@ -11,6 +11,8 @@ import ssl
 import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
 
 from msgspec.structs import replace
@@ -21,7 +23,8 @@ from gateway.config import listeners, loader, schema
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplainStage, ExplanationStore
 from gateway.http_server.listener import Listener
-from gateway.http_server.overload import BodyBudget, TrustedProxies
+from gateway.http_server.overload import TrustedProxies
+from gateway.memory import MemoryBudget
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
 from gateway.pipeline.services import GatewayServices, HandlerSettings
@@ -29,9 +32,11 @@ from gateway.pipeline.shadow import ShadowManager, ShadowStage
 from gateway.pipeline.state import Stage
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
+from gateway.routing.failed_models import list_failed_models, list_loading_models
 from gateway.routing.router import Router
-from gateway.runtime.build import build_response_store, cap_connections, compute_body_budget
+from gateway.runtime.build import build_response_store, cap_connections, compute_memory_limit
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
+from gateway.runtime.rollout import RolloutManager
 from gateway.runtime.shutdown import Service, ServiceStack, drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import (
@@ -62,6 +67,10 @@ ADMIN_LISTENER: Final[listeners.ListenerId] = ("admin", 0)
 
 class SocketSource(Protocol):
     """Inherited listening sockets."""
+
+    @property
+    def has_sockets(self) -> bool:
+        """Whether there are any."""
 
     def take_sockets(self, listener_id: listeners.ListenerId) -> Sequence[socket.socket]:
         """Hand over the sockets of a listener to the caller; empty if it has none."""
@@ -212,8 +221,8 @@ def add_stages(services: GatewayServices, explanations: ExplanationStore) -> Gat
     def build_explain_stage(router: Router, settings: HandlerSettings) -> Stage:
         return ExplainStage(explanations, router, settings)
 
-    def build_shadow_stage(router: Router, _: HandlerSettings) -> Stage | None:
-        return ShadowStage(router, services.shadow_manager) if router.has_shadows else None
+    def build_shadow_stage(router: Router, _: HandlerSettings) -> Stage:
+        return ShadowStage(router, services.shadow_manager)
 
     factories = (*services.stage_factories, build_explain_stage, build_shadow_stage)
     return replace(services, stage_factories=factories)
@@ -249,10 +258,11 @@ class Gateway:
         process_group: ProcessGroup | None = None,
     ) -> None:
         self._process_group = process_group
+        self.memory = MemoryBudget(compute_memory_limit(config.limits))
         observe_reload: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
         services, self._usage_recorder = set_up_usage(config.observe, services)
-        services, self._request_recorder = set_up_recording(services)
+        services, self._request_recorder = set_up_recording(services, self.memory)
         services, self._exporters = set_up_exporters(config.observe, services, os.environ)
         services, self._shared_limits = SharedRateLimits.create(
             config.state, services, self._list_leased_counters
@@ -276,7 +286,6 @@ class Gateway:
         self.listener_urls: dict[listeners.ListenerId, str] = {}
         """The URL of each bound listener."""
         self._is_draining = False
-        self._body_budget = BodyBudget(compute_body_budget(config.limits))
         self._retire_tasks: set[asyncio.Task[None]] = set()
         self._closing_backends: list[Backend] = []
         self._closing_listeners: list[Listener] = []
@@ -301,6 +310,10 @@ class Gateway:
             self._admin_server = self._make_admin_server(config.admin, metrics, filename)
         self._service_stack = ServiceStack(self._list_services())
 
+    @cached_property
+    def _rollouts(self) -> RolloutManager:
+        return RolloutManager(lambda: self._current, self._services)
+
     def _list_services(self) -> Iterator[Service]:
         """What runs beside the listeners, in the order of its start; it stops in reverse order.
 
@@ -317,6 +330,7 @@ class Gateway:
             yield Service(process.stop, process.start)
         if self._admin_server is not None:
             yield Service(self._admin_server.close)  # ``start`` binds it last
+        yield Service(self._rollouts.aclose, self._rollouts.start)
         yield Service(self._close_backends, self._start_backends)
         if (loader := self._services.reference_loader) is not None:
             yield Service(loader.store.aclose)
@@ -364,14 +378,37 @@ class Gateway:
     ) -> list[str]:
         """Start the backends and bind the listeners; returns the URLs, the admin listener's last.
 
-        Listeners with ``inherited`` sockets use them and bind nothing. With ``warmed``, all
-        backends finish their warmup before a listener is bound. Raises OSError, or WorkerError for
+        With ``warmed``, it returns when all backends have finished their warmup. Until then, the
+        listeners refuse what is for a model that is not loaded. Raises OSError, or WorkerError for
         a backend that cannot start.
+
+        Listeners with ``inherited`` sockets use them and bind nothing. Since another process serves
+        on them, the backends are warm before; one that can't be loaded is used as it is then.
         """
         await self._service_stack.start()
+        if inherited is not None and inherited.has_sockets:
+            await self._warm_up(raises=warmed)
+        urls = await self._bind_all(inherited)
         if warmed:
-            backends = [one for one in self.backends.values() if isinstance(one, SupportsWarmup)]
-            await asyncio.gather(*(backend.warm_up() for backend in backends))
+            await self._warm_up()
+        return urls
+
+    async def _warm_up(self, *, raises: bool = True) -> None:
+        """Wait until all backends are warm. Raises WorkerError, if at all, for the first failed."""
+
+        async def warm_up(backend: SupportsWarmup) -> None:
+            with suppress(*(() if raises else (WorkerError,))):
+                await backend.warm_up()
+
+        backends = [one for one in self.backends.values() if isinstance(one, SupportsWarmup)]
+        await asyncio.gather(*map(warm_up, backends))
+
+    def list_loading_models(self) -> Mapping[str, str]:
+        """How far each model is that is not loaded yet, by their names."""
+        return list_loading_models(self._current.config, self.backends)
+
+    async def _bind_all(self, inherited: SocketSource | None) -> list[str]:
+        """Bind all listeners; returns their URLs. Raises OSError."""
         urls = []
         tls_contexts = build_tls_contexts(self._current.config)
         for listener_id, listener_config in listeners.listeners_by_id(self._current.config).items():
@@ -522,6 +559,7 @@ class Gateway:
         tls_contexts: TlsContexts,
     ) -> None:
         """Make ``snapshot`` the current one, atomically for requests."""
+        self._rollouts.apply(snapshot.config, snapshot.router)
         previous, self._current = self._current, snapshot
         self._request_recorder.start()
         snapshot.router.ready = not self._is_draining
@@ -535,7 +573,7 @@ class Gateway:
         ]
         self._closing_listeners += removed_listeners
         limits = cap_connections(snapshot.config.limits)
-        self._body_budget.limit = compute_body_budget(snapshot.config.limits)
+        self.memory.limit = compute_memory_limit(snapshot.config.limits)
         for listener_id, listener in self.listeners.items():
             snapshot.handlers[listener_id].adopt_running(previous.handlers[listener_id])
             listener.handle_request = snapshot.get_handler(listener_id)
@@ -591,7 +629,7 @@ class Gateway:
         listener = Listener(
             snapshot.get_handler(listener_id),
             cap_connections(snapshot.config.limits),
-            self._body_budget,
+            self.memory,
         )
         listener.is_draining = self._is_draining
         _configure_proxies(listener, snapshot, listener_id)
@@ -616,18 +654,36 @@ class Gateway:
             AdminServices,
             get_unready_reason,
         )
-        from gateway.admin.experiments import ExperimentService  # noqa: PLC0415 - as above
+        from gateway.admin.evidence import EvidenceService  # noqa: PLC0415 - as above
         from gateway.admin.status import StatusReporter  # noqa: PLC0415 - as above
+        from gateway.admin.usage import UsageApi  # noqa: PLC0415 - as above
+        from gateway.evidence.experiments import list_experiments  # noqa: PLC0415 - as above
+        from gateway.evidence.rollout_report import list_rollouts  # noqa: PLC0415 - as above
+        from gateway.evidence.sources import SEGMENT_LABELS  # noqa: PLC0415 - as above
+
+        self._rollouts.register_metrics(metrics)
+        sources = (lambda: self._current.config), self._services.clock
+
+        def list_failed() -> Sequence[str]:
+            return list_failed_models(self._current.config, self.backends)
 
         services = AdminServices(
-            get_unready_reason=lambda: get_unready_reason(self.router, self.backends),
+            get_unready_reason=lambda: get_unready_reason(
+                self.router,
+                self.backends,
+                list_failed() if self._current.config.health == "strict" else (),
+            ),
+            list_failed_models=list_failed,
             worker_sets=self._worker_sets,
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
             explain_service=self._explainer,
-            list_experiments=ExperimentService(
-                lambda: self._current.config, self._services.clock
+            list_experiments=EvidenceService(
+                "experiments", list_experiments, *sources, {"by": SEGMENT_LABELS}
             ).handle,
+            list_rollouts=EvidenceService("rollouts", list_rollouts, *sources, max_age=1.0).handle,
+            list_listener_urls=lambda: [*self.listener_urls.values()],
+            usage_api=UsageApi(lambda: self._current.config.observe, self._services.wall_clock),
             status_service=StatusReporter(self, filename, metrics, self._services.clock),
         )
         return AdminServer(config, services)

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.listeners import ListenerId
+from protocols.core.json_text import decode_json
 
 _MAX_FDS: Final = 253
 """Maximum descriptors per message (SCM_MAX_FD)."""
@@ -81,6 +82,11 @@ class InheritedSockets:
         if self._connection is not None:
             self._connection.close()
 
+    @property
+    def has_sockets(self) -> bool:
+        """Whether another process serves on sockets that this one may take."""
+        return bool(self._sockets)
+
     def take_sockets(self, listener_id: ListenerId) -> Sequence[socket.socket]:
         """Hand over the sockets of a listener to the caller; empty if it has none."""
         return self._sockets.pop(listener_id, ())
@@ -103,7 +109,7 @@ def _receive_sockets(connection: socket.socket) -> dict[ListenerId, list[socket.
             sock.close()
         raise ConnectionAbortedError("the gateway that runs there gives nothing")
     listener_ids = {}
-    for ids in msgspec.json.decode(data, type=list[_ListenerSockets]):
+    for ids in decode_json(data, kind=list[_ListenerSockets]):
         listener_ids[ids.address, ids.number] = sockets[: ids.count]
         del sockets[: ids.count]
     return listener_ids
@@ -119,12 +125,15 @@ class SocketHandover:
         self._inode = 0
 
     def listen(self) -> None:
-        """Listen at the path, replacing a socket that is there. Raises OSError."""
+        """Listen at the path, replacing a socket that is there. Raises OSError with the path."""
         temporary = self._path.with_name(f"{self._path.name}.new")
         temporary.unlink(missing_ok=True)
         server = self._listener = socket.socket(socket.AF_UNIX)
         server.setblocking(False)  # noqa: FBT003 - the standard library's
-        server.bind(str(temporary))
+        try:
+            server.bind(str(temporary))
+        except OSError as error:  # the system's names no path
+            raise OSError(error.errno or 0, str(error.strerror or error), str(self._path)) from None
         temporary.chmod(0o600)
         server.listen(1)
         self._inode = temporary.stat().st_ino

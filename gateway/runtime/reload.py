@@ -111,12 +111,19 @@ class Reloader:
 
 # Reload triggers: SIGHUP, changed files, and other sources that are asked.
 
+_MAX_PAUSE: Final = 1.0
+"""Seconds at most until a file that has changed, or SIGHUP, has an effect after a reload."""
+_PAUSE_SHARE: Final = 4.0
+"""A pause, as a multiple of the time that the reload took: a storm of signals costs a fifth of the
+time at most, unless a reload takes longer than ``_MAX_PAUSE`` allows."""
 _POLL_INTERVAL: Final = 5.0
 """Seconds between two questions whether a source that is no file has changed."""
 
 
 class ReloadTrigger:
     """Reloads when ``reload_requested`` is set or the ``watched_file`` changes.
+
+    After each reload it pauses. Requests meanwhile are one request.
 
     ``has_changed`` is asked every ``poll_interval`` seconds, in a thread.
     """
@@ -127,6 +134,7 @@ class ReloadTrigger:
         watched_file: str | None,
         has_changed: Callable[[], bool] | None = None,
         poll_interval: float = _POLL_INTERVAL,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._reloader = reloader
         self._watched_files = () if watched_file is None else (watched_file,)
@@ -134,6 +142,7 @@ class ReloadTrigger:
         self._file_watcher = FileWatcher(self._list_files, self.reload_requested.set)
         self._poll_call = None if has_changed is None else BackgroundCall(has_changed)
         self._poll_interval = poll_interval
+        self._pause = pause
 
     async def run(self) -> None:
         """Run until cancelled. Changes since the construction count."""
@@ -142,10 +151,13 @@ class ReloadTrigger:
                 tasks.create_task(self._file_watcher.run())
             if self._poll_call is not None:
                 tasks.create_task(self._poll(self._poll_call))
+            loop = asyncio.get_running_loop()
             while True:
                 await self.reload_requested.wait()
                 self.reload_requested.clear()
+                start = loop.time()
                 await self._reloader.reload()
+                await self._pause(min(_PAUSE_SHARE * (loop.time() - start), _MAX_PAUSE))
 
     async def _poll(self, has_changed: BackgroundCall[bool]) -> None:
         while True:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Backend
+from backends.model_memory import ModelMemory
 from backends.pool.settings import PoolSettings
 from backends.torch.settings import TorchSettings
 from gateway.auth.api_keys import Authenticator
@@ -26,6 +27,7 @@ from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.feedback import FEEDBACK_PATH
 from gateway.pipeline.handler import RequestHandler
 from gateway.pipeline.services import GatewayServices, HandlerSettings
+from gateway.routing.failed_models import list_failed_models, list_loading_models
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
 from gateway.routing.rules import compile_rule
@@ -71,6 +73,11 @@ class ConfigSnapshot:
             WeakValueDictionary() if previous is None else previous.retry_counters
         )
         """See ``backends.pool.settings.PoolContext``. They outlive a configuration."""
+        self.model_memory: ModelMemory = (
+            ModelMemory() if previous is None else previous.model_memory
+        )
+        """The memory of local models that are loaded on demand. It outlives a configuration."""
+        self.model_memory.limit = config.limits.model_memory
         self.backends = self._build_backends(services, previous, models)
         self.model_created = self._build_created_times(int(services.wall_clock()), previous)
         """When each model was added, in Unix seconds."""
@@ -129,8 +136,15 @@ class ConfigSnapshot:
         if self.jwks_client is not None:
             await self.jwks_client.aclose()
 
-    def _is_ready(self) -> bool:
-        return self.router.ready
+    def _build_health_sources(self) -> build.HealthSources:
+        config, backends = self.config, self.backends
+        return build.HealthSources(
+            lambda: self.router.ready,
+            lambda: list_failed_models(config, backends),
+            lambda: list_loading_models(config, backends),
+            len(config.models),
+            strict=config.health == "strict",
+        )
 
     def _build_backends(
         self,
@@ -144,7 +158,12 @@ class ConfigSnapshot:
                 backends[name] = previous.backends[name]
             else:
                 backends[name] = build.build_backend(
-                    settings, services, name, models[name], self.retry_counters
+                    settings,
+                    services,
+                    name,
+                    models[name],
+                    retry_counters=self.retry_counters,
+                    model_memory=self.model_memory,
                 )
         return backends
 
@@ -212,13 +231,24 @@ class ConfigSnapshot:
                 services,
                 pages=build.build_static_pages(
                     mounts,
-                    self._is_ready,
+                    self._build_health_sources(),
                     keyed=keyed,
                     feedback=FEEDBACK_PATH in services.own_endpoints,
+                    admin_url=_get_admin_url(config, listener, keyed=keyed),
                 ),
                 limiter=self.rate_limiter,
             )
         return handlers
+
+
+def _get_admin_url(
+    config: schema.Config, listener: schema.ListenerConfig, *, keyed: bool
+) -> str | None:
+    """The web UI's address, for a listener that only this machine reaches: others need not know."""
+    admin = config.admin
+    if admin is None or keyed or not validate.is_loopback(listener.address):
+        return None
+    return None if admin.address.endswith(":0") else f"http://{admin.address}/-/ui/"
 
 
 def fingerprint_backend(

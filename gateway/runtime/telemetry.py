@@ -10,14 +10,16 @@ from backends.interfaces import Backend
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.http_server.listener import Listener
+from gateway.memory import MemoryBudget
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.recording_writer import RequestRecorder
 from gateway.pipeline.feedback import FEEDBACK_PATH, FeedbackEndpoint, FeedbackStage
+from gateway.pipeline.measures import MeasureStage
 from gateway.pipeline.recording import RecordingStage
-from gateway.pipeline.services import GatewayServices, HandlerSettings
+from gateway.pipeline.services import GatewayServices
+from gateway.pipeline.shadow import ShadowComparison
 from gateway.pipeline.state import RequestState, Stage
 from gateway.pipeline.strategies import TargetAttempt
-from gateway.routing.router import Router
 from gateway.runtime.reload import ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 
@@ -64,6 +66,7 @@ def set_up_metrics(
     reloads = ReloadCollector(config_hash, services.wall_clock)
     shadows = ShadowCollector()
     services.shadow_manager.add_reporter(shadows.record_shadow)
+    services.shadow_manager.add_reporter(metrics.record_shadow)
     metrics.register(reloads)
     metrics.register(shadows)
     metrics.register(EngineCollector(get_engines))
@@ -90,12 +93,39 @@ def set_up_usage(
             own_endpoints={**services.own_endpoints, FEEDBACK_PATH: endpoint},
             stage_factories=(*services.stage_factories, lambda _, __: FeedbackStage()),
         )
+
+    def record_shadow(pair: ShadowComparison) -> None:
+        if (record := build_shadow_record(pair, services.wall_clock())) is not None:
+            recorder.record_usage(record)
+
+    services.shadow_manager.add_reporter(record_shadow)
     dropped = {**services.dropped_counts, "usage_rows": recorder.count_dropped}
     return replace(
         services,
         observe_request=_chain_observers(services.observe_request, recorder.record_usage),
         dropped_counts=dropped,
     ), recorder
+
+
+def build_shadow_record(pair: ShadowComparison, now: float) -> RequestRecord | None:
+    """The usage row of a copy that a rollout takes as evidence, which ended ``now``."""
+    side = pair.shadow
+    if not pair.split or side.outcome == "dropped":
+        return None
+    return RequestRecord(
+        pair.shadow_id,
+        now - side.duration,
+        model=side.model,
+        version=side.version,
+        split=pair.split,
+        outcome=side.outcome,
+        error=side.error,
+        first_token=side.first_token,
+        duration=side.duration,
+        tokens=side.tokens,
+        measures=side.measures,
+        shadow_of=pair.id,
+    )
 
 
 def _create_usage_recorder(
@@ -116,17 +146,25 @@ def _create_usage_recorder(
     )
 
 
-def set_up_recording(services: GatewayServices) -> tuple[GatewayServices, RequestRecorder]:
-    """Set up the recorder of requests, which does nothing before the configuration names one."""
-    recorder = RequestRecorder(services.wall_clock)
+def set_up_recording(
+    services: GatewayServices, memory: MemoryBudget
+) -> tuple[GatewayServices, RequestRecorder]:
+    """Set up what holds responses: the recorder, the measures of rollouts, and shadows.
 
-    def build_stage(router: Router, _: HandlerSettings) -> Stage | None:
-        return RecordingStage(recorder, services.draw) if router.has_recordings else None
+    They do nothing before the configuration names them.
+    """
+    recorder = RequestRecorder(services.wall_clock)
+    memory.measure_waiting = recorder.measure_waiting
+    services.shadow_manager.memory = memory
 
     return replace(
         services,
         request_recorder=recorder,
-        stage_factories=(*services.stage_factories, build_stage),
+        stage_factories=(
+            *services.stage_factories,
+            lambda _, __: RecordingStage(recorder, services.draw, memory),
+            lambda _, __: MeasureStage(memory),
+        ),
         dropped_counts={**services.dropped_counts, "recorded_requests": recorder.count_dropped},
     ), recorder
 

@@ -13,6 +13,7 @@ from gateway.store.response_store import (
     StoredLocation,
     StoreLimits,
     StoreUnavailable,
+    StoreWarnings,
     count_stored_bytes,
 )
 from protocols.core.interfaces import StoredResponse
@@ -64,6 +65,7 @@ class RedisResponseStore:
         self._prefix = config.prefix
         self._limits = limits
         self._wall_clock = wall_clock
+        self._warnings = StoreWarnings(wall_clock)
 
     async def locate_responses(
         self, owner: str, names: Sequence[str]
@@ -100,7 +102,7 @@ class RedisResponseStore:
         """See ``gateway.store.response_store.ResponseStore``."""
         limits, size = self._limits, count_stored_bytes(response)
         if size > limits.owner_bytes:
-            log.warning("a response of %d bytes is too large to be stored", size)
+            self._warnings.add("a response of %d bytes is too large to be stored", size)
             return
         responses, items = self._get_prefix(owner, "response"), self._get_prefix(owner, "item")
         retention = int(limits.retention)
@@ -122,7 +124,7 @@ class RedisResponseStore:
                 )
                 await pipe.execute()
         except self._errors as error:
-            log.warning("a response was not stored in Redis: %s", type(error).__name__)
+            self._warnings.add("a response was not stored in Redis: %s", type(error).__name__)
 
     async def remove_response(self, owner: str, name: str) -> None:
         """See ``gateway.store.response_store.ResponseStore``."""
@@ -144,5 +146,5 @@ class RedisResponseStore:
         return f"{self._prefix}:{kind}:{digest}:"
 
     def _fail(self, error: Exception) -> StoreUnavailable:
-        log.warning("stored responses can't be read from Redis: %s", type(error).__name__)
+        self._warnings.add("stored responses can't be read from Redis: %s", type(error).__name__)
         return StoreUnavailable(UNAVAILABLE_MESSAGE)

@@ -17,6 +17,7 @@ from gateway.store.response_store import (
     StoredLocation,
     StoreLimits,
     StoreUnavailable,
+    StoreWarnings,
     count_stored_bytes,
 )
 from protocols.core.interfaces import StoredResponse
@@ -66,6 +67,7 @@ class SqliteResponseStore:
         self._path = path
         self._limits = limits
         self._wall_clock = wall_clock
+        self._warnings = StoreWarnings(wall_clock)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
@@ -82,14 +84,16 @@ class SqliteResponseStore:
     async def add_response(self, owner: str, response: StoredResponse) -> None:
         """See ``gateway.store.response_store.ResponseStore``."""
         if count_stored_bytes(response) > self._limits.owner_bytes:
-            log.warning("a response of %d bytes is too large to be stored", len(response.body))
+            self._warnings.add(
+                "a response of %d bytes is too large to be stored", len(response.body)
+            )
             return
         try:
             await asyncio.to_thread(
                 self._run, lambda database: self._add(database, owner, response)
             )
         except (sqlite3.Error, OSError) as error:
-            log.warning("a response was not stored in %s: %s", self._path, error)
+            self._warnings.add("a response was not stored in %s: %s", self._path, error)
 
     async def remove_response(self, owner: str, name: str) -> None:
         """See ``gateway.store.response_store.ResponseStore``."""
@@ -111,7 +115,7 @@ class SqliteResponseStore:
         try:
             return await asyncio.to_thread(self._run, action)
         except (sqlite3.Error, OSError) as error:
-            log.warning("stored responses can't be read from %s: %s", self._path, error)
+            self._warnings.add("stored responses can't be read from %s: %s", self._path, error)
             raise StoreUnavailable(UNAVAILABLE_MESSAGE) from error
 
     def _run(self, action: Callable[[sqlite3.Connection], ResultT]) -> ResultT:

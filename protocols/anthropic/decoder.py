@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from protocols.anthropic.errors import read_event_error
 from protocols.core import sse
 from protocols.core.call_ids import CallIds
-from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -21,7 +21,6 @@ from protocols.core.events import (
     ReasoningDelta,
     ResponseExtra,
     ResponseMetadata,
-    StreamEnd,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
@@ -29,11 +28,12 @@ from protocols.core.events import (
 )
 from protocols.core.extra import KeyTree, find_unknown_keys
 from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
-from protocols.json_body import JSON_ERRORS
+from protocols.json_body import JSON_ERRORS, build_answer_error
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode = JsonDecoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 FINISH_REASONS: Final = FinishReasonTable(
@@ -57,7 +57,9 @@ _COUNT_KEYS: Final[KeyTree] = {
     "output_tokens_details": {"thinking_tokens": None},
 }
 _MESSAGE_KEYS: Final[KeyTree] = {
-    **dict.fromkeys(("id", "type", "role", "content", "model", "stop_reason", "stop_sequence")),
+    **dict.fromkeys(("id", "content", "model", "stop_reason", "stop_sequence")),
+    "type": frozenset({"message"}),
+    "role": frozenset({"assistant"}),
     "usage": _COUNT_KEYS,
 }
 _STOP_KEYS: Final[KeyTree] = {
@@ -76,6 +78,11 @@ _PART_KEYS: Final[Mapping[str, KeyTree]] = {
     "signature_delta": dict.fromkeys(("type", "signature")),
 }
 """The keys of blocks and of their deltas that events represent."""
+_TYPES: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("text", "thinking", "signature", "data", "id", "partial_json"), str),
+    "input": dict,
+}
+"""The types of keys whose value is otherwise as good as unknown."""
 _SOURCE: Final = "anthropic"
 """The protocol of the keys that no event represents: its own clients get messages unchanged."""
 
@@ -90,56 +97,37 @@ def _add_unknown_keys(
         values = (((kind if isinstance(kind, str) else "type",), value),)
     else:
         unknown = find_unknown_keys(value, known)
-        values = tuple((path, one) for path, one in unknown.items() if one is not None)
+        odd = {(name,): value[name] for name, kind in _TYPES.items() if _is_odd(value, name, kind)}
+        values = tuple((path, one) for path, one in (unknown | odd).items() if one is not None)
     if values:
         scope: Literal["item", "response"] = "response" if place is None else "item"
         index = place if isinstance(place, int) else 0
         events.append(ResponseExtra(_SOURCE, scope, values, index, -1))
 
 
-class MessageDecoder:
+def _is_odd(value: Mapping[str, Any], name: str, kind: type) -> bool:
+    """Whether a key is there with a value of another type."""
+    return value.get(name) is not None and not isinstance(value[name], kind)
+
+
+class MessageDecoder(sse.StreamDecoder):
     """Decodes the response to one request, as a stream or as one JSON body."""
 
     def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(_raise_if_error)
         self._source = request.source
         self._call_ids = CallIds()
-        self._body_reader = sse.ResponseBodyReader()
-        self._sse_parser = sse.SseParser()
         self._usage_reader = UsageReader(request)
         self._counts: dict[str, Any] = {}
         """The token counts so far; the last one of each counts."""
         self._calls: dict[Any, int] = {}
         self._call_count = 0
+        self._block_count = 0
         """The number of the tool call of each block, by the block's index."""
         self._inputs: dict[Any, Any] = {}
         """The input in the start of each tool's block, as long as no delta came."""
         self._reason: Any = None
         self._stop: Any = None
-        self._is_done = False
-        self._pending_error: GatewayError | None = None
-
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._read_payload)
-        return events
-
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        if self._is_done:
-            return ()
-        if (body := self._body_reader.unary_body) is not None:
-            return self._read_message(bytes(body))
-        events = sse.read_last_event(self._sse_parser, self._read_payload)
-        if events and type(events[-1]) is StreamEnd:
-            return events
-        if (line := self._sse_parser.stray_line) is not None and b"error" in line:
-            raise read_event_error(line, _read_object(line))
-        raise StreamBroken("The worker's stream stopped before its end.")
 
     # --- a stream ---------------------------------------------------------------------------------
 
@@ -147,15 +135,15 @@ class MessageDecoder:
         if self._is_done or not payload.startswith(b"{"):
             return
         fields = _read_object(payload)
-        if not isinstance(fields.get("index"), int | str | None):
-            raise WorkerFailed("The worker's answer can't be read.")
         match fields.get("type"):
             case "content_block_delta":
-                self._read_delta(fields.get("index"), _as_dict(fields.get("delta")), events)
+                self._read_delta(self._find_block(fields), _as_dict(fields.get("delta")), events)
             case "content_block_start":
-                self._read_block(fields.get("index"), _as_dict(fields.get("content_block")), events)
+                self._block_count += 1
+                index = self._find_block(fields)
+                self._read_block(index, _as_dict(fields.get("content_block")), events)
             case "content_block_stop":
-                self._end_call(fields.get("index"), events)
+                self._end_call(self._find_block(fields), events)
             case "message_start":
                 message = _as_dict(fields.get("message"))
                 events.append(_read_metadata(message))
@@ -169,8 +157,17 @@ class MessageDecoder:
                 events += self._build_end()
             case _ if "error" in fields:
                 raise read_event_error(payload, fields)
-            case _:  # ping, and what later versions may add
+            case "ping":
                 pass
+            case kind:
+                values = ((("events", _as_text(kind) or "type"), fields),)
+                events.append(ResponseExtra(_SOURCE, "response", values))
+
+    def _find_block(self, fields: Mapping[str, Any]) -> Any:
+        """The block that an event is about: the last one that has begun if its index is odd."""
+        index = fields.get("index")
+        is_valid = isinstance(index, int | str) and not isinstance(index, bool)
+        return index if is_valid else self._block_count - 1
 
     def _read_block(self, index: Any, block: Mapping[str, Any], events: list[Event]) -> None:
         _add_unknown_keys(block, _PART_KEYS.get(_as_text(block.get("type"))), events, index)
@@ -204,10 +201,11 @@ class MessageDecoder:
             case {"type": "text_delta", "text": str() as text} if text:
                 events.append(TextDelta(text))
             case {"type": "input_json_delta", "partial_json": str() as text} if text:
-                if index not in self._calls:
+                if not self._calls:
                     raise StreamBroken("The worker sent arguments of a call that has not begun.")
-                self._inputs.pop(index, None)
-                events.append(ToolCallDelta(0, self._calls[index], text))
+                begun = index if index in self._calls else next(reversed(self._calls))
+                self._inputs.pop(begun, None)
+                events.append(ToolCallDelta(0, self._calls[begun], text))
             case {"type": "thinking_delta", "thinking": str() as text} if text:
                 events.append(ReasoningDelta(text))
             case {"type": "signature_delta", "signature": str() as signature}:
@@ -223,12 +221,12 @@ class MessageDecoder:
 
     # --- one JSON body ----------------------------------------------------------------------------
 
-    def _read_message(self, body: bytes) -> list[Event]:
+    def _read_document(self, body: bytes | bytearray) -> Sequence[Event]:
         fields = _read_object(body)
         content = fields.get("content")
         if not isinstance(content, list):
             if "error" in fields:
-                raise read_event_error(body, fields)
+                raise read_event_error(bytes(body), fields)
             raise WorkerFailed("The worker's answer has no content.")
         events: list[Event] = [_read_metadata(fields)]
         _add_unknown_keys(fields, _MESSAGE_KEYS, events)
@@ -245,7 +243,8 @@ class MessageDecoder:
 
     def _read_stop(self, fields: Mapping[str, Any]) -> None:
         self._reason = fields.get("stop_reason") or self._reason
-        FINISH_REASONS.read_word(self._reason, self._source)  # raises an error at once
+        if self._reason:
+            FINISH_REASONS.read_word(self._reason, self._source)  # raises an error at once
         self._stop = fields.get("stop_sequence") or self._stop
 
     def _add_counts(self, fields: Mapping[str, Any]) -> None:
@@ -261,7 +260,7 @@ class MessageDecoder:
         for index in tuple(self._inputs):
             self._end_call(index, events)
         reason, word = FINISH_REASONS.read_word(self._reason, self._source)
-        if self._calls and word is None and reason in ("eos", "unknown"):
+        if self._calls and word is None and reason == "eos":
             reason = "tool_calls"
         stop = self._stop if reason == "stop" and isinstance(self._stop, str) else None
         end = ChoiceEnd(reason, 0, stop, word)
@@ -299,11 +298,16 @@ def _count_tokens(events: Sequence[Event], tokens: int | None) -> list[Event]:
     ]
 
 
-def _read_object(data: bytes) -> dict[str, Any]:
+def _raise_if_error(line: bytes) -> None:
+    if b"error" in line:
+        raise read_event_error(line, _read_object(line))
+
+
+def _read_object(data: bytes | bytearray) -> dict[str, Any]:
     try:
         return _decode(data)
     except JSON_ERRORS as e:
-        raise WorkerFailed("The worker's answer can't be read.") from e
+        raise build_answer_error(e) from e
 
 
 def _read_metadata(message: Mapping[str, Any]) -> ResponseMetadata:

@@ -13,15 +13,16 @@ from protocols.anthropic.decoder import MessageDecoder
 from protocols.anthropic.params import (
     FIELD_NAMES,
     MESSAGE_PARAMS,
+    REQUEST_HEADERS,
     STATEFUL_FIELDS,
+    VERSION_HEADER,
     field_error,
     invalid_type_error,
     select_present_fields,
 )
 from protocols.anthropic.requests import (
-    BETA_HEADER,
-    VERSION_HEADER,
     RequestRules,
+    is_changed,
     locate_message,
     read_display,
     read_model,
@@ -53,6 +54,7 @@ from protocols.core.request import (
     TokenizeRequest,
     build_tokenize_request,
 )
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields
@@ -120,7 +122,7 @@ _ENDPOINTS: Final = (
     Endpoint("POST", "/v1/messages", operation="messages"),
     Endpoint("POST", "/v1/messages/count_tokens", "tokenize", "count_tokens"),
     Endpoint("GET", "/v1/models", "inform", "models"),
-    Endpoint("GET", "/v1/models/{model}", "inform", "model"),
+    Endpoint("GET", "/v1/models/{model}", "inform", "model", takes_slashes=True),
     Endpoint("HEAD", "/", "inform", "root", public=True),
 )
 
@@ -142,8 +144,11 @@ class Anthropic:
     profiles: ClassVar[tuple[str, ...]] = ("2023-06-01",)
     model_options: ClassVar[Mapping[str, Any]] = {}
     stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
+    request_headers: RequestHeaders = REQUEST_HEADERS
     version_header: ClassVar[str] = VERSION_HEADER
-    own_headers: ClassVar[frozenset[str]] = frozenset({VERSION_HEADER, BETA_HEADER})
+    query_parameters: ClassVar[frozenset[str]] = frozenset({"beta"})
+    """It marks requests with fields of a beta, which the header names."""
+    own_headers: ClassVar[frozenset[str]] = REQUEST_HEADERS.forwarded | {VERSION_HEADER}
     applies_model_settings: ClassVar[bool] = True
 
     def __init__(
@@ -290,14 +295,17 @@ class Anthropic:
         if not isinstance(client, Anthropic):
             return None
         rules = client._rules  # noqa: SLF001
-        if (rules.server_tools, rules.mid_system) != ("reject", "keep"):
-            return None  # the listener changes what clients send
+        may_change = (rules.server_tools, rules.mid_system) != ("reject", "keep")
         if call.endpoint.operation == "count_tokens":
-            is_checked = rules.unknown == "reject" or rules.strict_version
+            is_checked = may_change or rules.unknown == "reject" or rules.strict_version
             return None if is_checked else upstream.build_count_passthrough(call, context)
         try:
             request = read_request(call, rules)
+            if may_change and is_changed(call, rules):
+                return None
         except UnsupportedFeature:  # the worker may support it
+            if may_change:
+                return None
             info = client.read_routing_info(call)
             request = GenerationRequest(model=info.model, kind="chat", stream=info.stream)
         except ClientError:

@@ -36,11 +36,13 @@ from protocols.core.errors import (
     StoredObjectNotFound,
     Unauthorized,
     UnknownParameter,
+    UnsupportedEncoding,
     UnsupportedFeature,
     WorkerError,
     WorkerUnreachable,
 )
 from protocols.core.interfaces import Headers, HttpResponse
+from protocols.core.json_text import JsonDecoder
 from protocols.json_body import JSON_ERRORS
 from protocols.params import Param
 
@@ -65,6 +67,7 @@ _ERROR_ROWS: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     StoredObjectNotFound: (404, _NOT_FOUND),
     MethodNotAllowed: (405, _INVALID),
     RequestTooLarge: (413, "request_too_large"),
+    UnsupportedEncoding: (415, _INVALID),
     Unauthorized: (401, "authentication_error"),
     RateLimitExceeded: (429, "rate_limit_error"),
     QuotaExceeded: (402, "billing_error"),
@@ -293,7 +296,7 @@ class _WorkerErrorBody(Struct):
     error: _WorkerErrorFields
 
 
-_decode_error = msgspec.json.Decoder(_WorkerErrorBody).decode
+_decode_error = JsonDecoder(_WorkerErrorBody).decode
 
 
 def read_event_error(payload: bytes, fields: Mapping[str, Any]) -> GatewayError:

@@ -28,6 +28,7 @@ from protocols.openapi import (
     parse_types,
     ref,
 )
+from protocols.prompt_form import PromptForm, SdkExample, find_parameters
 
 _REQUEST_TYPES: Final = parse_types(
     """
@@ -137,6 +138,28 @@ _RESPONSE_TYPES: Final = """
 _RESPONSE_NAMES: Final = ("Message", "StreamEvent", "ErrorBody", "ModelItem", "ModelPage")
 
 
+_FORM: Final = PromptForm(
+    label="messages",
+    body={"model": "$model", "max_tokens": 1024, "system": "$system", "messages": "$turns"},
+    parameters=find_parameters(MESSAGE_PARAMS),
+    stream_flag="stream",
+    sdk=SdkExample(
+        imports="from anthropic import Anthropic",
+        client="Anthropic(base_url={url}, api_key={key})",
+        keyless_client='Anthropic(base_url={url}, api_key="unused")',
+        method="messages.create",
+        path="/v1/messages",
+        streamed=(
+            "for event in response:",
+            '    if event.type == "content_block_delta" and event.delta.type == "text_delta":',
+            '        print(event.delta.text, end="", flush=True)',
+            "print()",
+        ),
+        whole=('print("".join(block.text for block in response.content if block.type == "text"))',),
+    ),
+)
+
+
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
     failures = build_error_responses(errors.ERROR_STATUSES, ref("ErrorBody"))
@@ -152,7 +175,8 @@ def describe_api() -> OpenApiFragment:
                 build_response(ref("Message"), build_event_data(ref("StreamEvent"))),
                 failures,
                 request=request,
-            ),
+            )
+            | _FORM.describe(),
             "count_tokens": build_operation(
                 "Count the tokens of a conversation.",
                 build_response(types["TokenCount"]),

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from protocols.chat.params import NULL
 from protocols.core.errors import InvalidParameter, ParameterProblem
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value
 from protocols.params import Param, ParamTable
@@ -69,6 +70,17 @@ TYPE_TEXTS: Final[Mapping[str, str]] = {
     "ints": "a valid list of integers",
 }
 
+BETA_HEADER: Final = "anthropic-beta"
+VERSION_HEADER: Final = "anthropic-version"
+REQUEST_HEADERS: Final = RequestHeaders(
+    ("anthropic-",),
+    {
+        BETA_HEADER: "forwarded",
+        VERSION_HEADER: "handled",
+        "anthropic-dangerous-direct-browser-access": "handled",
+        "idempotency-key": "reported",
+    },
+)
 STATEFUL_FIELDS: Final = (
     StatefulField(
         "thread",

@@ -4,6 +4,7 @@ Blocks become parts of messages in their order. What has no place in the interna
 ``extra``, and so is reported as lost unless the worker speaks this protocol, too.
 """
 
+import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from protocols.anthropic.params import (
+    BETA_HEADER,
     EFFORTS,
     MAX_MESSAGES,
     MAX_MODEL_LENGTH,
@@ -21,6 +23,7 @@ from protocols.anthropic.params import (
     MIN_THINKING_BUDGET,
     SAMPLING_FIELDS,
     SERVICE_TIERS,
+    VERSION_HEADER,
     as_fields,
     as_object,
     decode_fields,
@@ -65,8 +68,6 @@ from protocols.params import ParsedParams, read_params
 
 _encode = msgspec.json.Encoder().encode
 
-BETA_HEADER: Final = "anthropic-beta"
-VERSION_HEADER: Final = "anthropic-version"
 VERSIONS: Final = ("2023-06-01", "2026-10-21")
 """The versions of the API, the default first. The second has no sampling parameters."""
 OWN_SIGNATURE: Final = "gw1."
@@ -162,6 +163,17 @@ def read_request(
         clamped_fields=clamped,
         **values.build_request_arguments(),
     )
+
+
+def is_changed(call: ClientRequest, rules: RequestRules) -> bool:
+    """Whether the listener moves a system message or leaves out a tool of a valid request."""
+    fields = select_present_fields(read_fields(call))
+    if rules.mid_system == "fold":
+        turns = decode_value(fields["messages"])
+        if any(turn["role"] == "system" for turn in turns):
+            return True
+    tools = decode_value(fields["tools"]) if "tools" in fields else []
+    return rules.server_tools == "drop" and any(map(_is_server_tool, tools))
 
 
 _INTERNAL_PLACE: Final = re.compile(r"messages\[(\d{1,6})\]")
@@ -471,7 +483,9 @@ class ConversationReader:
     ) -> None:
         match kind:
             case "tool_use":
-                arguments = _encode(as_object(block.get("input", {}), f"{at}.input")).decode()
+                if "input" not in block:
+                    raise missing_error(f"{at}.input")
+                arguments = _encode(as_object(block["input"], f"{at}.input")).decode()
                 call = ToolCall(
                     read_string(block, "id", at), read_string(block, "name", at), arguments
                 )
@@ -502,6 +516,9 @@ class ConversationReader:
         if isinstance(content, str):
             turn.parts.append(TextPart(content))
         else:
+            if content == []:
+                text = "user messages must have non-empty content"
+                raise field_error(f"messages.{place}", text, "empty", content)
             for k, block, kind in self._iterate_blocks(content, at):
                 if kind == "tool_result":
                     turn.results.append(self._read_tool_result(block, f"{at}.{k}", turn.results))
@@ -593,7 +610,7 @@ class ConversationReader:
                         parts += self._read_user_part(one, inner, f"{at}.content.{k}")
             case "base64":
                 read_choice(source, "media_type", at, ("application/pdf",))
-                data = f"data:application/pdf;base64,{read_string(source, 'data', at)}"
+                data = f"data:application/pdf;base64,{_read_base64(source, at)}"
                 return (FilePart(file_data=data, filename=title or "document.pdf"),)
             case "url" | "file":
                 raise UnsupportedFeature(f"{kind} sources are not supported", param=at)
@@ -612,6 +629,16 @@ _UNSUPPORTED_BLOCKS: Final = frozenset(
 )
 
 
+def _read_base64(source: Mapping[str, Any], at: str) -> str:
+    """The ``data`` of a source, which must be base64."""
+    data = read_string(source, "data", at)
+    try:
+        binascii.a2b_base64(data, strict_mode=True)
+    except ValueError:
+        raise field_error(f"{at}.data", "Invalid base64 data", got=data[:32]) from None
+    return data
+
+
 def _read_image(block: Mapping[str, Any], at: str) -> ImagePart:
     if "source" not in block:
         raise missing_error(f"{at}.source")
@@ -619,7 +646,7 @@ def _read_image(block: Mapping[str, Any], at: str) -> ImagePart:
     match kind := read_string(source, "type", at):
         case "base64":
             media_type = read_choice(source, "media_type", at, _MEDIA_TYPES)
-            return ImagePart(f"data:{media_type};base64,{read_string(source, 'data', at)}")
+            return ImagePart(f"data:{media_type};base64,{_read_base64(source, at)}")
         case "url":
             url = read_string(source, "url", at)
             if not url.startswith(("https://", "http://")):
@@ -758,8 +785,9 @@ def _read_tools(
         at = f"tools.{i}"
         item = as_fields(value, at)
         kind = read_optional_string(item, "type", at) or "custom"
-        if kind != "custom":
+        if _is_server_tool(item):
             if rules.server_tools == "drop":
+                unknown[f"tools.{kind}"] = Raw(_encode(item))
                 continue
             text = f"server tool {kind[:64]} is not available on this gateway"
             raise UnsupportedFeature(text, param=at)
@@ -769,6 +797,11 @@ def _read_tools(
             raise field_error("tools", "Tool names must be unique.", got=tool.name)
         tools[tool.name] = tool
     return tuple(tools.values())
+
+
+def _is_server_tool(item: Mapping[str, Any]) -> bool:
+    """Whether only the vendor's service runs it."""
+    return (item.get("type") or "custom") != "custom"
 
 
 def _read_tool(item: Mapping[str, Any], at: str) -> Tool:

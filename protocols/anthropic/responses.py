@@ -17,6 +17,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from protocols.anthropic import errors
 from protocols.anthropic.requests import OWN_SIGNATURE
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.call_arguments import make_function_call
 from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -32,10 +33,11 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import GenerationRequest, ToolCall
 
 _encode = msgspec.json.Encoder().encode
-_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_object = JsonDecoder(dict[str, Raw]).decode
 
 STOP_REASONS: Final = (
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal",
@@ -339,14 +341,12 @@ def _build_usage(usage: Usage) -> MessageUsage:
 
 def _read_arguments(call: ToolCall) -> Raw | None:
     """The arguments, if they are an object; some workers write it as a string."""
-    text = call.arguments.strip() or "{}"
-    if call.kind == "custom":
-        return Raw(_encode({"input": call.arguments}))
+    text = make_function_call(call).arguments.strip() or "{}"
     try:
         if text.startswith('"'):
-            text = msgspec.json.decode(text, type=str)
+            text = decode_json(text, kind=str)
         _decode_object(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return Raw(text.encode())
 
@@ -430,7 +430,7 @@ class _Block(Struct, eq=False):
             return True
         try:
             _decode_object("".join(self.arguments))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         return True
 

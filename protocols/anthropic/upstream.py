@@ -15,16 +15,21 @@ from msgspec import Raw, Struct
 
 from protocols import params
 from protocols.anthropic.decoder import MessageDecoder
-from protocols.anthropic.params import DEFAULT_MAX_TOKENS, MESSAGE_PARAMS
-from protocols.anthropic.requests import (
+from protocols.anthropic.params import (
     BETA_HEADER,
-    CITATIONS_FIELD,
+    DEFAULT_MAX_TOKENS,
+    MESSAGE_PARAMS,
     VERSION_HEADER,
-    VERSIONS,
 )
+from protocols.anthropic.requests import CITATIONS_FIELD, VERSIONS
 from protocols.chat.tools import restrict_tools
 from protocols.core import loss
-from protocols.core.errors import UnsupportedFeature, WorkerFailed
+from protocols.core.call_arguments import (
+    find_half_written_calls,
+    make_function_call,
+    read_arguments,
+)
+from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import Event, StreamEnd, TextDelta
 from protocols.core.interfaces import (
     ClientRequest,
@@ -36,6 +41,7 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     UpstreamRequest,
 )
+from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
@@ -48,14 +54,13 @@ from protocols.core.request import (
     NamedTool,
     ReasoningPart,
     Request,
-    TextPart,
     TokenizeRequest,
     Tool,
     ToolCall,
     VideoPart,
 )
 from protocols.core.token_counts import has_implausible_counts
-from protocols.json_body import JSON_ERRORS, read_fields
+from protocols.json_body import JSON_ERRORS, build_answer_error, read_fields
 from protocols.params import Param, ParamTable
 from protocols.passthrough import (
     JSON_HEADERS,
@@ -63,12 +68,12 @@ from protocols.passthrough import (
     VerbatimStreamReader,
     apply_model_settings,
 )
-from protocols.prompt import require_generation
+from protocols.prompt import find_conversation_losses, list_messages, require_generation
 
 _encode = msgspec.json.Encoder().encode
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_value = msgspec.json.Decoder().decode
+_decode_fields = JsonDecoder(dict[str, Raw]).decode
+_decode_object = JsonDecoder(dict[str, Any]).decode
+_decode_value = JsonDecoder().decode
 
 MESSAGES_PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
@@ -88,6 +93,7 @@ WORKER_PARAMS: Final = ParamTable(
 _SUPPORT: Final[Mapping[str, ParameterSupport]] = {
     **params.build_parameter_support(WORKER_PARAMS),
     "stopping.stop": ParameterSupport("stop_sequences", reports_match=True),
+    "labels.user": ParameterSupport("metadata.user_id"),
     **{
         path: ParameterSupport("")
         for path in (
@@ -127,7 +133,7 @@ _SYSTEM_MESSAGES_BETA: Final = "mid-conversation-system-2026-04-07"
 
 
 def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
-    system, messages = _write_messages(_list_messages(request))
+    system, messages = _write_messages(list_messages(request))
     values = dict(request.set_fields)
     if request.sampling.do_sample is False:
         values["sampling.temperature"] = 0.0
@@ -197,7 +203,7 @@ class _SchemaType(Struct):
     type: Any = None
 
 
-_decode_schema_type = msgspec.json.Decoder(_SchemaType).decode
+_decode_schema_type = JsonDecoder(_SchemaType).decode
 
 
 def _write_schema(schema: Raw | None) -> Any:
@@ -229,16 +235,6 @@ def _write_reasoning(request: GenerationRequest, *, body_limit: int) -> dict[str
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _list_messages(request: GenerationRequest) -> Sequence[Message]:
-    """The conversation, or a prompt as a user's message."""
-    if request.messages:
-        return request.messages
-    prompt = request.prompts[0] if request.prompts else ""
-    if not isinstance(prompt, str):
-        raise UnsupportedFeature("The model's workers take text, not token ids.", param="prompt")
-    return (Message("user", (TextPart(prompt),)),)
-
-
 def _write_messages(
     messages: Sequence[Message],
 ) -> tuple[str | list[dict[str, Any]], list[dict[str, Any]]]:
@@ -253,6 +249,8 @@ def _write_messages(
     for message in messages[count:]:
         role = _ROLES[message.role]
         blocks = list(_write_blocks(message))
+        if not blocks:
+            continue  # the service refuses empty messages
         if has_results and role == "user":
             turns[-1]["content"] += blocks
         else:
@@ -268,7 +266,7 @@ def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
     blocks = [block for one in messages for block in _write_blocks(one)]
     if any(CACHE_KEY in block for block in blocks):
         return blocks
-    return "\n\n".join(filter(None, (one.text for one in messages)))
+    return "\n\n".join(one.text for one in messages if one.text.strip())
 
 
 CACHE_KEY: Final = "cache_control"
@@ -323,7 +321,7 @@ def _write_blocks(message: Message) -> Iterator[dict[str, Any]]:
         case _:
             blocks = list(_write_parts(message.parts))
             for call in message.tool_calls:
-                arguments = _read_arguments(call.arguments, custom=call.kind == "custom")
+                arguments = read_arguments(make_function_call(call).arguments)
                 block = {"type": "tool_use", "id": _make_safe_id(call.id), "name": call.name}
                 blocks.append({**block, "input": arguments, **_find_cache_mark(call)})
             if blocks and (mark := _find_cache_mark(message)):
@@ -356,7 +354,7 @@ def _write_part(part: ContentPart) -> Iterator[dict[str, Any]]:
             raise UnsupportedFeature(text, param="messages")
         case ReasoningPart() | AudioPart() | VideoPart():
             pass  # reported as losses
-        case _ if part.text:
+        case _ if part.text.strip():  # the service refuses blank texts
             yield _write_text(part.text)
         case _:
             pass
@@ -380,26 +378,6 @@ def _split_data_url(url: str, default: str) -> tuple[str, str]:
         return default, url
     media_type = head.removeprefix("data:").partition(";")[0]
     return media_type or default, data
-
-
-def _read_arguments(text: str, *, custom: bool) -> dict[str, Any]:
-    if custom:
-        return {"input": text}
-    try:
-        return _decode_object(text) if text.strip() else {}
-    except JSON_ERRORS:
-        return {"arguments": text}
-
-
-def _is_half_written(call: ToolCall) -> bool:
-    """Whether the arguments are no JSON object, as those of a call that was cut."""
-    if call.kind == "custom" or not call.arguments.strip():
-        return False
-    try:
-        _decode_object(call.arguments)
-    except JSON_ERRORS:
-        return True
-    return False
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -433,13 +411,6 @@ def _find_other_losses(
     if any(not stop.strip() for stop in request.stopping.stop):
         path = "stopping.stop"
         yield UnsupportedParameter(names.get(path, "stop"), "dropped", "blank", path)
-    if len(request.prompts) > 1:
-        yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
-    if not request.messages and request.templating.mode != "server":
-        wire = names.get("prompts", "prompt")
-        yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
-    if any(tool.kind != "function" for tool in request.tools):
-        yield UnsupportedParameter(names.get("tools", "tools"), "dropped", "custom tools", "tools")
     wanted = request.reasoning
     if wanted is not None and (wanted.effort in _EFFORTS or (wanted.budget or 0) in range(1, 1024)):
         path = "reasoning.effort" if wanted.effort in _EFFORTS else "reasoning.budget"
@@ -448,11 +419,7 @@ def _find_other_losses(
     lost = [label for kind, label in _UNSUPPORTED_PARTS.items() if kind in parts]
     if ReasoningPart in parts and any(map(_is_unsigned, request.messages)):
         lost.append("earlier reasoning")
-    if any(one.name is not None and one.role != "function" for one in request.messages):
-        lost.append("names")
-    if lost:
-        field = names.get("messages", "messages")
-        yield UnsupportedParameter(field, "dropped", ", ".join(lost), "messages")
+    yield from find_conversation_losses(request, names, lost)
 
 
 def _find_changed_keys(
@@ -462,11 +429,7 @@ def _find_changed_keys(
     for name in request.extra:
         if "." in name and is_own:
             yield UnsupportedParameter(name, "dropped")
-    for i, message in enumerate(request.messages):
-        for k, call in enumerate(message.tool_calls):
-            if _is_half_written(call):
-                path = f"messages[{i}].tool_calls[{k}].function.arguments"
-                yield UnsupportedParameter(path, "approximated", "no JSON object")
+    yield from find_half_written_calls(request)
 
 
 def _is_unsigned(message: Message) -> bool:
@@ -478,9 +441,6 @@ def _is_unsigned(message: Message) -> bool:
 
 
 # --- pass-through ---------------------------------------------------------------------------------
-
-
-_BETA_NAMES: Final = re.compile(r"[ -~]{1,2048}")
 
 
 def build_passthrough(
@@ -538,12 +498,9 @@ def _clamp_tokens(fields: dict[str, Any], limit: int, clamped: dict[str, str]) -
 
 
 def _build_passthrough_headers(call: ClientRequest) -> Headers:
-    """The headers of a client's own request: the version and the optional features of the API."""
+    """The headers of a client's own request; the pool adds those that are forwarded."""
     version = call.headers.get(VERSION_HEADER, VERSIONS[0])
-    headers: Headers = (*JSON_HEADERS, (VERSION_HEADER, version))
-    if _BETA_NAMES.fullmatch(call.headers.get(BETA_HEADER, "")):
-        headers += ((BETA_HEADER, call.headers[BETA_HEADER]),)
-    return headers
+    return (*JSON_HEADERS, (VERSION_HEADER, version))
 
 
 def build_count_passthrough(call: ClientRequest, about: ResponseContext) -> PassthroughRequest:
@@ -574,7 +531,7 @@ class _CountReader:
         try:
             _decode_object(body)
         except JSON_ERRORS as e:
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         return body, (StreamEnd(),)
 
 

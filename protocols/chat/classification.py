@@ -27,8 +27,10 @@ from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import UnsupportedFeature, WorkerFailed
 from protocols.core.events import Classification, Event, ResponseMetadata, StreamEnd, Usage
 from protocols.core.interfaces import HttpResponse, ResponseContext
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import ClassifyRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
+from protocols.json_body import build_answer_error
 from protocols.params import Param, ParamTable
 
 CLASSIFY_PARAMS: Final = ParamTable(
@@ -144,7 +146,7 @@ class _WireClasses(Struct):
     usage: _WireUsage | None = None
 
 
-_decode_classes = msgspec.json.Decoder(_WireClasses).decode
+_decode_classes = JsonDecoder(_WireClasses).decode
 
 
 class ClassificationDecoder(UnaryBodyDecoder):
@@ -158,9 +160,9 @@ class ClassificationDecoder(UnaryBodyDecoder):
         """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_classes(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
             self._raise_if_error(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         if sorted(item.index for item in wire.data) != list(range(len(self._request.inputs))):
             raise WorkerFailed("The worker did not answer each input with one class.")
         model = wire.model if isinstance(wire.model, str) else None

@@ -1,19 +1,50 @@
-"""Decodes workers' responses, streaming and unary, to chat and completion requests."""
+"""Decodes workers' responses, streaming and unary, to chat and completion requests.
 
-import base64
-import binascii
-import re
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import Annotated, Any, Final, Literal
+The common case is read first, by a type that accepts nothing else: chunks with one text
+(``protocols.chat.chunks``), many at a time, and unary responses with one text. Whatever that type
+refuses is read by the types that accept all that real servers send. Both make the same events.
+
+What must never happen:
+
+- A stream that ends well without a finish reason for each choice, or goes on after one.
+- A failure of the worker, or a word that no table knows, that becomes a harmless end.
+- Two tool calls that become one, whatever ids a worker sends, or a count that no request can have.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct, field
 
+from protocols.chat.chunks import (
+    TextChunk,
+    bare_text_chunk_decoder,
+    read_reasoning,
+    read_text_chunks,
+)
 from protocols.chat.errors import raise_worker_error
-from protocols.chat.extra_keys import EXTRA_KEY, separate_unknown_keys
+from protocols.chat.wire_responses import (
+    WireChoice,
+    WireDelta,
+    WireFunction,
+    WireResponse,
+    WireToolCall,
+    count_echoed_tokens,
+    decode_known_text_response,
+    decode_response,
+    decode_response_without_logprobs,
+    read_choice_end,
+    read_content_parts,
+    read_logprobs,
+    read_metadata,
+    read_required_text,
+    read_text,
+    read_text_response,
+    read_usage,
+    split_token_count,
+)
 from protocols.core import sse
+from protocols.core.call_arguments import write_text_argument
 from protocols.core.call_ids import CallIds
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
@@ -22,493 +53,19 @@ from protocols.core.events import (
     FieldValues,
     FinishReason,
     PromptEcho,
-    ReasoningDelta,
     RefusalDelta,
     ResponseExtra,
-    ResponseMetadata,
-    StreamEnd,
     TextDelta,
-    TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
-    TopLogprob,
     Usage,
 )
+from protocols.core.fieldwise import has_lost_element, report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
-from protocols.core.request import EmbeddingRequest, GenerationRequest
-from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
-from protocols.json_body import JSON_ERRORS
-
-# Real workers vary, so any key may be missing or null.
-
-
-class WireTokensDetails(Struct, gc=False):
-    """Details of prompt or completion tokens."""
-
-    cached_tokens: Any = None
-    reasoning_tokens: Any = None
-
-
-_NoObject = str | float | bool | list[Any] | None
-"""Any JSON but an object: a worker's usage never makes its response invalid."""
-
-
-class WireUsage(Struct, gc=False):
-    """The usage object."""
-
-    prompt_tokens: Any = None
-    completion_tokens: Any = None
-    prompt_tokens_details: WireTokensDetails | _NoObject = None
-    completion_tokens_details: WireTokensDetails | _NoObject = None
-    reasoning_tokens: Any = None
-
-
-class WireFunction(Struct, gc=False):
-    """The function of a tool call, or a delta of it; arguments may be an object."""
-
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-
-
-class WireToolCall(Struct, gc=False):
-    """A tool call, or a delta of one."""
-
-    index: int | None = None
-    id: str | None = None
-    function: WireFunction | None = None
-    custom: dict[str, Any] | None = None
-    extra: FieldValues = field(default=(), name=EXTRA_KEY)
-
-
-class WireDelta(Struct, gc=False):
-    """A message, or a delta of one."""
-
-    content: str | list[dict[str, Any]] | None = None
-    reasoning_content: str | None = None
-    reasoning: Any = None
-    refusal: str | None = None
-    tool_calls: list[WireToolCall] | WireToolCall | None = None
-    """Some releases of TGI send the only call itself."""
-    function_call: WireFunction | None = None
-    extra: FieldValues = field(default=(), name=EXTRA_KEY)
-
-
-class WireTokenLogprob(Struct, gc=False):
-    """The log probability of a token in a chat response."""
-
-    token: str
-    logprob: float | None = None
-    bytes: list[int] | None = None
-    top_logprobs: list["WireTokenLogprob"] | None = None
-
-
-class WireLogprobs(Struct, gc=False):
-    """Log probabilities in both forms: of chat (``content``) and of completions (columns)."""
-
-    content: list[WireTokenLogprob] | None = None
-    refusal: list[WireTokenLogprob] | None = None
-    tokens: list[str] | None = None
-    token_logprobs: list[float | None] | None = None
-    top_logprobs: list[dict[str, float | None] | None] | None = None
-
-
-class WireChoice(Struct, gc=False):
-    """A choice, complete or as a delta."""
-
-    index: int | None = None
-    delta: WireDelta | None = None
-    message: WireDelta | None = None
-    text: str | None = None
-    logprobs: WireLogprobs | None = None
-    finish_reason: Any = None
-    stop_reason: Any = None
-    matched_stop: Any = None
-    token_ids: list[int] | None = None
-    extra: FieldValues = field(default=(), name=EXTRA_KEY)
-
-
-class WireResponse(Struct, gc=False):
-    """A unary response, or a chunk of a stream."""
-
-    id: Any = None
-    created: Any = None
-    model: Any = None
-    system_fingerprint: Any = None
-    choices: list[WireChoice] | None = None
-    usage: WireUsage | _NoObject = None
-    error: Any = None
-    extra: FieldValues = field(default=(), name=EXTRA_KEY)
-
-
-# The same, without unknown keys. Keys of type None are those that servers send without a value.
-
-
-class _KnownFunction(WireFunction, gc=False, forbid_unknown_fields=True):
-    pass
-
-
-class _KnownToolCall(WireToolCall, gc=False, forbid_unknown_fields=True):
-    function: _KnownFunction | None = None
-    type: Any = None
-
-
-class _KnownDelta(WireDelta, gc=False, forbid_unknown_fields=True):
-    tool_calls: list[_KnownToolCall] | _KnownToolCall | None = None  # type: ignore[assignment]
-    function_call: _KnownFunction | None = None
-    role: Any = None
-    audio: None = None
-    annotations: None = None
-
-
-class _KnownChoice(WireChoice, gc=False, forbid_unknown_fields=True):
-    delta: _KnownDelta | None = None
-    message: _KnownDelta | None = None
-    prompt_token_ids: None = None
-    prompt_logprobs: None = None
-    routed_experts: None = None
-
-
-class _KnownPromptDetails(WireTokensDetails, gc=False, forbid_unknown_fields=True):
-    reasoning_tokens: None = None
-
-
-class _KnownCompletionDetails(WireTokensDetails, gc=False, forbid_unknown_fields=True):
-    cached_tokens: None = None
-
-
-class _KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
-    prompt_tokens_details: _KnownPromptDetails | _NoObject = None
-    completion_tokens_details: _KnownCompletionDetails | _NoObject = None
-    total_tokens: Any = None
-
-
-class _KnownResponse(WireResponse, gc=False, forbid_unknown_fields=True):
-    choices: list[_KnownChoice] | None = None  # type: ignore[assignment]
-    usage: _KnownUsage | _NoObject = None
-    object: Any = None
-    service_tier: None = None
-    prompt_token_ids: None = None
-    prompt_logprobs: None = None
-    prompt_text: None = None
-    kv_transfer_params: None = None
-
-
-class _ChoiceWithoutLogprobs(WireChoice, gc=False):
-    """A choice whose log probabilities are not decoded: the field has a name that none sends."""
-
-    logprobs: WireLogprobs | None = field(default=None, name="(skipped)")
-
-
-class _ResponseWithoutLogprobs(WireResponse, gc=False):
-    choices: list[_ChoiceWithoutLogprobs] | None = None  # type: ignore[assignment]
-
-
-class WireEmbedding(Struct):
-    """One embedding: numbers, or base64 of little-endian float32."""
-
-    embedding: list[float] | str
-    index: int | None = None
-
-
-class WireEmbeddingResponse(Struct):
-    """A response to an embeddings request."""
-
-    data: list[WireEmbedding]
-    model: Any = None
-    id: Any = None
-    created: Any = None
-    usage: WireUsage | _NoObject = None
-
-
-class TextChunkDelta(Struct, gc=False):
-    """The delta of a text chunk."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: None = None
-    tool_calls: Annotated[list[Raw], Meta(max_length=0)] | None = None
-    function_call: None = None
-
-
-class TextChunkChoice(Struct, gc=False):
-    """The choice of a text chunk."""
-
-    index: Literal[0] | None = 0
-    delta: TextChunkDelta | None = None
-    text: str | None = None
-    finish_reason: None = None
-    message: None = None
-
-
-class TextChunk(Struct, gc=False):
-    """A chunk of the first choice with a piece of text, as most are; log probabilities are skipped.
-
-    Its decoder accepts no other chunk, so that nothing else has to be looked at.
-    """
-
-    choices: tuple[TextChunkChoice]
-    id: str | None = None
-    model: str | None = None
-    usage: None = None
-    error: None = None
-
-
-class _BareTextChunkDelta(TextChunkDelta, gc=False, forbid_unknown_fields=True):
-    role: Any = None
-    audio: None = None
-    annotations: None = None
-
-
-class _BareTextChunkChoice(TextChunkChoice, gc=False, forbid_unknown_fields=True):
-    delta: _BareTextChunkDelta | None = None
-    logprobs: None = None
-    token_ids: None = None
-    stop_reason: None = None
-    matched_stop: None = None
-    prompt_token_ids: None = None
-    routed_experts: None = None
-
-
-class _BareTextChunk(TextChunk, gc=False, forbid_unknown_fields=True):
-    """A text chunk without log probabilities and unknown keys."""
-
-    choices: tuple[_BareTextChunkChoice]
-    object: Any = None
-    created: Any = None
-    system_fingerprint: Any = None
-    service_tier: None = None
-    prompt_token_ids: None = None
-    kv_transfer_params: None = None
-
-
-_decode_text_chunk = msgspec.json.Decoder(_BareTextChunk).decode
-_decode_text_chunks = msgspec.json.Decoder(_BareTextChunk).decode_lines
-
-
-def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
-    """Add the events of text chunks."""
-    for chunk in chunks:
-        choice = chunk.choices[0]
-        delta = choice.delta
-        if delta is None:
-            text = choice.text
-        else:
-            text = delta.content
-            if reasoning := delta.reasoning_content or delta.reasoning:
-                events.append(ReasoningDelta(reasoning))
-        if text:
-            events.append(TextDelta(text))
-
-
-_LINE_NUMBER: Final = re.compile(r"`\$\[(\d+)\]")
-
-
-def find_failed_line(error: Exception, count: int) -> int:
-    """The number of lines before the one of ``count`` that ``decode_lines`` could not decode.
-
-    Half of all if the error does not tell.
-    """
-    found = _LINE_NUMBER.search(str(error))
-    return count // 2 if found is None else min(int(found[1]), count - 1)
-
-
-class WireEmbeddingItem(Struct):
-    """One embedding, without its vector."""
-
-    index: int | None = None
-
-
-class WireEmbeddingSummary(Struct):
-    """A response to an embeddings request, without the vectors."""
-
-    data: list[WireEmbeddingItem]
-    model: Any = None
-    usage: WireUsage | _NoObject = None
-
-
-_decode_known_response = msgspec.json.Decoder(_KnownResponse).decode
-decode_response_without_logprobs = msgspec.json.Decoder(_ResponseWithoutLogprobs).decode
-decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
-decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
-
-
-def decode_response(body: bytes | bytearray) -> WireResponse:
-    """A response with the unknown keys of its objects. Raises one of JSON_ERRORS."""
-    try:
-        return _decode_known_response(body)
-    except msgspec.ValidationError:
-        return msgspec.convert(separate_unknown_keys(body), WireResponse)
-
-
-def read_text(value: Any) -> str | None:
-    """The value, if it is a string."""
-    return value if type(value) is str else None
-
-
-def read_metadata(wire: WireResponse) -> ResponseMetadata:
-    """The worker's own metadata of the response."""
-    return ResponseMetadata(
-        read_text(wire.model),
-        read_text(wire.system_fingerprint),
-        read_text(wire.id),
-        read_integer(wire.created, MAX_TIMESTAMP),
-    )
-
-
-def read_usage(
-    usage: WireUsage | _NoObject, reader: UsageReader, *, embeds: bool = False
-) -> Usage | None:
-    """The usage reported by the worker, or None."""
-    if not isinstance(usage, WireUsage):
-        reader.has_ignored = reader.has_ignored or usage is not None
-        return None
-    prompt_details, completion_details = (
-        usage.prompt_tokens_details,
-        usage.completion_tokens_details,
-    )
-    completion, reasoning = usage.completion_tokens, usage.reasoning_tokens
-    if isinstance(completion_details, WireTokensDetails):
-        reasoning = completion_details.reasoning_tokens
-    return reader.read_usage(
-        usage.prompt_tokens,
-        0 if embeds and completion is None else completion,
-        prompt_details.cached_tokens if isinstance(prompt_details, WireTokensDetails) else None,
-        reasoning or None,
-    )
-
-
-def split_token_count(choices: Sequence[WireChoice], tokens: int) -> list[int]:
-    """Tokens of each choice of a unary response; usage reports only their sum.
-
-    The sum is divided in proportion to the lengths of the texts.
-    """
-    if len(choices) == 1:
-        return [tokens]
-    sizes = [len(_read_choice_text(choice)) or 1 for choice in choices]
-    size = sum(sizes)
-    ends = [tokens * end // size for end in accumulate(sizes, initial=0)]
-    return [end - begin for begin, end in pairwise(ends)]
-
-
-def _read_choice_text(choice: WireChoice) -> str:
-    content = choice.text if choice.message is None else choice.message.content
-    return content if isinstance(content, str) else ""
-
-
-def read_choice_end(
-    wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]
-) -> ChoiceEnd:
-    """The end of a choice; ``stops`` are the ids of the request's stop tokens."""
-    stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
-    if reason != "eos":
-        return ChoiceEnd(reason, index, stop if isinstance(stop, str) else None)
-    if isinstance(stop, str) or (isinstance(stop, int) and stop in stops):
-        return ChoiceEnd("stop", index, stop)
-    return ChoiceEnd("eos", index)
-
-
-def read_logprobs(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
-    """Internal log probabilities of either form."""
-    if logprobs is None:
-        return ()
-    if logprobs.content or logprobs.refusal:
-        return tuple(
-            _read_token_logprob(token) for token in (logprobs.content or logprobs.refusal or ())
-        )
-    if not logprobs.tokens:
-        return ()
-    return tuple(_read_completion_logprobs(logprobs.tokens, logprobs))
-
-
-def _read_token_logprob(wire: WireTokenLogprob) -> TokenLogprob:
-    top = tuple(
-        TopLogprob(
-            one.token, _read_logprob(one.logprob), data=_read_token_bytes(one.token, one.bytes)
-        )
-        for one in wire.top_logprobs or ()
-    )
-    return TokenLogprob(
-        wire.token, wire.logprob, top, data=_read_token_bytes(wire.token, wire.bytes)
-    )
-
-
-def _read_completion_logprobs(
-    tokens: Sequence[str], logprobs: WireLogprobs
-) -> Iterable[TokenLogprob]:
-    values = logprobs.token_logprobs or [None] * len(tokens)
-    tops = logprobs.top_logprobs or [None] * len(tokens)
-    if not len(tokens) == len(values) == len(tops):
-        raise WorkerFailed("The worker's log probabilities do not fit together.")
-    for token, logprob, top in zip(tokens, values, tops, strict=True):
-        alternatives = tuple(
-            TopLogprob(t, _read_logprob(value)) for t, value in (top or {}).items()
-        )
-        yield TokenLogprob(token, logprob, alternatives)
-
-
-def count_echoed_tokens(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
-    """The number of leading tokens that belong to the prompt."""
-    at, count = 0, 0
-    while count < len(logprobs) and at < len(prompt):
-        at += len(logprobs[count].token)
-        count += 1
-    return count
-
-
-def _read_logprob(logprob: float | None) -> float:
-    return float("-inf") if logprob is None else logprob
-
-
-def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
-    """A token's bytes, if its text does not represent them."""
-    if data is None or any(not 0 <= byte <= 255 for byte in data):  # noqa: PLR2004 - a byte
-        return None
-    token_bytes = bytes(data)
-    return None if token_bytes == token.encode() else token_bytes
-
-
-def read_content_parts(
-    content: Sequence[Mapping[str, Any]], index: int, events: list[Event]
-) -> str:
-    """The text of a content list; its reasoning parts become events."""
-    texts = []
-    for part in content:
-        match part:
-            case {"type": "text" | "output_text", "text": str() as text}:
-                texts.append(text)
-            case {"type": "thinking", "thinking": str() as text}:
-                events.append(ReasoningDelta(text, index))
-            case {"type": "reasoning", "summary": list() as items}:
-                events += [_read_reasoning_item(item, index) for item in items]
-            case {"type": "refusal", "refusal": str() as text}:
-                events.append(RefusalDelta(text, index))
-            case _:
-                pass
-    return "".join(texts)
-
-
-def _read_reasoning_item(item: Any, index: int) -> ReasoningDelta:
-    """One item of a reasoning part's summary."""
-    fields = item if isinstance(item, dict) else {}
-    text, signature = fields.get("text"), fields.get("signature")
-    return ReasoningDelta(
-        text if isinstance(text, str) else "",
-        index,
-        signature if isinstance(signature, str) else None,
-    )
-
-
-def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
-    """The numbers of an embedding."""
-    if not isinstance(wire, str):
-        return tuple(wire)
-    try:
-        data = base64.b64decode(wire, validate=True)
-        return struct.unpack(f"<{len(data) // 4}f", data)
-    except (binascii.Error, struct.error) as e:
-        raise WorkerFailed("The worker's vector can't be read.") from e
-
+from protocols.core.json_text import TEXT_ERRORS, decode_json
+from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
+from protocols.json_body import JSON_ERRORS, build_answer_error
 
 # Tool call deltas of workers may lack an index, an id or a name.
 
@@ -516,10 +73,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _PartialToolCall:
-    __slots__ = ("arguments", "call_index", "id", "pending_extra")
+    __slots__ = ("arguments", "call_index", "id", "kind", "pending_extra", "wraps_text")
 
     def __init__(self) -> None:
         self.id: str | None = None
+        self.kind: Literal["function", "custom"] = "function"
+        self.wraps_text = False
+        """Whether it is that of a custom tool, of which the client does not know."""
         self.call_index: int | None = None
         """Its position in the choice, once its name is known."""
         self.arguments: list[str] = []
@@ -535,9 +95,11 @@ class ToolCallAssembler:
     call if its place is taken by a call that it can't continue.
     """
 
-    def __init__(self, index: int, source: str = "") -> None:
+    def __init__(self, index: int, source: str = "", *, keeps_custom: bool = False) -> None:
+        """``keeps_custom``: the client's protocol has calls of custom tools, too."""
         self._choice_index = index
         self._source = source
+        self._keeps_custom = keeps_custom
         self._calls: dict[int, _PartialToolCall] = {}
         """The latest call of each key."""
         self._ids = CallIds()
@@ -554,7 +116,7 @@ class ToolCallAssembler:
         found, seen = delta.tool_calls or [], set[int]()
         for position, wire in enumerate(found if isinstance(found, list) else [found]):
             key = position if is_message else self._find_key(wire, position)
-            self._drop_finished(key, wire, is_repeated=key in seen)
+            events += self._drop_finished(key, wire, is_repeated=key in seen)
             seen.add(key)
             self._read_fragment(key, wire, events)
         if delta.function_call is not None:
@@ -566,11 +128,19 @@ class ToolCallAssembler:
         """The number of calls with a name."""
         return self._started_count
 
-    def close(self) -> None:
+    def close(self) -> list[Event]:
         """End the choice. Raises StreamBroken for a call without a name."""
         nameless = [call for call in self._calls.values() if call.call_index is None]
         if nameless or self._has_nameless:
             raise StreamBroken("The worker called a tool without its name.")
+        return [event for call in self._calls.values() for event in self._end_call(call)]
+
+    def _end_call(self, call: _PartialToolCall) -> list[Event]:
+        """The argument of a function that stands for a custom tool, once it is complete."""
+        if not call.wraps_text or call.call_index is None:
+            return []
+        text = write_text_argument("".join(call.arguments))
+        return [ToolCallDelta(self._choice_index, call.call_index, text)]
 
     def _find_key(self, wire: WireToolCall, position: int) -> int:
         """The call of a delta: by index, else by id, else by position."""
@@ -584,19 +154,21 @@ class ToolCallAssembler:
             return self._last_key + 1
         return position if position in self._calls or started else max(self._last_key, 0)
 
-    def _drop_finished(self, key: int, wire: WireToolCall, *, is_repeated: bool) -> None:
-        """Forget the call of a key if this fragment begins another one.
+    def _drop_finished(self, key: int, wire: WireToolCall, *, is_repeated: bool) -> list[Event]:
+        """End and forget the call of a key if this fragment begins another one.
 
         ``is_repeated``: an earlier fragment of the same delta has the key.
         """
         call = self._calls.get(key)
         name, arguments = _read_function(wire)
         if call is None or not name:
-            return
+            return []
         has_other_id = bool(wire.id and call.id and wire.id != call.id)
         if is_repeated or has_other_id or (arguments.strip() and _is_complete(call.arguments)):
             self._has_nameless = self._has_nameless or call.call_index is None
             del self._calls[key]
+            return self._end_call(call)
+        return []
 
     def _read_fragment(self, key: int, wire: WireToolCall, events: list[Event]) -> None:
         call = self._calls.get(key)
@@ -606,6 +178,10 @@ class ToolCallAssembler:
         if wire.id and not call.id:
             call.id = wire.id
             self._keys_by_id.setdefault(wire.id, key)
+        if self._keeps_custom and wire.custom is not None and wire.function is None:
+            call.kind = "custom"
+        elif wire.custom is not None and wire.function is None:
+            call.wraps_text = True
         name, arguments = _read_function(wire)
         call.pending_extra += wire.extra
         call.arguments.append(arguments)
@@ -616,10 +192,11 @@ class ToolCallAssembler:
             self._started_count += 1
             call_id = self._ids.claim(call.id, self._choice_index, call.call_index)
             self._add_extra(call, events)
-            events.append(ToolCallStart(self._choice_index, call.call_index, call_id, name))
+            start = ToolCallStart(self._choice_index, call.call_index, call_id, name, call.kind)
+            events.append(start)
         elif call.pending_extra:
             self._add_extra(call, events)
-        if arguments:
+        if arguments and not call.wraps_text:
             events.append(ToolCallDelta(self._choice_index, call.call_index, arguments))
 
     def _add_extra(self, call: _PartialToolCall, events: list[Event]) -> None:
@@ -630,13 +207,20 @@ class ToolCallAssembler:
             call.pending_extra = ()
 
 
+def _knows_custom_tools(request: GenerationRequest, source: str) -> bool:
+    """Whether a client can be told of a call of a custom tool."""
+    if request.source in ("", source):
+        return True
+    return any(tool.kind == "custom" for tool in request.tools)
+
+
 def _is_complete(arguments: Sequence[str]) -> bool:
     """Whether these pieces are a whole JSON object."""
     text = "".join(arguments)
     if not text.rstrip().endswith("}"):
         return False
     try:
-        msgspec.json.decode(text)
+        decode_json(text)
     except JSON_ERRORS:
         return False
     return True
@@ -646,15 +230,13 @@ def _read_function(wire: WireToolCall) -> tuple[str, str]:
     """The name and the arguments in a delta."""
     function = wire.function
     if function is None and wire.custom is not None:
-        name, text = wire.custom.get("name"), wire.custom.get("input")
-        function = WireFunction(name if isinstance(name, str) else None)
-        function.arguments = text if isinstance(text, str) else None
+        function = WireFunction(read_text(wire.custom.get("name")), wire.custom.get("input"))
     if function is None:
         return "", ""
-    arguments = function.arguments
-    if isinstance(arguments, dict):
+    arguments = "" if function.arguments is None else function.arguments
+    if not isinstance(arguments, str):
         arguments = _encode(arguments).decode()
-    return function.name or "", arguments or ""
+    return function.name or "", arguments
 
 
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
@@ -670,26 +252,41 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "content_filter": "content_filter",
     "invalid flag": None,
     "insufficient_system_resource": None,
+    "network_error": None,
+    "cancelled": None,
+    "timeout": None,
     "repetition": "length",
+    "sensitive": "content_filter",
+    "model_context_window_exceeded": "length",
+    **dict.fromkeys(
+        ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"), "content_filter"
+    ),
 }
 """Finish reasons by wire name, also of related workers (``model_length``: Mistral, ``repetition``:
-vLLM, ``insufficient_system_resource``: DeepSeek); None is a worker failure."""
+vLLM, ``insufficient_system_resource``: DeepSeek, ``sensitive``, ``network_error`` and the context
+window: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM, words in capitals: Gemini); None is a
+worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
-_MIN_BATCH: Final = 16
-_MAX_BATCH: Final = 128
-"""How many text chunks are decoded together, at first and at most."""
 
 
 class _ChoiceState:
     """The state of one choice."""
 
-    __slots__ = ("index", "is_ended", "pending_prompt", "tool_calls")
+    __slots__ = ("finish", "index", "is_ended", "pending_prompt", "tool_calls")
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index
         self.tool_calls: ToolCallAssembler | None = None  # from its first call on
         self.is_ended = False
+        self.finish: tuple[FinishReason, str | None] | None = None
+        """Why it ended, and the word for that if it is unknown."""
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
+
+
+def _check_choices(wire: WireResponse) -> None:
+    """Raise WorkerFailed if the choices are no list."""
+    if any(path == ("choices",) for path, _ in wire.extra):
+        raise WorkerFailed("The worker's answer has choices that are no list.")
 
 
 def _has_only_text(wire: WireChoice, delta: WireDelta | None) -> bool:
@@ -711,40 +308,7 @@ def _has_only_text(wire: WireChoice, delta: WireDelta | None) -> bool:
     )
 
 
-class EmbeddingCounter:
-    """Decodes only the number, the model and the usage of embeddings."""
-
-    unary_choices: Sequence[WireChoice] = ()
-
-    def __init__(self, request: EmbeddingRequest, complaint: Callable[[bytes], None]) -> None:
-        self._request = request
-        self._raise_if_error = complaint
-        self._body = bytearray()
-
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        self._body += data
-        return ()
-
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        body = bytes(self._body)
-        if not body.strip():
-            raise StreamBroken("The worker's answer is empty.")
-        try:
-            wire = decode_embedding_summary(body)
-        except JSON_ERRORS as e:
-            self._raise_if_error(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
-        if len(wire.data) != len(self._request.inputs):
-            raise WorkerFailed("The worker did not answer each input with one vector.")
-        reader = UsageReader(self._request)
-        usage = read_usage(wire.usage, reader, embeds=True)
-        metadata = ResponseMetadata(read_text(wire.model))
-        return [metadata, *reader.build_end(usage)]
-
-
-class GenerationDecoder:
+class GenerationDecoder(sse.StreamDecoder):
     """Decodes the response to a GenerationRequest, as a stream or as one JSON body.
 
     The first byte decides which: see ``sse.ResponseBodyReader``. ``echoes``: the worker was asked
@@ -764,111 +328,93 @@ class GenerationDecoder:
         skips_logprobs: bool = False,
         source: str = "",
     ) -> None:
+        super().__init__(complaint)
         self._request = request
         self._finish_reasons = FinishReasonTable(source, FINISH_REASONS)
-        self._decode = decode_response_without_logprobs if skips_logprobs else decode_response
+        self._decode: Callable[[bytes | bytearray], WireResponse] = decode_response
+        if skips_logprobs:
+            self._decode = decode_response_without_logprobs
+        self._reads_text = not (skips_logprobs or echoes)
+        """Whether to try ``read_text_response``: who skips, has tried it."""
         self._source = source
         self._response_extra: FieldValues = ()
         """The unknown keys of the last chunk that had any, which further chunks may repeat."""
         self._expects_echo = echoes
-        self._raise_if_error = complaint
         self._end_closes_tool_calls = ends_calls
-        self._body_reader = sse.ResponseBodyReader()
-        self._sse_parser = sse.SseParser()
-        self._is_done = False
         self._has_metadata = False
         self._usage_reader = UsageReader(request)
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
-        self._pending_error: GatewayError | None = None
         self.unary_choices: Sequence[WireChoice] = ()
         """The choices of a unary response, as the worker wrote them."""
         self._accepts_texts = False
         """Whether the first choice is in its text, so that text chunks may follow."""
 
+    def __repr__(self) -> str:
+        ended = "done" if self._is_done else f"{self._count_ended()} ended"
+        return f"<GenerationDecoder {len(self._choices)} choices, {ended}>"
+
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
+        if not data:
+            return ()
         events: list[Event] = []
-        if (
-            self._accepts_texts
-            and sse.is_plain_event(data)
-            and self._sse_parser.is_between_events
-            and self._read_texts((data[6:-2],), events)
-        ):
-            return events
-        if not (data := self._body_reader.feed(data)):
-            return events
-        payloads = self._sse_parser.feed(data)
         try:
-            if type(payloads) is list:
+            if (
+                self._accepts_texts
+                and sse.is_plain_event(data)
+                and self._sse_parser.is_between_events
+            ):
+                payload = data[6:-2]
+                if self._read_texts(iter((payload,)), events):
+                    return events
+                if not sse.has_surrogate(payload):  # else a half may belong to the event before
+                    self._read_payload(payload, events)
+                    return events
+            for payloads in self._sse_parser.feed_batches(self._body_reader.feed(data)):
                 self._read_payloads(payloads, events)
-            else:
-                for payload in payloads:  # they may end in an error
-                    self._read_payloads((payload,), events)
         except GatewayError as error:
             if not events:
                 raise
             self._pending_error = error
         return events
 
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        if self._is_done:
-            return ()
-        if (body := self._body_reader.unary_body) is not None:
-            events: list[Event] = []
-            self._read_json(body, events, is_unary=True)
-            return events + self._build_end_events()
-        try:
-            last = sse.read_last_event(self._sse_parser, self._read_payload)
-        except StreamBroken:
-            if not self._is_complete():
-                raise
-            last = []
-        if last and type(last[-1]) is StreamEnd:
-            return last
-        if self._is_complete():
-            return last + self._build_end_events()
-        if self._sse_parser.stray_line is not None:
-            self._raise_if_error(self._sse_parser.stray_line)
-        raise StreamBroken("The worker's stream stopped before its end.")
+    def _read_simple_document(self, document: bytearray) -> Sequence[Event]:
+        return self._read_text_response(document) if self._reads_text else ()
+
+    def _read_document(self, body: bytes | bytearray) -> Sequence[Event]:
+        events: list[Event] = []
+        self._read_json(body, events, is_unary=True)
+        return events + self._build_end_events()
+
+    def _build_missing_end(self) -> Sequence[Event]:
+        return self._build_end_events() if self._is_complete() else ()
 
     # --- a stream ---------------------------------------------------------------------------------
 
     def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
         """Decode text chunks together, and each other chunk alone."""
-        start, size = 0, _MIN_BATCH
-        while start < len(payloads):
-            count = self._read_texts(payloads[start : start + size], events)
-            if count == 0:
-                self._read_payload(payloads[start], events)
-            size = min(2 * size, _MAX_BATCH) if count == size else _MIN_BATCH
-            start += count or 1
+        position, remaining = 0, iter(payloads)
+        while position < len(payloads):
+            position += self._read_texts(remaining, events)
+            if position < len(payloads):
+                self._read_payload(payloads[position], events)
+                position += 1
 
-    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
-        """Decode the first of these chunks that are text chunks of a choice that goes on.
-
-        Returns their number.
-        """
-        if not self._accepts_texts:
-            return 0
-        count = len(payloads)
-        try:
-            if count == 1:
-                chunks: Sequence[TextChunk] = (_decode_text_chunk(payloads[0]),)
-            else:
-                chunks = _decode_text_chunks(b"\n".join(payloads))
-        except JSON_ERRORS as e:
-            fewer = find_failed_line(e, count)
-            return self._read_texts(payloads[:fewer], events) if fewer else 0
-        if len(chunks) != count:
-            return self._read_texts(payloads[: count // 2], events)
-        read_text_chunks(chunks, events)
-        return count
+    def _read_texts(self, payloads: Iterator[bytes], events: list[Event]) -> int:
+        """Decode chunks up to one that is no text chunk, and take it; returns their number."""
+        chunks: list[TextChunk] = []
+        if self._accepts_texts:
+            try:  # noqa: SIM105 - suppress() would be three calls
+                chunks.extend(bare_text_chunk_decoder.decode_each(payloads))
+            except TEXT_ERRORS:
+                pass  # what was decoded before it stays in the list
+            read_text_chunks(chunks, events, self._source)
+        else:
+            next(payloads, None)
+        return len(chunks)
 
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._is_done or not (text := payload.strip()):
@@ -889,8 +435,7 @@ class GenerationDecoder:
             calls = choice.tool_calls
             if not choice.is_ended and calls is not None and calls.started_count:
                 choice.is_ended = True
-                calls.close()
-                events.append(ChoiceEnd("tool_calls", index))
+                events += [*calls.close(), ChoiceEnd("tool_calls", index)]
         return events
 
     def _is_complete(self) -> bool:
@@ -908,14 +453,25 @@ class GenerationDecoder:
 
     # --- one JSON object --------------------------------------------------------------------------
 
+    def _read_text_response(self, body: bytearray) -> list[Event]:
+        """The events of a unary response with one text and its usage; [] of any other."""
+        found = read_text_response(body, self._usage_reader, decode_known_text_response)
+        if found is None:
+            return []
+        self._is_done = True
+        choice, events = found
+        self.unary_choices = (choice,)
+        return events
+
     def _read_json(self, body: bytes | bytearray, events: list[Event], *, is_unary: bool) -> None:
         try:
             wire = self._decode(body)
         except JSON_ERRORS as e:
             self._raise_if_error(bytes(body))
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         if wire.choices is None or wire.error is not None:
             self._raise_if_error(bytes(body))
+            _check_choices(wire)
         choices = wire.choices or []
         if is_unary:
             if not choices:
@@ -925,6 +481,9 @@ class GenerationDecoder:
         if wire.extra and wire.extra != self._response_extra:
             self._response_extra = wire.extra
             events.append(ResponseExtra(self._source, "response", wire.extra))
+        if has_lost_element(wire.lost, "choices"):
+            raise WorkerFailed("The worker's answer has a choice that is no object.")
+        report_lost_fields(wire.lost, events)
         usage = None if wire.usage is None else read_usage(wire.usage, self._usage_reader)
         counts = (
             split_token_count(choices, usage.completion_tokens)
@@ -933,13 +492,19 @@ class GenerationDecoder:
         )
         for position, choice in enumerate(choices):
             index = position if choice.index is None and is_unary else choice.index or 0
+            if index < 0:
+                report_lost_fields((((f"choices[{position}]", "index"), index),), events)
+                index = position
+            if self._choices and index not in self._choices and self._has_all_choices():
+                report_lost_fields((((f"choices[{index}]",), True),), events)
+                continue
             state = self._get_choice(index)
             self._add_extra(choice, index, events)
             self._read_choice(
                 choice, state, events, count=1 if counts is None else counts[position]
             )
-            if (choice.finish_reason or is_unary) and not state.is_ended:
-                events.append(self._finish_choice(choice, state))
+            if choice.finish_reason or (is_unary and not state.is_ended):
+                events += self._finish_choice(choice, state)
         self._add_usage(usage, events)
         if is_unary:
             return
@@ -974,6 +539,11 @@ class GenerationDecoder:
         self._has_metadata = True
         events.append(read_metadata(wire))
 
+    def _has_all_choices(self) -> bool:
+        """Whether a further choice is one too many: another protocol may have no place for it."""
+        is_own = self._request.source in ("", self._source)
+        return not is_own and len(self._choices) >= self._request.choice_count
+
     def _get_choice(self, index: int) -> _ChoiceState:
         state = self._choices.get(index)
         if state is None:
@@ -993,29 +563,31 @@ class GenerationDecoder:
         self, wire: WireChoice, choice: _ChoiceState, events: list[Event], *, count: int
     ) -> None:
         own_events: list[Event] = []
-        text, delta = wire.text or "", wire.delta or wire.message
+        text, delta = read_required_text(wire.text), wire.delta or wire.message
         if _has_only_text(wire, delta) and choice.pending_prompt is None and not choice.is_ended:
             if delta is not None:
-                text = delta.content or ""  # type: ignore[assignment] # never a list here
+                text = read_required_text(delta.content)
             if text:
                 events.append(TextDelta(text, choice.index, count))
             return
         if delta is not None:
-            reasoning = delta.reasoning_content or delta.reasoning
-            if reasoning and isinstance(reasoning, str):
-                own_events.append(ReasoningDelta(reasoning, choice.index))
+            read_reasoning(delta, choice.index, self._source, own_events)
             content = delta.content
             if isinstance(content, list):
                 text = read_content_parts(content, choice.index, own_events)
             else:
-                text = content or ""
+                text = read_required_text(content)
         own_events += self._build_text_events(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
                 own_events.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
                 if choice.tool_calls is None:
-                    choice.tool_calls = ToolCallAssembler(choice.index, self._source)
+                    choice.tool_calls = ToolCallAssembler(
+                        choice.index,
+                        self._source,
+                        keeps_custom=_knows_custom_tools(self._request, self._source),
+                    )
                 is_message = delta is wire.message
                 own_events += choice.tool_calls.read_delta(delta, is_message=is_message)
         if own_events and choice.is_ended:
@@ -1027,6 +599,9 @@ class GenerationDecoder:
     ) -> list[Event]:
         """The text, and before it the prompt if the worker returned it."""
         logprobs, ids = read_logprobs(wire.logprobs), tuple(wire.token_ids or ())
+        if not logprobs and wire.logprobs is not None and wire.logprobs.tokens:
+            path = (f"choices[{choice.index}]", "logprobs")  # columns of different lengths
+            return [ResponseExtra("", "response", ((path, True),)), TextDelta(text, choice.index)]
         if not text and not logprobs and not ids:
             return []
         index, prompt, choice.pending_prompt = choice.index, choice.pending_prompt, None
@@ -1039,11 +614,17 @@ class GenerationDecoder:
             return [echo, TextDelta(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
         return [TextDelta(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
 
-    def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> ChoiceEnd:
-        choice.is_ended = True
-        if choice.tool_calls is not None:
-            choice.tool_calls.close()
-        reason, word = self._finish_reasons.read_word(wire.finish_reason, self._request.source)
+    def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> list[Event]:
+        """The end of a choice; of one that had ended, a report of another reason for that."""
+        had_ended, choice.is_ended = choice.is_ended, True
+        last = [] if had_ended or choice.tool_calls is None else choice.tool_calls.close()
+        finish = self._finish_reasons.read_word(wire.finish_reason, self._request.source)
+        if had_ended:
+            is_same = finish == choice.finish
+            lost = ((("finish_reason",), wire.finish_reason),)
+            return [] if is_same else [ResponseExtra("", "choice", lost, choice.index)]
+        choice.finish = reason, word = finish
         if word is not None:
-            return ChoiceEnd(reason, choice.index, unknown_word=word)
-        return read_choice_end(wire, reason, choice.index, self._request.stopping.stop_token_ids)
+            return [*last, ChoiceEnd(reason, choice.index, unknown_word=word)]
+        stop_ids = self._request.stopping.stop_token_ids
+        return [*last, read_choice_end(wire, reason, choice.index, stop_ids)]

@@ -1,28 +1,25 @@
 """Embeddings responses, encoded for clients and decoded from workers."""
 
 import base64
+import binascii
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from protocols.chat.decoder import (
-    WireChoice,
-    decode_embedding,
-    decode_embedding_response,
-    read_text,
-    read_usage,
-)
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
 from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
+from protocols.chat.wire_responses import NoObject, WireChoice, WireUsage, read_text, read_usage
 from protocols.core.aggregate import UnaryResponse
-from protocols.core.errors import WorkerFailed
+from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, ResponseMetadata
+from protocols.core.fieldwise import decode_fields, has_lost_element, report_lost_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import UsageReader
+from protocols.json_body import JSON_ERRORS, build_answer_error
 
 
 class EmbeddingItem(Struct):
@@ -86,6 +83,83 @@ def encode_base64(values: tuple[float, ...]) -> str:
 # --- workers' -------------------------------------------------------------------------------------
 
 
+class WireEmbedding(Struct, forbid_unknown_fields=True):
+    """One embedding: numbers, or base64 of little-endian float32."""
+
+    embedding: list[float] | str
+    index: int | None = None
+    object: Any = None
+
+
+class WireEmbeddingResponse(Struct, forbid_unknown_fields=True):
+    """A response to an embeddings request."""
+
+    data: list[WireEmbedding]
+    model: Any = None
+    id: Any = None
+    created: Any = None
+    object: Any = None
+    usage: WireUsage | NoObject = None
+
+
+class WireEmbeddingItem(Struct):
+    """One embedding, without its vector."""
+
+    index: int | None = None
+
+
+class WireEmbeddingSummary(Struct):
+    """A response to an embeddings request, without the vectors."""
+
+    data: list[WireEmbeddingItem]
+    model: Any = None
+    usage: WireUsage | NoObject = None
+
+
+def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
+    """The numbers of an embedding."""
+    if not isinstance(wire, str):
+        return tuple(wire)
+    try:
+        data = base64.b64decode(wire, validate=True)
+        return struct.unpack(f"<{len(data) // 4}f", data)
+    except (binascii.Error, struct.error) as e:
+        raise WorkerFailed("The worker's vector can't be read.") from e
+
+
+class EmbeddingCounter:
+    """Decodes only the number, the model and the usage of embeddings."""
+
+    unary_choices: Sequence[WireChoice] = ()
+
+    def __init__(self, request: EmbeddingRequest, complaint: Callable[[bytes], None]) -> None:
+        self._request = request
+        self._raise_if_error = complaint
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        self._body += data
+        return ()
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        body = bytes(self._body)
+        if not body.strip():
+            raise StreamBroken("The worker's answer is empty.")
+        try:
+            wire, _ = decode_fields(body, WireEmbeddingSummary)
+        except JSON_ERRORS as e:
+            self._raise_if_error(body)
+            raise build_answer_error(e) from e
+        if len(wire.data) != len(self._request.inputs):
+            raise WorkerFailed("The worker did not answer each input with one vector.")
+        reader = UsageReader(self._request)
+        usage = read_usage(wire.usage, reader, embeds=True)
+        metadata = ResponseMetadata(read_text(wire.model))
+        return [metadata, *reader.build_end(usage)]
+
+
 class EmbeddingDecoder(UnaryBodyDecoder):
     """Decodes the response to an EmbeddingRequest."""
 
@@ -100,11 +174,14 @@ class EmbeddingDecoder(UnaryBodyDecoder):
     def read_body(self, body: bytes) -> Sequence[Event]:
         """See ``UnaryBodyDecoder``."""
         try:
-            wire = decode_embedding_response(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            wire, lost = decode_fields(body, WireEmbeddingResponse)
+        except JSON_ERRORS as e:
             self._raise_if_error(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
+        if has_lost_element(lost, "data"):
+            raise WorkerFailed("The worker's answer has a vector that can't be read.")
+        report_lost_fields(lost, events)
         for position, item in enumerate(wire.data):
             index = position if item.index is None else item.index
             events.append(Embedding(index, decode_embedding(item.embedding)))

@@ -4,6 +4,7 @@ Protocols with this format use ``build_error_response`` and ``format_error_event
 status, type and code into a format of their own.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,13 +33,16 @@ from protocols.core.errors import (
     StoredObjectNotFound,
     Unauthorized,
     UnknownParameter,
+    UnsupportedEncoding,
     UnsupportedEndpoint,
     UnsupportedFeature,
     WorkerError,
     WorkerFailed,
+    WorkerModelNotFound,
     WorkerUnreachable,
 )
 from protocols.core.interfaces import Headers, HttpResponse
+from protocols.core.json_text import JsonDecoder
 from protocols.params import Param
 
 _encode = msgspec.json.Encoder().encode
@@ -78,6 +82,7 @@ _ERROR_ROWS: Mapping[type[GatewayError], _ErrorRow] = {
     StoredObjectNotFound: _ErrorRow(404),
     MethodNotAllowed: _ErrorRow(405, code="method_not_supported"),
     RequestTooLarge: _ErrorRow(413, code="request_too_large"),
+    UnsupportedEncoding: _ErrorRow(415, code="unsupported_content_encoding"),
     Unauthorized: _ErrorRow(401, code="invalid_api_key"),
     RateLimitExceeded: _ErrorRow(429, "requests", "rate_limit_exceeded"),
     QuotaExceeded: _ErrorRow(429, "insufficient_quota", "insufficient_quota"),
@@ -121,7 +126,7 @@ def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
 def build_error_response(error: GatewayError) -> HttpResponse:
     """The error response before the response has started."""
     status, body = build_error_body(error)
-    headers = (("Content-Type", "application/json"), *_build_error_headers(error))
+    headers = (("Content-Type", "application/json"), *build_error_headers(error))
     return HttpResponse(status, _encode({"error": body}), headers)
 
 
@@ -130,7 +135,8 @@ def format_error_event(error: GatewayError) -> bytes:
     return sse.format_event(_encode({"error": build_error_body(error)[1]}))
 
 
-def _build_error_headers(error: GatewayError) -> Headers:
+def build_error_headers(error: GatewayError) -> Headers:
+    """The headers of an error: what is allowed, and when to try again."""
     match error:
         case Unauthorized():
             return (("WWW-Authenticate", "Bearer"),)
@@ -267,7 +273,7 @@ def _shorten_value(value: Any) -> str:
 
 # Errors of workers. Their texts are used only from known fields, cleaned and truncated.
 
-_decode = msgspec.json.Decoder().decode
+_decode = JsonDecoder().decode
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _CONTEXT_TOO_LONG = re.compile(
     r"context_length_exceeded|maximum context length|max_model_len|maximum model length"
@@ -285,6 +291,8 @@ _REQUESTED_TOKENS = re.compile(
     re.IGNORECASE,
 )
 """The texts of vLLM, OpenAI, SGLang and llama.cpp."""
+_RESPONSE_TOKENS = re.compile(r"(\d+) in the completion|max_\w+' is too large: (\d+)")
+"""How vLLM and OpenAI name the tokens of the response: as a part of all, or beside the prompt's."""
 _UNKNOWN_MODEL = re.compile(
     r"model|deployment|adapter|graph definition|(?-i:RESOURCE_DOES_NOT_EXIST|\bNOT_FOUND\b)",
     re.IGNORECASE,
@@ -348,7 +356,7 @@ def raise_worker_error(body: bytes, judge: WorkerErrorMapper | None = None) -> N
     """Raise the error in a body that is no response; return if it has none."""
     try:
         fault = find_worker_error(_decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return
     if fault is not None:
         raise (judge or map_worker_error)(0, fault, None)
@@ -360,7 +368,7 @@ def read_worker_error(
     """The error for a response of this status. ``headers`` have lower-case names."""
     try:
         fault = find_worker_error(_decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         fault = None
     return (judge or map_worker_error)(
         status, fault or WorkerErrorBody(), _read_retry_after(headers)
@@ -386,10 +394,13 @@ def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) 
         limit = _CONTEXT_LENGTH.search(fault.text)
         tokens = _REQUESTED_TOKENS.search(fault.text)
         text = fault.text or "The prompt is longer than the model's context."
+        most = _RESPONSE_TOKENS.search(fault.text)
+        part, beside = (int((one or "0")[:18]) for one in most.groups()) if most else (0, 0)
         return ContextTooLong(
             text,
-            tokens=int(tokens[1][:18]) if tokens else None,
+            tokens=int(tokens[1][:18]) + beside if tokens else None,
             limit=int(limit[1][:18]) if limit else None,
+            max_tokens=part or beside,
         )
     match status:
         case 429:
@@ -408,7 +419,7 @@ def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) 
                 fault.text or "The worker refused the request.", param=fault.param
             )
         case 404 if _is_unknown_model(fault):
-            return WorkerFailed("The worker does not know the model.", status=status)
+            return WorkerModelNotFound("The worker does not know the model.", status=status)
         case 404:
             return WorkerFailed("The worker does not know the gateway's path.", status=status)
         case 401 | 403:
@@ -443,9 +454,29 @@ def _read_retry_after(headers: Mapping[str, str]) -> float | None:
             seconds = float(headers[name]) / scale
         except (KeyError, ValueError):
             continue
-        if 0 <= seconds <= 86_400:  # noqa: PLR2004 - a day; also keeps out what is no number
+        if 0 <= seconds <= _MAX_RETRY_AFTER:  # this also keeps out what is no number
             return seconds
-    return None
+    resets = [
+        _read_duration(headers.get(f"x-ratelimit-reset-{scope}", ""))
+        for scope in ("requests", "tokens")
+        if headers.get(f"x-ratelimit-remaining-{scope}") == "0"
+    ]
+    return max((one for one in resets if one <= _MAX_RETRY_AFTER), default=None)
+
+
+_MAX_RETRY_AFTER = 86_400.0
+_DURATION = re.compile(
+    r"(?:(\d{1,9})h)?(?:(\d{1,9})m(?!s))?(?:(\d{1,9}(?:\.\d{1,9})?)s?)?(?:(\d{1,9})ms)?"
+)
+
+
+def _read_duration(text: str) -> float:
+    """Seconds of a duration such as ``1h2m1.5s``, ``20ms`` or ``59``; infinite if it is none."""
+    found = _DURATION.fullmatch(text)
+    if not text or found is None:
+        return math.inf
+    hours, minutes, seconds, milliseconds = (float(one or 0) for one in found.groups())
+    return 3600 * hours + 60 * minutes + seconds + milliseconds / 1000
 
 
 def _format_validation_error(item: Any) -> str:

@@ -6,12 +6,14 @@ decoder emits them as ``ResponseExtra``. ``ExtraKeyWriter`` adds them to what th
 """
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import msgspec
 
 from protocols.core.events import ResponseExtra
 from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
+from protocols.core.json_text import JsonDecoder
 
 EXTRA_KEY: Final = "(extra)"
 """The key under which the unknown keys of an object are put aside; no worker sends it."""
@@ -29,16 +31,18 @@ _CHOICE_KEYS: Final[KeyTree] = dict.fromkeys(
 )  # fmt: skip
 _FUNCTION_KEYS: Final[KeyTree] = dict.fromkeys(("name", "arguments"))
 _MESSAGE_KEYS: Final[KeyTree] = {
-    **dict.fromkeys(("role", "content", "reasoning_content", "reasoning", "refusal", "tool_calls")),
+    **dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal", "tool_calls")),
+    "role": frozenset({"assistant", ""}),
     "function_call": _FUNCTION_KEYS,
 }
 _CALL_KEYS: Final[KeyTree] = {
-    **dict.fromkeys(("index", "id", "type")),
+    **dict.fromkeys(("index", "id")),
+    "type": frozenset({"function", "custom"}),
     "function": _FUNCTION_KEYS,
     "custom": dict.fromkeys(("name", "input")),
 }
 
-_decode = msgspec.json.Decoder().decode
+_decode = JsonDecoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,18 +56,18 @@ def separate_unknown_keys(body: bytes | bytearray) -> Any:
     """
     response = _decode(body)
     if isinstance(response, dict):
-        _put_aside(response, _RESPONSE_KEYS)
+        _store_unknown_keys(response, _RESPONSE_KEYS)
         for choice in _list_objects(response.get("choices")):
-            _put_aside(choice, _CHOICE_KEYS)
+            _store_unknown_keys(choice, _CHOICE_KEYS)
             for key in ("delta", "message"):
                 for message in _list_objects(choice.get(key)):
-                    _put_aside(message, _MESSAGE_KEYS)
+                    _store_unknown_keys(message, _MESSAGE_KEYS)
                     for call in _list_objects(message.get("tool_calls")):
-                        _put_aside(call, _CALL_KEYS)
+                        _store_unknown_keys(call, _CALL_KEYS)
     return response
 
 
-def _put_aside(value: dict[str, Any], known: KeyTree) -> None:
+def _store_unknown_keys(value: dict[str, Any], known: KeyTree) -> None:
     value[EXTRA_KEY] = tuple(
         (path, one) for path, one in find_unknown_keys(value, known).items() if one is not None
     )
@@ -103,9 +107,18 @@ class ExtraKeyWriter:
         )
 
     def add(self, event: ResponseExtra) -> None:
-        """Keep the keys until their object is written."""
-        if event.source == self._source:
-            self._pending.append(event)
+        """Keep the keys until their object is written; a later chunk's replace an earlier one's."""
+        if event.source != self._source:
+            return
+        if event.scope == "response":
+            self._drop_response_keys({path for path, _ in event.values})
+        self._pending.append(event)
+
+    def _drop_response_keys(self, paths: AbstractSet[tuple[str, ...]]) -> None:
+        for i, one in enumerate(self._pending):
+            if one.scope == "response":
+                left = tuple(value for value in one.values if value[0] not in paths)
+                self._pending[i] = msgspec.structs.replace(one, values=left)
 
     def merge_events(self, data: bytes) -> bytes:
         """The encoder's SSE events with the keys of the objects that they hold."""
@@ -124,15 +137,13 @@ class ExtraKeyWriter:
     def take_missing_deltas(self) -> Sequence[tuple[int, bytes]]:
         """The choice and a delta for each object that no event held, for ``merge_events``."""
         missing: dict[tuple[int, int], tuple[int, bytes]] = {}
-        for event in self._pending:
-            match event.scope:
-                case "response":
-                    pass  # of the next event
-                case "tool_call":
-                    delta = b'"tool_calls":[{"index":%d}]' % event.call_index
-                    missing[event.index, event.call_index] = event.index, delta
-                case _:
-                    missing[event.index, -1] = event.index, b""
+        # Keys of the response itself are those of the next chunk.
+        for event in [event for event in self._pending if event.scope != "response"]:
+            if event.scope == "tool_call":
+                delta = b'"tool_calls":[{"index":%d}]' % event.call_index
+                missing[event.index, event.call_index] = event.index, delta
+            else:
+                missing[event.index, -1] = event.index, b""
         return tuple(missing.values())
 
     def _merge(self, payload: bytes, key: str, *, holds_usage_only: bool) -> bytes:

@@ -141,6 +141,15 @@ class _Tool(_Valid):
     function: _Function
 
 
+class _DescribedFunction(_Function, kw_only=True):
+    description: str
+
+
+class _DescribedTool(_Valid):
+    type: Literal["function"]
+    function: _DescribedFunction
+
+
 class _RawFunction(_Valid):
     """A function with the schema as the client wrote it."""
 
@@ -217,6 +226,8 @@ METADATA: Final[Any] = (
     | UnsetType
 )
 TOOLS: Final[Any] = list[_RawTool]
+DESCRIBED_TOOLS: Final[Any] = Annotated[list[_DescribedTool], Meta(min_length=1)] | UnsetType
+"""Tools that all have a description."""
 TOOL_FIELDS: Final[Mapping[str, Any]] = {
     "tools": Annotated[list[_Tool], Meta(min_length=1)] | UnsetType,
     "tool_choice": Literal["auto", "none", "required"] | NamedFunctionChoice | UnsetType,

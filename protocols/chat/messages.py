@@ -9,8 +9,10 @@ It writes error texts from the error's ``param`` (``messages[0].role``), ``probl
 Tools, tool_choice and response_format are in ``protocols.chat.tools``.
 """
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,8 +26,10 @@ from protocols.chat.params import (
     invalid_value_error,
     missing_error,
 )
+from protocols.core.call_arguments import make_function_call
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.extra import KeyTree, read_extra_fields, write_extra_fields
+from protocols.core.extra import KeyTree, read_extra_fields, write_extra
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -134,26 +138,33 @@ def _build_tree(*keys: str, **objects: KeyTree) -> KeyTree:
     return {**dict.fromkeys(keys), **objects}
 
 
+def _build_typed_tree(word: str, *keys: str, **objects: KeyTree) -> KeyTree:
+    return {"type": frozenset({word}), **_build_tree(*keys, **objects)}
+
+
 PART_KEYS: Final[Mapping[str, KeyTree]] = {
-    "text": _build_tree("type", "text"),
-    "image_url": _build_tree("type", image_url=_build_tree("url", "detail")),
-    "input_audio": _build_tree("type", input_audio=_build_tree("data", "format")),
-    "file": _build_tree("type", file=_build_tree("file_id", "file_data", "filename")),
-    "audio_url": _build_tree("type", audio_url=_build_tree("url")),
-    "video_url": _build_tree("type", video_url=_build_tree("url")),
-    "refusal": _build_tree("type", "refusal"),
-    "reasoning": _build_tree("type", "summary"),
+    "text": _build_typed_tree("text", "text"),
+    "image_url": _build_typed_tree("image_url", image_url=_build_tree("url", "detail")),
+    "input_audio": _build_typed_tree("input_audio", input_audio=_build_tree("data", "format")),
+    "file": _build_typed_tree("file", file=_build_tree("file_id", "file_data", "filename")),
+    "audio_url": _build_typed_tree("audio_url", audio_url=_build_tree("url")),
+    "video_url": _build_typed_tree("video_url", video_url=_build_tree("url")),
+    "refusal": _build_typed_tree("refusal", "refusal"),
+    "reasoning": _build_typed_tree("reasoning", "summary"),
 }
 _SUMMARY_KEYS: Final = _build_tree("type", "text", "signature")
+_FUNCTION_KEYS: Final = _build_tree("name", "arguments")
 CALL_KEYS: Final[Mapping[str, KeyTree]] = {
-    "function": _build_tree("id", "type", function=_build_tree("name", "arguments")),
-    "custom": _build_tree("id", "type", custom=_build_tree("name", "input")),
+    "function": _build_typed_tree("function", "id", function=_FUNCTION_KEYS),
+    "custom": _build_typed_tree("custom", "id", custom=_build_tree("name", "input")),
 }
 MESSAGE_KEYS: Final = _build_tree("role", "content", "name")
 _ASSISTANT_KEYS: Final = _build_tree(
     "role", "content", "name", "refusal", "audio", "tool_calls", "function_call",
     "reasoning_content", "reasoning",
 )  # fmt: skip
+_REASONING_KEYS: Final = ("reasoning_content", "reasoning")
+"""The two names of earlier reasoning; the first that is set counts."""
 _TOOL_MESSAGE_KEYS: Final = _build_tree("role", "content", "name", "tool_call_id")
 ROLE_KEYS: Final[Mapping[str, KeyTree]] = {
     "assistant": _ASSISTANT_KEYS,
@@ -190,7 +201,7 @@ def write_part(part: ContentPart) -> dict[str, Any]:
     """A part as an item of a content array. Reasoning is no content: pass none."""
     written = _write_known_part(part)
     if part.extra is not None:
-        write_extra_fields(written, part.extra.values)
+        write_extra(written, part.extra)
     return written
 
 
@@ -242,7 +253,7 @@ class MessageRules(Struct, frozen=True, kw_only=True, dict=True):
 
 
 DEFAULT_MESSAGE_RULES = MessageRules()
-_decode_messages = msgspec.json.Decoder(ANY_MESSAGES).decode
+_decode_messages = JsonDecoder(ANY_MESSAGES).decode
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -327,13 +338,14 @@ def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
     role = read_string(value, "role", at)
     if role not in rules.roles:
         raise invalid_value_error(f"{at}.role", role, rules.roles)
-    calls = _read_tool_calls(value, at, rules) if role == "assistant" else ()
+    calls = _read_any_calls(value, at, rules) if role == "assistant" else ()
     aside = _read_reasoning_and_refusal(value, at) if role == "assistant" else ()
     refused = bool(aside) and isinstance(aside[-1], RefusalPart)
     nullable = role == "function" and "content" in value
     optional = bool(calls) or refused or nullable
     parts = aside[:-1] if refused else aside
-    parts += _read_content(value, role, at, rules, optional=optional)
+    read_item = partial(read_part, allowed=_list_allowed_parts(role, rules))
+    parts += read_content(value, at, read_item, optional=optional)
     if refused:
         parts += aside[-1:]
     tool_call_id = read_string(value, "tool_call_id", at) if role == "tool" else None
@@ -342,7 +354,13 @@ def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
         if role == "function"
         else read_optional_string(value, "name", at)
     )
-    extra = read_extra_fields(value, at, ROLE_KEYS.get(role, MESSAGE_KEYS))
+    known = ROLE_KEYS.get(role, MESSAGE_KEYS)
+    if value.get("tool_calls") is not None:  # which are newer than a call of the older functions
+        known = {key: inner for key, inner in known.items() if key != "function_call"}
+    first, second = map(value.get, _REASONING_KEYS)
+    if first and second and first != second:
+        known = {key: inner for key, inner in known.items() if key != _REASONING_KEYS[1]}
+    extra = read_extra_fields(value, at, known)
     return Message(role, parts, name, calls, tool_call_id, extra=extra)  # type: ignore[arg-type]
 
 
@@ -351,7 +369,7 @@ def _read_reasoning_and_refusal(value: Mapping[str, Any], at: str) -> tuple[Cont
     if value.get("audio") is not None:
         raise UnsupportedFeature("Earlier audio answers can't be referred to.", param=f"{at}.audio")
     parts: list[ContentPart] = []
-    for name in ("reasoning_content", "reasoning"):
+    for name in _REASONING_KEYS:
         if thought := read_optional_string(value, name, at):
             parts.append(ReasoningPart(thought))
             break
@@ -360,9 +378,17 @@ def _read_reasoning_and_refusal(value: Mapping[str, Any], at: str) -> tuple[Cont
     return tuple(parts)
 
 
-def _read_content(
-    value: Mapping[str, Any], role: str, at: str, rules: MessageRules, *, optional: bool
+def read_content(
+    value: Mapping[str, Any],
+    at: str,
+    read_item: Callable[[Any, str], tuple[ContentPart, ...]],
+    *,
+    optional: bool = False,
 ) -> tuple[ContentPart, ...]:
+    """The parts of a message at this path. ``read_item`` reads an item of an array of parts.
+
+    Raises InvalidParameter.
+    """
     content = value.get("content")
     path = f"{at}.content"
     match content:
@@ -375,10 +401,9 @@ def _read_content(
         case []:
             raise empty_value_error(path, content)
         case list():
-            allowed = _list_allowed_parts(role, rules)
             parts: list[ContentPart] = []
             for k, part in enumerate(content):
-                parts += read_part(part, f"{path}[{k}]", allowed)
+                parts += read_item(part, f"{path}[{k}]")
             return tuple(parts)
         case _:
             raise invalid_type_error(path, "one of a string or array of objects", content)
@@ -388,15 +413,21 @@ def _list_allowed_parts(role: str, rules: MessageRules) -> tuple[str, ...]:
     return {"user": rules.user_parts, "assistant": rules.assistant_parts}.get(role, ("text",))
 
 
-def _read_tool_calls(
-    value: Mapping[str, Any], at: str, rules: MessageRules
-) -> tuple[ToolCall, ...]:
-    if (legacy := value.get("function_call")) is not None:
+def _read_any_calls(value: Mapping[str, Any], at: str, rules: MessageRules) -> tuple[ToolCall, ...]:
+    """The calls of a message, or the one of the older functions."""
+    if value.get("tool_calls") is None and (legacy := value.get("function_call")) is not None:
         return (
             _read_tool_call(
                 {"id": "", "function": legacy}, f"{at}.function_call", rules, legacy=True
             ),
         )
+    return read_tool_calls(value, at, rules)
+
+
+def read_tool_calls(
+    value: Mapping[str, Any], at: str, rules: MessageRules = DEFAULT_MESSAGE_RULES
+) -> tuple[ToolCall, ...]:
+    """The calls of an assistant's message at this path. Raises InvalidParameter."""
     calls = value.get("tool_calls")
     if calls is None:
         return ()
@@ -421,7 +452,11 @@ def _read_tool_call(value: Any, at: str, rules: MessageRules, *, legacy: bool = 
         arguments = _encode(arguments).decode()
     elif arguments is None or not isinstance(arguments, str):
         arguments = read_string(body, key, path)
-    extra = read_extra_fields(value, at, CALL_KEYS[kind])
+    if legacy:
+        extra = read_extra_fields(body, at, _FUNCTION_KEYS)
+        extra = extra and msgspec.structs.replace(extra, inside=("function",))
+    else:
+        extra = read_extra_fields(value, at, CALL_KEYS[kind])
     return ToolCall(name, read_string(body, "name", path), arguments, kind, extra)
 
 
@@ -449,9 +484,14 @@ class MessageStyle(Struct, frozen=True, kw_only=True):
     empty_content: str | None = None
     """The content of a message without content."""
     includes_reasoning: bool = True
-    """Send earlier reasoning as ``reasoning_content``."""
+    """Send earlier reasoning, under ``reasoning_key``."""
+    reasoning_key: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    write_call_id: Callable[[str], str] = str
+    """Writes the id of a tool call, in the call and in its result."""
     role_mapping: tuple[tuple[str, str], ...] = ()
     """Roles that are replaced, such as ``("developer", "system")``."""
+    custom_calls: bool = True
+    """Whether calls of custom tools stay such; else they become calls of functions."""
 
 
 class WireMessage(Struct):
@@ -461,6 +501,7 @@ class WireMessage(Struct):
     content: str | list[dict[str, Any]] | None
     name: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     refusal: str | UnsetType = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
@@ -515,7 +556,7 @@ def _write_message(message: Message, style: MessageStyle) -> WireMessage | dict[
     fields = {
         name: value for name, value in msgspec.structs.asdict(wire).items() if value is not UNSET
     }
-    write_extra_fields(fields, message.extra.values)
+    write_extra(fields, message.extra)
     return fields
 
 
@@ -523,15 +564,24 @@ def _write_known_message(message: Message, style: MessageStyle) -> WireMessage:
     parts = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
     refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
-    return WireMessage(
+    sends_reasoning = thought and style.includes_reasoning
+    wire = WireMessage(
         role=dict(style.role_mapping).get(message.role, message.role),
         content=_write_content(parts, style),
         name=message.name or UNSET,
-        reasoning_content=thought if thought and style.includes_reasoning else UNSET,
         refusal=refusal or UNSET,
-        tool_calls=[write_tool_call(call) for call in message.tool_calls] or UNSET,
-        tool_call_id=message.tool_call_id or UNSET,
+        tool_calls=_write_tool_calls(message.tool_calls, style) or UNSET,
+        tool_call_id=style.write_call_id(message.tool_call_id) if message.tool_call_id else UNSET,
     )
+    if sends_reasoning:
+        setattr(wire, style.reasoning_key, thought)
+    return wire
+
+
+def _write_tool_calls(calls: Iterable[ToolCall], style: MessageStyle) -> list[dict[str, Any]]:
+    if not style.custom_calls:
+        calls = map(make_function_call, calls)
+    return [write_tool_call(call, style.write_call_id) for call in calls]
 
 
 def _write_content(
@@ -546,14 +596,21 @@ def _write_content(
     return [write_part(part) for part in parts]
 
 
-def write_tool_call(call: ToolCall) -> dict[str, Any]:
+def shorten_call_id(call_id: str) -> str:
+    """An id of nine letters and digits, as Mistral requires; one that is valid stays as it is."""
+    if re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def write_tool_call(call: ToolCall, write_id: Callable[[str], str] = str) -> dict[str, Any]:
     """A tool call in a message for a worker."""
     key = "arguments" if call.kind == "function" else "input"
     written = {
-        "id": call.id,
+        "id": write_id(call.id),
         "type": call.kind,
         call.kind: {"name": call.name, key: call.arguments},
     }
     if call.extra is not None:
-        write_extra_fields(written, call.extra.values)
+        write_extra(written, call.extra)
     return written

@@ -12,9 +12,11 @@ from typing import Final
 from protocols.chat.classification import CLASSIFY_PARAMS, ClassificationResponse
 from protocols.chat.embeddings import EmbeddingList
 from protocols.chat.messages import MessageRules
+from protocols.chat.params import CHAT_PARAMS, COMPLETION_PARAMS
 from protocols.chat.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    DEFAULT_REQUEST_RULES,
     MAX_IDENTIFIER_LENGTH,
     MAX_INPUTS,
     METADATA_LIMITS,
@@ -59,6 +61,7 @@ from protocols.openapi import (
     ref,
 )
 from protocols.params import Param
+from protocols.prompt_form import PromptForm, SdkExample, find_parameters
 
 # Fields of requests that are no scalars, as their readers accept them.
 #
@@ -152,7 +155,7 @@ _FIELD_TYPES: Final[Mapping[str, Schema]] = parse_types(
         | {type: "allowed_tools", allowed_tools: AllowedTools} | null
     functions = Function[1..128] | null
     function_call = "none" | "auto" | {name: string} | null
-    modalities = "text"[] | null
+    modalities = string[] | null
     chat_template_kwargs = object | null
     JsonSchema = {
         name: SchemaName, description?: string | null, schema?: object | null,
@@ -319,6 +322,45 @@ def _select_properties(
 # --- operations -----------------------------------------------------------------------------------
 
 
+def _build_form(
+    label: str, method: str, content: Schema, table: tuple[Param, ...], text: str
+) -> PromptForm:
+    """A form whose example uses the openai package; ``text``: that of a choice, and of a chunk."""
+    whole, chunk = text.split()
+    return PromptForm(
+        label=label,
+        body={"model": "$model", **content},
+        parameters=find_parameters(table),
+        stream_flag="stream",
+        sdk=SdkExample(
+            imports="from openai import OpenAI",
+            client="OpenAI(base_url={url}, api_key={key})",
+            keyless_client='OpenAI(base_url={url}, api_key="unused")',
+            method=method,
+            path="/" + method.removesuffix(".create").replace(".", "/"),
+            streamed=(
+                "for chunk in response:",
+                "    if chunk.choices:",
+                f'        print(chunk.choices[0].{chunk} or "", end="", flush=True)',
+                "print()",
+            ),
+            whole=(f"print(response.choices[0].{whole})",),
+        ),
+    )
+
+
+CHAT_FORM: Final = _build_form(
+    "chat",
+    "chat.completions.create",
+    {"messages": "$messages"},
+    CHAT_PARAMS,
+    "message.content delta.content",
+)
+COMPLETION_FORM: Final = _build_form(
+    "completion", "completions.create", {"prompt": "$prompt"}, COMPLETION_PARAMS, "text text"
+)
+
+
 def build_operations(
     rules: RequestRules, errors: Mapping[str, Schema], error: Schema
 ) -> dict[str, Schema]:
@@ -337,13 +379,15 @@ def build_operations(
             build_generation_response("Chat"),
             errors,
             request=build_chat_request(rules),
-        ),
+        )
+        | CHAT_FORM.describe(),
         "completion": build_operation(
             "Create a completion of each prompt.",
             build_generation_response("Text"),
             errors,
             request=build_completion_request(rules),
-        ),
+        )
+        | COMPLETION_FORM.describe(),
         "embedding": build_operation(
             "Create embeddings.",
             build_response(ref("EmbeddingList")),
@@ -379,6 +423,14 @@ RERANK_RESPONSE_TYPES: Final = (
 """The responses of these operations, which refer to them by name."""
 
 
+def build_rerank_request(rules: RequestRules = DEFAULT_REQUEST_RULES) -> Schema:
+    """The body of a request to sort documents."""
+    content = _RERANK_CONTENT
+    query = {"query": content["query"], "documents": content["documents"]}
+    rank_fields = {"rank_fields": content["rank_fields"]}
+    return _build_request(rules, {**build_properties(RERANK_PARAMS), **rank_fields}, **query)
+
+
 def build_rerank_operations(
     rules: RequestRules, errors: Mapping[str, Schema], cohere_errors: Mapping[str, Schema]
 ) -> dict[str, Schema]:
@@ -386,12 +438,10 @@ def build_rerank_operations(
 
     See ``rerank``, ``classification`` and ``tokenization``.
 
-    ``cohere_errors`` are the error responses of the paths that Cohere's clients use.
+    ``cohere_errors`` are the error responses of the path that clients of Cohere's first API use.
     """
     content = _RERANK_CONTENT
-    query = {"query": content["query"], "documents": content["documents"]}
-    rank_fields = {"rank_fields": content["rank_fields"]}
-    rerank = _build_request(rules, {**build_properties(RERANK_PARAMS), **rank_fields}, **query)
+    rerank = build_rerank_request(rules)
     ranking = _build_request(
         rules,
         build_properties(SCORE_PARAMS),
@@ -411,9 +461,7 @@ def build_rerank_operations(
     classify = _build_request(rules, build_properties(CLASSIFY_PARAMS), input=_INPUT)
     rerank_text = "Sort documents by their relevance to a query."
     rows = {
-        **dict.fromkeys(
-            ("rerank", "rerank_v1", "rerank_v2"), (rerank_text, rerank, "RerankResponse")
-        ),
+        **dict.fromkeys(("rerank", "rerank_v1"), (rerank_text, rerank, "RerankResponse")),
         "ranking": (rerank_text, ranking, "RankingResponse"),
         "score": ("Score the similarity of texts.", score, "ScoreResponse"),
         "classify": ("Classify texts.", classify, "ClassificationResponse"),
@@ -423,7 +471,7 @@ def build_rerank_operations(
     not_implemented = {**errors["400"], "description": "The model has no tokenizer."}
     tokenizer_errors = {**errors, "501": not_implemented}
     other_errors = {
-        **dict.fromkeys(("rerank_v1", "rerank_v2"), cohere_errors),
+        "rerank_v1": cohere_errors,
         **dict.fromkeys(("tokenize", "detokenize"), tokenizer_errors),
     }
     return {

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from protocols.core.errors import InvalidParameter
+from protocols.core.json_text import JsonDecoder
 from protocols.json_body import decode_value
 from protocols.params import Param
 
@@ -168,8 +169,8 @@ def remove_params(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
 # Errors carry the wire path of the value (``messages[0].content``), the problem and the value, so
 # that each protocol can build its own error text.
 
-_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_array = msgspec.json.Decoder(list[Raw]).decode
+_decode_object = JsonDecoder(dict[str, Raw]).decode
+_decode_array = JsonDecoder(list[Raw]).decode
 
 NULL = Raw(b"null")
 
@@ -240,7 +241,7 @@ def null_to_none(raw: Raw | None) -> Raw | None:
     return None if raw is None or raw == NULL else raw
 
 
-def as_object(raw: Raw, at: str) -> dict[str, Raw]:
+def as_object(raw: Raw | bytes, at: str) -> dict[str, Raw]:
     """The fields of an object. Raises InvalidParameter or MalformedRequest."""
     value = decode_value(raw)
     if not isinstance(value, dict):

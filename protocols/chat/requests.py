@@ -9,11 +9,12 @@ Each protocol has its own ``RequestRules`` and adds its own checks::
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
 
 from protocols import params
+from protocols.chat.field_keys import read_field_extra
 from protocols.chat.messages import DEFAULT_MESSAGE_RULES, MessageRules, read_messages
 from protocols.chat.params import (
     CHAT_EXTENSION_PARAMS,
@@ -35,7 +36,7 @@ from protocols.chat.params import (
 )
 from protocols.chat.response_format import read_structured_outputs
 from protocols.chat.tools import read_functions, read_response_format, read_tool_choice, read_tools
-from protocols.core.errors import InvalidParameter, UnknownParameter, UnsupportedFeature
+from protocols.core.errors import InvalidParameter, UnknownParameter
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -69,6 +70,21 @@ _TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 METADATA_LIMITS = 16, 64, 512
 MAX_IDENTIFIER_LENGTH = 64
 MAX_INPUTS = 2048
+
+
+FIELD_NAMES: Final[Mapping[str, str]] = {
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "parallel_tools": "parallel_tool_calls",
+    "output": "response_format",
+    "stopping.max_tokens": "max_tokens",
+    "sampling.logit_bias": "logit_bias",
+    "sampling.beam_width": "use_beam_search",
+    "templating.arguments": "chat_template_kwargs",
+    "logprobs.top": "top_logprobs",
+    "logprobs.prompt": "logprobs",
+}
+"""The wire names of fields that are no scalar parameters."""
 
 
 class RequestRules(Struct, frozen=True, kw_only=True, dict=True):
@@ -130,7 +146,11 @@ def read_chat(
     _read_shared_fields(values, fields, client_id, timeout)
     if values.provided_fields <= rules.plain_chat_fields:
         return GenerationRequest(
-            model=name, kind="chat", messages=messages, **values.build_request_arguments()
+            model=name,
+            kind="chat",
+            messages=messages,
+            field_extra=read_field_extra(fields),
+            **values.build_request_arguments(),
         )
     _merge_logprobs(values)
     if "modalities" in values.provided_fields:
@@ -155,6 +175,7 @@ def read_chat(
         output=_read_output_format(values, fields),
         labels=_read_labels(values, fields, rules.chat),
         extra=collect_extra(values, fields, rules.chat, CHAT_FIELDS, rules.unknown_fields),
+        field_extra=read_field_extra(fields),
         **values.build_request_arguments(),
     )
 
@@ -183,14 +204,13 @@ def _merge_logprobs(values: ParsedParams) -> None:
 
 
 def _check_modalities(raw: Raw) -> None:
+    """Check the type; the words are the worker's business, see ``CHAT_STATEFUL_FIELDS``."""
     value = decode_value(raw)
     if not isinstance(value, list):
         raise invalid_type_error("modalities", "an array of strings", value)
     for i, one in enumerate(value):
-        if one == "audio":
-            raise UnsupportedFeature("Audio can't be answered.", param=f"modalities[{i}]")
-        if one != "text":
-            raise invalid_value_error(f"modalities[{i}]", one, ("text", "audio"))
+        if not isinstance(one, str):
+            raise invalid_type_error(f"modalities[{i}]", "a string", one)
 
 
 # --- completions ----------------------------------------------------------------------------------
@@ -228,6 +248,7 @@ def read_completion(
         extra=collect_extra(
             values, fields, rules.completion, COMPLETION_FIELDS, rules.unknown_fields
         ),
+        field_extra=read_field_extra(fields),
         **values.build_request_arguments(),
     )
 

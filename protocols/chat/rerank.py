@@ -5,7 +5,7 @@ score, and NVIDIA's retrieval microservices (``/v1/ranking``). One reader takes 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -36,11 +36,20 @@ from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
 from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import WorkerFailed
-from protocols.core.events import Event, RelevanceScore, ResponseMetadata, StreamEnd, Usage
+from protocols.core.events import (
+    Event,
+    RelevanceScore,
+    ResponseExtra,
+    ResponseMetadata,
+    StreamEnd,
+    Usage,
+)
+from protocols.core.extra import KeyTree, find_unknown_keys, read_extra_fields, write_extra_fields
 from protocols.core.interfaces import HttpResponse, ResponseContext
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import RerankRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
-from protocols.json_body import decode_value
+from protocols.json_body import build_answer_error, decode_value
 from protocols.params import Param, ParamTable
 
 MAX_DOCUMENTS: Final = 10_000
@@ -59,6 +68,7 @@ SCORE_PARAMS: Final = ParamTable(*_COMMON_PARAMS)
 
 _RERANK_FIELDS: Final = frozenset({"model", "query", "documents", "rank_fields"})
 _RANKING_FIELDS: Final = frozenset({"model", "query", "passages"})
+_TEXT_KEYS: Final = {"text": None}
 SCORE_FIELD_PAIRS: Final = (
     ("queries", "documents"),
     ("queries", "items"),
@@ -113,19 +123,20 @@ def read_ranking(
     raw_query = null_to_none(fields.get("query"))
     if raw_query is None:
         raise missing_error("query")
-    query = as_text(as_object(raw_query, "query"), "text", "query")
-    documents = tuple(
-        as_text(as_object(raw, f"passages[{i}]"), "text", f"passages[{i}]")
-        for i, raw in enumerate(_read_documents(fields, "passages"))
-    )
+    texts = {"query": as_object(raw_query, "query")}
+    for i, raw in enumerate(_read_documents(fields, "passages")):
+        texts[f"passages[{i}]"] = as_object(raw, f"passages[{i}]")
+    query, *documents = [as_text(one, "text", at) for at, one in texts.items()]
+    unknown = [read_extra_fields(one, at, _TEXT_KEYS) for at, one in texts.items()]
     values = params.read_params(SCORE_PARAMS, fields)
     set_request_info(values, fields, client_id, timeout)
     return RerankRequest(
         model=model,
         queries=(query,),
-        documents=documents,
+        documents=tuple(documents),
         labels=values.get_section("labels"),
         extra=collect_extra(values, fields, SCORE_PARAMS, _RANKING_FIELDS, rules.unknown_fields),
+        field_extra=tuple([one for one in unknown if one is not None]),
         **values.build_request_arguments(),
     )
 
@@ -286,13 +297,31 @@ class RerankMeta(Struct):
     billed_units: BilledUnits
 
 
+SCORES_SOURCE: Final = "scores"
+"""The source of the extra keys of what Cohere's, Jina's and vLLM's servers answer, one superset."""
+
+
+def add_extra_keys(body: bytes, response: UnaryResponse, source: str) -> bytes:
+    """The body with the worker's keys that have no place in events, if it has this source."""
+    own = [one for one in response.extra if one.source == source]
+    if not own:
+        return body
+    fields = decode_json(body)
+    items = {item["index"]: item for item in fields.get("results") or fields["data"]}
+    for one in own:
+        target = fields if one.scope == "response" else items.get(one.index)
+        if target is not None:  # the client may want the best documents only
+            write_extra_fields(target, dict(one.values))
+    return encode_json(fields)
+
+
 class RerankResponse(Struct):
     """A superset of the responses of Cohere, Jina and vLLM."""
 
     id: str
     model: str
     results: list[RerankResult]
-    meta: RerankMeta
+    meta: RerankMeta | UnsetType = UNSET
     object: Literal["list"] = "list"
     usage: EmbeddingUsage | UnsetType = UNSET
 
@@ -303,6 +332,8 @@ class RerankEncoder(UnaryEncoder):
     ``version`` is that of Cohere's API; version 2 never returns documents. Without a version, as in
     vLLM and Jina, documents are returned unless the client declines.
     """
+
+    extra_source = SCORES_SOURCE
 
     def __init__(
         self,
@@ -322,12 +353,12 @@ class RerankEncoder(UnaryEncoder):
             RerankResult(i, scores[i], self._build_document(i) if with_documents else UNSET)
             for i in rank_documents(scores, request.top_n)
         ]
-        meta = RerankMeta(
-            ApiVersion(self._version), BilledUnits(math.ceil(len(request.documents) / 100))
-        )
-        body = RerankResponse(self._context.id, self._context.model, results, meta)
+        body = RerankResponse(self._context.id, self._context.model, results)
+        if not any(path[0] == "meta" for one in response.extra for path, _ in one.values):
+            units = BilledUnits(math.ceil(len(request.documents) / 100))
+            body.meta = RerankMeta(ApiVersion(self._version), units)
         body.usage = _build_usage(response)
-        return HttpResponse(200, encode_json(body))
+        return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
     def _build_document(self, index: int) -> Raw:
         """The document as an object, with all fields that the client sent."""
@@ -396,6 +427,8 @@ class ScoreResponse(Struct):
 class ScoreEncoder(UnaryEncoder):
     """Encodes the response to a score request."""
 
+    extra_source = SCORES_SOURCE
+
     def __init__(self, style: ResponseStyle, context: ResponseContext) -> None:
         super().__init__(style, context)
         self._context = context
@@ -406,7 +439,7 @@ class ScoreEncoder(UnaryEncoder):
         items = [ScoreItem(i, score) for i, score in enumerate(response.scores)]
         body = ScoreResponse(f"score-{context.id}", context.created, context.model, items)
         body.usage = _build_usage(response)
-        return HttpResponse(200, encode_json(body))
+        return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
 
 def _build_usage(response: UnaryResponse) -> EmbeddingUsage | UnsetType:
@@ -449,25 +482,42 @@ class _WireScores(Struct):
     id: Any = None
     model: Any = None
     usage: _WireUsage | None = None
+    meta: Any = None
 
 
-_decode_scores = msgspec.json.Decoder(_WireScores | list[_WireScore]).decode
+_ANSWER_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("id", "object", "model", "created", "results", "data")),
+    "usage": dict.fromkeys(("prompt_tokens", "total_tokens")),
+    "meta": {"api_version": {}, "billed_units": {}, "tokens": {}},
+}
+"""No event represents Cohere's metadata: each key of it is an extra one."""
+_SCORE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("index", "relevance_score", "score", "text", "object")),
+    "document": _TEXT_KEYS,
+}
+"""The text of a document is the client's own."""
+_decode_scores = JsonDecoder(_WireScores | list[_WireScore]).decode
 
 
 class RerankDecoder(UnaryBodyDecoder):
     """Decodes the response to a RerankRequest."""
 
-    def __init__(self, request: RerankRequest, complaint: Any = raise_worker_error) -> None:
+    def __init__(
+        self,
+        request: RerankRequest,
+        complaint: Any = raise_worker_error,
+        source: str = SCORES_SOURCE,
+    ) -> None:
         super().__init__(complaint)
-        self._request = request
+        self._request, self._source = request, source
 
     def read_body(self, body: bytes) -> Sequence[Event]:
         """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_scores(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
             self._raise_if_error(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         if isinstance(wire, list):
             wire = _WireScores(results=wire)
         items = wire.results if wire.results is not None else wire.data
@@ -485,15 +535,33 @@ class RerankDecoder(UnaryBodyDecoder):
         model = wire.model if isinstance(wire.model, str) else None
         return [
             ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
+            *_list_unknown_keys(decode_json(body), self._source),
             *(RelevanceScore(index, score) for index, score in scores.items()),
-            *_read_usage(wire.usage),
+            *_read_usage(wire),
         ]
 
 
-def _read_usage(usage: _WireUsage | None) -> list[Event]:
-    """The last events. Some workers only report ``total_tokens``."""
-    if usage is None:
-        return [StreamEnd()]
-    sent = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+def _list_unknown_keys(answer: Any, source: str) -> Iterator[ResponseExtra]:
+    """The keys of an answer and of its scores that no event represents."""
+    items = answer
+    if isinstance(answer, dict):
+        if unknown := find_unknown_keys(answer, _ANSWER_KEYS):
+            yield ResponseExtra(source, "response", tuple(unknown.items()))
+        items = [item for key in ("results", "data") for item in answer.get(key) or ()]
+    for item in items:
+        if unknown := find_unknown_keys(item, _SCORE_KEYS):
+            yield ResponseExtra(source, "score", tuple(unknown.items()), item["index"])
+
+
+def _read_usage(wire: _WireScores) -> list[Event]:
+    """The last events. Some workers only report ``total_tokens``, Cohere's the tokens of input."""
+    sent = None
+    if wire.usage is not None:
+        usage = wire.usage
+        sent = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    meta: Any = wire.meta if isinstance(wire.meta, dict) else {}
+    for counts in (meta.get("tokens"), meta.get("billed_units")):
+        if sent is None and isinstance(counts, dict):
+            sent = counts.get("input_tokens")
     tokens = read_integer(sent, MAX_DOCUMENTS * MAX_TOKENS)
     return [StreamEnd(sent is not None)] if tokens is None else [Usage(tokens), StreamEnd()]

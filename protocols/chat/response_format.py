@@ -65,12 +65,12 @@ def _read_guide(fields: Mapping[str, Raw], at: str) -> OutputFormat | None:
 
 def _parse_schema_text(text: str, at: str) -> Raw:
     """A schema sent as text, which must be a JSON object."""
-    raw = Raw(text.encode())
+    schema = text.encode()
     try:
-        as_object(raw, at)
+        as_object(schema, at)
     except MalformedRequest:
         raise invalid_type_error(at, "a JSON Schema", text) from None
-    return raw
+    return Raw(schema)
 
 
 _GUIDE_TYPES = {
@@ -79,6 +79,11 @@ _GUIDE_TYPES = {
     "choice": "an array of strings",
     "grammar": "a string",
 }
+
+
+def write_json_object_format(output: OutputFormat | None) -> dict[str, Any] | None:
+    """``response_format`` of a worker that knows no schemas; None if that can't express it."""
+    return {"type": "json_object"} if isinstance(output, JsonObjectFormat) else None
 
 
 def write_structured_outputs(output: OutputFormat | None) -> dict[str, Any] | None:

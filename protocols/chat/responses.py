@@ -558,16 +558,17 @@ class ChunkWriter:
         self._templates.clear()
         self.text_templates.clear()
 
-    def write_end(self) -> bytes:
-        """The remaining chunks: a finish chunk held back, the usage chunk, the end marker."""
-        chunks = self._write_pending_finish(final=True)
-        if self._writes_total_usage and self._usage is not None:
-            chunks += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
-        return chunks + sse.DONE_EVENT
+    def write_end(self, *, has_extra: bool = False) -> bytes:
+        """The remaining chunks: a finish chunk held back, the usage chunk, the end marker.
 
-    def write_empty(self) -> bytes:
-        """A chunk without choices."""
-        return self._format_chunk(b"[]", None)
+        ``has_extra``: unknown keys need a chunk. Only a client that asked for usage gets one
+        without choices.
+        """
+        chunks = self._write_pending_finish(final=True)
+        if self._writes_total_usage and (self._usage is not None or has_extra):
+            usage = b"null" if self._usage is None else encode_json(build_usage(self._usage))
+            chunks += self._format_chunk(b"[]", usage)
+        return chunks + sse.DONE_EVENT
 
     def _write_pending_finish(self, *, final: bool = False) -> bytes:
         if self._pending_finish is None:
@@ -702,7 +703,7 @@ class ChatEncoder:
             case Usage():
                 self._chunk_writer.set_usage(event)
             case StreamEnd():
-                return self._encode_stream_end()
+                return self._chunk_writer.write_end(has_extra=self._extra_writer.has_response_keys)
             case ReasoningDelta(text, index) if text:
                 return self._encode_delta(index, b'"reasoning_content":' + encode_json(text))
             case RefusalDelta(text, index) if text:
@@ -714,10 +715,6 @@ class ChatEncoder:
             case _:
                 pass
         return b""
-
-    def _encode_stream_end(self) -> bytes:
-        chunk = self._chunk_writer.write_empty() if self._extra_writer.has_response_keys else b""
-        return chunk + self._chunk_writer.write_end()
 
     def _encode_text(self, event: TextDelta) -> bytes:
         index = event.index

@@ -1,4 +1,7 @@
-"""The fields of OpenAI-like requests that refer to what a server keeps."""
+"""The fields of OpenAI-like requests that may not be dropped with a 200.
+
+They refer to what a server keeps, or ask for an answer that is no text.
+"""
 
 from typing import Final
 
@@ -26,6 +29,13 @@ CHAT_STATEFUL_FIELDS: Final = (
         "forwarded",
         "cache blocks of another vLLM worker",
         "The model's workers do not take over cache blocks.",
+    ),
+    StatefulField(
+        "modalities",
+        "forwarded",
+        "asks for audio or an image: text alone is another answer",
+        "The model's workers answer with text only.",
+        starts=(["text"],),
     ),
     StatefulField(
         "messages[].content[].file.file_id",

@@ -36,9 +36,10 @@ from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
 from protocols.core.events import DetokenizedText, Event, StreamEnd, TokenList
 from protocols.core.interfaces import HttpResponse, ResponseContext
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import DetokenizeRequest, TokenizeRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
-from protocols.json_body import decode_value
+from protocols.json_body import build_answer_error, decode_value
 from protocols.params import Param, ParamTable
 
 TOKENIZE_PARAMS: Final = ParamTable(
@@ -248,8 +249,8 @@ class _WireText(Struct):
     content: str | None = None
 
 
-_decode_tokens = msgspec.json.Decoder(_WireTokens).decode
-_decode_text = msgspec.json.Decoder(_WireText).decode
+_decode_tokens = JsonDecoder(_WireTokens).decode
+_decode_text = JsonDecoder(_WireText).decode
 
 
 class TokenizeDecoder(UnaryBodyDecoder):
@@ -259,9 +260,9 @@ class TokenizeDecoder(UnaryBodyDecoder):
         """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_tokens(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
             self._raise_if_error(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         ids, texts = [], list(wire.token_strs or ())
         for token in wire.tokens:
             if isinstance(token, _WirePiece):
@@ -280,9 +281,9 @@ class DetokenizeDecoder(UnaryBodyDecoder):
         """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_text(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
             self._raise_if_error(body)
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         for text in (wire.prompt, wire.text, wire.content):
             if text is not None:
                 return [DetokenizedText(text), StreamEnd()]

@@ -31,10 +31,12 @@ from protocols.chat.params import (
     null_to_none,
     too_long_error,
 )
-from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
+from protocols.core.extra import KeyTree, find_unknown_keys, write_extra
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import (
     AllowedTools,
     ExtraFields,
+    FieldPath,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedTool,
@@ -46,7 +48,7 @@ from protocols.json_body import JSON_ERRORS, decode_value
 
 FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _encode = msgspec.json.Encoder().encode
-_decode_tools = msgspec.json.Decoder(TOOLS).decode
+_decode_tools = JsonDecoder(TOOLS).decode
 
 # --- tools ----------------------------------------------------------------------------------------
 
@@ -101,12 +103,14 @@ _TOOL_KEYS: Final[Mapping[str, KeyTree]] = {
 }
 
 
-def _read_extra(fields: Mapping[str, Any], at: str, known: KeyTree) -> ExtraFields | None:
+def _read_extra(
+    fields: Mapping[str, Any], at: str, known: KeyTree, inside: FieldPath = ()
+) -> ExtraFields | None:
     """The unknown keys of a tool, whose values are not decoded yet."""
     unknown = find_unknown_keys(fields, known)
-    return (
-        ExtraFields(at, {k: decode_value(raw) for k, raw in unknown.items()}) if unknown else None
-    )
+    if not unknown:
+        return None
+    return ExtraFields(at, {key: decode_value(raw) for key, raw in unknown.items()}, inside)
 
 
 def read_function(fields: Mapping[str, Raw], at: str) -> Tool:
@@ -129,15 +133,21 @@ def _read_name(fields: Mapping[str, Raw], at: str) -> str:
     return name
 
 
-def write_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """``tools`` as workers accept them."""
+def write_tools(
+    tools: Sequence[Tool], *, requires_descriptions: bool = False
+) -> list[dict[str, Any]]:
+    """``tools`` as workers accept them; a missing description can become an empty one."""
+    if requires_descriptions:
+        tools = [
+            msgspec.structs.replace(tool, description=tool.description or "") for tool in tools
+        ]
     return [_write_tool(tool) for tool in tools]
 
 
 def _write_tool(tool: Tool) -> dict[str, Any]:
     written = {"type": tool.kind, tool.kind: _write_function(tool)}
     if tool.extra is not None:
-        write_extra_fields(written, tool.extra.values)
+        write_extra(written, tool.extra)
     return written
 
 
@@ -289,7 +299,7 @@ def read_functions(
 def _read_legacy_function(raw: Raw, at: str) -> Tool:
     """A function as the tool that workers get."""
     fields = as_object(raw, at)
-    extra = _read_extra({"function": fields}, at, _TOOL_KEYS["function"])
+    extra = _read_extra(fields, at, _FUNCTION_KEYS, inside=("function",))
     return msgspec.structs.replace(read_function(fields, at), extra=extra)
 
 
@@ -388,6 +398,8 @@ def is_valid_chat(body: Any, fields: AbstractSet[str]) -> bool:
         read_response_format({"response_format": body.response_format})
     if "tools" not in fields:
         return _TOOL_DEPENDENT_FIELDS.isdisjoint(fields)
+    if "tool_choice" not in fields:  # some workers' bodies have no such field
+        return True
     choice = body.tool_choice
     return not isinstance(choice, NamedFunctionChoice) or any(
         tool.function.name == choice.function.name for tool in body.tools

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat.classification import CLASSIFY_PARAMS, write_classify
+from protocols.chat.field_keys import find_lost_keys, write_field_extra
 from protocols.chat.messages import MessageStyle, write_messages
 from protocols.chat.params import (
     CHAT_EXTENSION_PARAMS,
@@ -42,6 +43,7 @@ from protocols.chat.tools import (
 )
 from protocols.core import loss
 from protocols.core.errors import UnsupportedFeature
+from protocols.core.extra import list_paths
 from protocols.core.interfaces import BASIC_KINDS, UpstreamRequest
 from protocols.core.loss import (
     CONTENT_LABELS,
@@ -166,6 +168,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     versions_classify: bool = False
     """Whether its classify endpoint is below ``/v1``, as SGLang's is."""
     labels: tuple[str, ...] = ("user",)
+    """The labels that clients of any protocol may send; those of its own protocol send all."""
+    lacks: frozenset[str] = frozenset()
+    """Fields of OpenAI's API that its workers refuse or ignore."""
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
     """The largest number of stop strings."""
@@ -178,6 +183,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     allowed_tools: bool = False
     """Whether it supports ``allowed_tools``; other workers get only the allowed tools."""
     custom_tools: bool = False
+    requires_descriptions: bool = False
+    """Whether functions need a description: one without gets an empty one. llama.cpp's older
+    releases refuse such a function, and gpt-oss's template in SGLang fails for it."""
     limits_tool_names: bool = False
     """Whether names of tools may have at most 64 characters: longer ones are shortened."""
     write_output_format: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
@@ -285,7 +293,13 @@ PROFILES: Mapping[str, WorkerProfile] = {
     "openai": WorkerProfile(
         chat=(_NEW_LIMIT_PARAM, *_BASE_PARAMS[1:], _EFFORT, _PARALLEL),
         completion=(*_BASE_PARAMS, _ECHO, _BEST_OF, _SUFFIX),
-        labels=("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+        labels=(
+            "user",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "metadata",
+        ),
         max_stop_strings=4,
         max_chat_logprobs=20,
         max_completion_logprobs=5,
@@ -328,6 +342,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         token_ids=True,
         request_kinds=ALL_KINDS,
         versions_classify=True,
+        requires_descriptions=True,
         tokenizer="sglang",
         privileged_params=(_PRIORITY,),
     ),
@@ -342,6 +357,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         write_guide=_write_llamacpp_guide,
         context_limit="default",
         request_kinds=ALL_KINDS - {"classify"},
+        requires_descriptions=True,
         tokenizer="llamacpp",
     ),
     "azure": WorkerProfile(
@@ -392,15 +408,16 @@ _KNOWN_FIELDS = frozenset(
 )
 """Names with a meaning here: in extra fields of another protocol they mean something else."""
 
-_UNSUPPORTED_FIELDS = frozenset(
+_OWN_ANSWER_FIELDS = frozenset(
     {"prompt_logprobs", "return_tokens_as_token_ids", "return_prompt_text", "logprob_token_ids",
      "return_hidden_states", "return_prompt_token_ids", "audio", "watermarking"}
 )  # fmt: skip
-"""Fields that change the response in a way that no event represents."""
+"""Fields that change the response in a way that only clients of the same protocol can be told."""
 
 _PRIVILEGED_FIELDS = frozenset(
     {"cache_salt", "kv_transfer_params", "ec_transfer_params", "prompt_embeds", "media_io_kwargs",
-     "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params"}
+     "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params",
+     "chat_template", "priority"}
 )  # fmt: skip
 """Fields that control a worker: forwarded only if the operator lets clients use them."""
 
@@ -410,6 +427,8 @@ _SPECIAL_PATHS: Final = frozenset(
      "messages", "labels", "stream", "response_options.token_ids"}
 )  # fmt: skip
 """Paths that the completion encoder handles outside its table."""
+_UNFORCED_CHOICES: Final = (None, "auto", "none")
+"""Choices that hold without ``tool_choice``: for "none" no tools are sent."""
 
 
 def uses_chat_endpoint(request: GenerationRequest) -> bool:
@@ -486,10 +505,14 @@ class RequestWriter:
         return UpstreamRequest(f"{prefix}/classify", _encode(body), _JSON_HEADERS)
 
     def _write_extra(self, body: dict[str, Any], request: AnyRequest) -> None:
-        """Add the fields that the gateway does not know."""
+        """Add the fields that the gateway does not know, and such keys of other fields."""
+        is_own = self._is_own(request)
         for name, raw in request.extra.items():
-            if self.forwards_field(name):
+            if self.forwards_field(name, is_own=is_own):
                 body.setdefault(name, raw)
+        if isinstance(request, GenerationRequest):
+            for extra in request.field_extra:
+                list(write_field_extra(body, extra))
 
     def write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
         """The path after the prefix, and the fields of the body."""
@@ -513,27 +536,26 @@ class RequestWriter:
             case GenerationRequest():
                 losses = self._find_generation_losses(request, names)
             case EmbeddingRequest():
-                losses = loss.find_unsupported_parameters(
-                    _ignore_overflow_error(request), self._embedding_support, names, extra=True
+                losses = self._find_losses(
+                    _ignore_overflow_error(request), self._embedding_support, names
                 )
             case RerankRequest():
-                losses = loss.find_unsupported_parameters(
-                    request, self._rerank_support, names, extra=True
-                )
+                losses = self._find_losses(request, self._rerank_support, names)
             case ClassifyRequest():
-                losses = loss.find_unsupported_parameters(
-                    request, self._classify_support, names, extra=True
-                )
+                losses = self._find_losses(request, self._classify_support, names)
             case _:
-                losses = loss.find_unsupported_parameters(
-                    request, self._tokenize_support, names, extra=True
-                )
+                losses = self._find_losses(request, self._tokenize_support, names)
+        if isinstance(request, GenerationRequest) and request.field_extra:
+            # Fields that the workers get in another form, or not at all.
+            _, body = self.write_body(replace(request, field_extra=()))
+            losses += find_lost_keys(body, request.field_extra)
         if not request.extra:
             return losses
+        is_own = self._is_own(request)
         excess = tuple(
             UnsupportedParameter(name, "dropped")
             for name in request.extra
-            if not self.forwards_field(name)
+            if not self.forwards_field(name, is_own=is_own)
         )
         return losses + excess
 
@@ -541,9 +563,14 @@ class RequestWriter:
         """Whether the worker is asked to return the prompt."""
         return bool(request.echo) and self._supports_echo and not uses_chat_endpoint(request)
 
-    def forwards_field(self, name: str) -> bool:
-        """Whether a worker gets a field that the gateway does not know."""
-        if name in _KNOWN_FIELDS or name in _UNSUPPORTED_FIELDS:
+    def forwards_field(self, name: str, *, is_own: bool = False) -> bool:
+        """Whether a worker gets a field that the gateway does not know.
+
+        ``is_own``: the client uses the workers' protocol, so that the name means the same there.
+        """
+        if name in self._profile.lacks:
+            return False
+        if not is_own and (name in _KNOWN_FIELDS or name in _OWN_ANSWER_FIELDS):
             return False
         return self._allows_privileged or name not in _PRIVILEGED_FIELDS
 
@@ -580,13 +607,18 @@ class RequestWriter:
             choice, tools = restrict_tools(choice, tools)
         if not self._profile.custom_tools:
             tools = tuple(tool for tool in tools if tool.kind == "function")
+        if "tool_choice" in self._profile.lacks:
+            tools = () if choice == "none" else tools
+            choice = None
         if tools:
-            body["tools"] = write_tools(tools)
+            body["tools"] = write_tools(
+                tools, requires_descriptions=self._profile.requires_descriptions
+            )
             if choice is not None:
                 body["tool_choice"] = write_tool_choice(choice, tools)
         else:
             body.pop("parallel_tool_calls", None)
-        if request.logprobs is not None:
+        if request.logprobs is not None and "logprobs" not in self._profile.lacks:
             body["logprobs"] = True
             if request.logprobs.top:
                 body["top_logprobs"] = _limit_logprobs(
@@ -639,7 +671,7 @@ class RequestWriter:
             body["stop"] = body["stop"][: self._profile.max_stop_strings]
         if request.sampling.do_sample is False:
             body["temperature"] = 0.0
-        if request.sampling.logit_bias is not None:
+        if request.sampling.logit_bias is not None and "logit_bias" not in self._profile.lacks:
             body["logit_bias"] = {str(k): v for k, v in request.sampling.logit_bias.items()}
         if self._profile.beam_search and request.sampling.beam_width is not None:
             body["use_beam_search"] = True
@@ -655,6 +687,8 @@ class RequestWriter:
         if "max_completion_tokens" in sent:
             name = _NEW_LIMIT
         elif "max_tokens" in sent and request.source in ("", self._source):
+            name = _OLD_LIMIT
+        if _NEW_LIMIT in self._profile.lacks:
             name = _OLD_LIMIT
         other = _OLD_LIMIT if name == _NEW_LIMIT else _NEW_LIMIT
         if name is not None and other in body:
@@ -673,26 +707,48 @@ class RequestWriter:
     def _write_stream_options(self, request: GenerationRequest) -> dict[str, Any]:
         body: dict[str, Any] = self._write_labels(request)
         if request.stream:
-            options = {"include_usage": True}
-            if request.response_options.usage == "each":
-                options["continuous_usage_stats"] = True
-            body |= {"stream": True, "stream_options": options}
+            body["stream"] = True
+            if "stream_options" not in self._profile.lacks:
+                body["stream_options"] = _build_stream_options(request)
         return body
 
     def _write_labels(self, request: AnyRequest) -> dict[str, Any]:
         if not request.labels:
             return {}
-        labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
-        values = {
-            name.removeprefix("metadata."): text
-            for name, text in request.labels.items()
-            if name.startswith("metadata.")
-        }
-        if values and "safety_identifier" in self._profile.labels:
-            return {**labels, "metadata": values}
-        return dict(labels)
+        body: dict[str, Any] = {}
+        for label, text in request.labels.items():
+            name, _, key = label.partition(".")
+            if not self._takes_label(name, request):
+                continue
+            if key:
+                body.setdefault(name, {})[key] = text
+            else:
+                body[name] = text
+        return body
+
+    def _takes_label(self, name: str, request: AnyRequest) -> bool:
+        """Whether the workers get a label of the request."""
+        profile = self._profile
+        return name not in profile.lacks and (name in profile.labels or self._is_own(request))
+
+    def _is_own(self, request: AnyRequest) -> bool:
+        """Whether the client uses the workers' own protocol."""
+        return bool(self._source) and request.source == self._source
 
     # --- losses -----------------------------------------------------------------------------------
+
+    def _find_losses(
+        self,
+        request: AnyRequest,
+        carries: Mapping[str, ParameterSupport],
+        names: Mapping[str, str],
+    ) -> tuple[UnsupportedParameter, ...]:
+        """The fields that the workers do not get, but for unknown ones."""
+        if request.labels:
+            names_sent = {label.partition(".")[0] for label in request.labels}
+            sent = [f"labels.{name}" for name in names_sent if self._takes_label(name, request)]
+            carries = {**carries, **dict.fromkeys(sent, ParameterSupport(""))}
+        return loss.find_unsupported_parameters(request, carries, names, extra=True)
 
     def _find_generation_losses(
         self, request: GenerationRequest, names: Mapping[str, str]
@@ -700,14 +756,10 @@ class RequestWriter:
         chat = uses_chat_endpoint(request)
         carries = self._generation_support[chat]
         if not chat and _SPECIAL_PATHS.isdisjoint(request.set_fields):
-            return loss.find_unsupported_parameters(request, carries, names, extra=True)
+            return self._find_losses(request, carries, names)
         if more := self._build_request_support(request, chat=chat):
             carries = carries | more
-        losses = list(
-            loss.find_unsupported_parameters(
-                _ignore_overflow_error(request), carries, names, extra=True
-            )
-        )
+        losses = list(self._find_losses(_ignore_overflow_error(request), carries, names))
         stops, most = len(request.stopping.stop), self._profile.max_stop_strings
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
@@ -718,12 +770,6 @@ class RequestWriter:
             losses.append(
                 UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
             )
-        if request.response_options.token_ids and not self._profile.token_ids:
-            losses.append(
-                UnsupportedParameter(
-                    names.get("response_options.token_ids", "return_token_ids"), "dropped"
-                )
-            )
         custom = chat and request.tools and not self._profile.custom_tools
         if custom and any(tool.kind == "custom" for tool in request.tools):
             losses.append(
@@ -731,6 +777,10 @@ class RequestWriter:
                     names.get("tools", "tools"), "dropped", "custom tools", "tools"
                 )
             )
+        choice, _ = restrict_tools(request.tool_choice, request.tools)
+        if "tool_choice" in self._profile.lacks and choice not in _UNFORCED_CHOICES:
+            wire = names.get("tool_choice", "tool_choice")
+            losses.append(UnsupportedParameter(wire, "dropped", path="tool_choice"))
         if request.messages:
             losses += self._find_ignored_parts(request, names)
         return tuple(losses)
@@ -741,7 +791,7 @@ class RequestWriter:
         """The losses of content parts that the worker ignores."""
         yield from find_unseen_content(request, self._profile.ignored_parts, names)
         if any(ReasoningPart is type(part) for one in request.messages for part in one.parts):
-            yield from _find_lost_reasoning(
+            yield from find_lost_reasoning(
                 request.messages, sends_text=self._profile.message_style.includes_reasoning
             )
 
@@ -755,11 +805,15 @@ class RequestWriter:
         )
         if profile.reports_stop_strings:
             carries["stopping.stop"] = replace(carries["stopping.stop"], reports_match=True)
-        carries["sampling.logit_bias"] = ParameterSupport("logit_bias")
         carries["sampling.do_sample"] = ParameterSupport("")
-        carries["logprobs.top"] = ParameterSupport(
-            "top_logprobs" if chat else "logprobs", low, most
-        )
+        if profile.token_ids:
+            carries["response_options.token_ids"] = ParameterSupport("return_token_ids")
+        if "logit_bias" not in profile.lacks:
+            carries["sampling.logit_bias"] = ParameterSupport("logit_bias")
+        if "logprobs" not in profile.lacks:
+            carries["logprobs.top"] = ParameterSupport(
+                "top_logprobs" if chat else "logprobs", low, most
+            )
         if chat:
             carries["tools"] = ParameterSupport("tools")
             if profile.template_arguments:
@@ -790,7 +844,14 @@ class RequestWriter:
         return carries
 
 
-def _find_lost_reasoning(
+def _build_stream_options(request: GenerationRequest) -> dict[str, bool]:
+    options = {"include_usage": True}
+    if request.response_options.usage == "each":
+        options["continuous_usage_stats"] = True
+    return options
+
+
+def find_lost_reasoning(
     messages: Sequence[Message], *, sends_text: bool
 ) -> Iterator[UnsupportedParameter]:
     """The earlier reasoning that a worker does not get: all, or what only another can decrypt."""
@@ -887,6 +948,16 @@ class RequestReducer(Generic[RequestT]):
                 UnsupportedParameter(name, "dropped") for name in self.request.extra
             ]
             self.request = replace(self.request, extra={})
+
+    def drop_field_extra(self, name: str) -> None:
+        """Drop the unknown keys of a field that workers do not get."""
+        request: Any = self.request
+        for extra in request.field_extra:
+            if extra.at == name:
+                paths = list_paths(extra.at, extra.values)
+                self.unsupported_parameters += [UnsupportedParameter(p, "dropped") for p in paths]
+        kept = tuple([one for one in request.field_extra if one.at != name])
+        self.request = replace(request, field_extra=kept)
 
 
 def keep_first_prompt(reducer: RequestReducer[GenerationRequest]) -> None:

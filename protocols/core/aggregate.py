@@ -87,8 +87,8 @@ class ResponseAccumulator:
 
     def __init__(self) -> None:
         self._choices: dict[int, UnaryChoice] = {}
-        self._open_choices: dict[int, UnaryChoice] = {}
-        """The choices that have not ended."""
+        self.open_choices: dict[int, UnaryChoice] = {}
+        """The choices that have not ended, by their index."""
         self._texts: dict[int, list[str]] = {}
         """The pieces of each choice's text; joined at the end, since each concatenation copies."""
         self._reasoning: dict[int, list[str]] = {}
@@ -104,7 +104,7 @@ class ResponseAccumulator:
         """Add events. Raises StreamBroken if a choice continues after its end."""
         for event in events:
             if type(event) is TextDelta:
-                choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
+                choice = self.open_choices.get(event.index) or self._begin_choice(event.index)
                 self._texts[event.index].append(event.text)
                 choice.tokens += event.tokens
                 if event.token_ids:
@@ -112,10 +112,10 @@ class ResponseAccumulator:
                 if event.logprobs:
                     choice.logprobs += event.logprobs
             elif type(event) is ChoiceEnd:
-                choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
+                choice = self.open_choices.get(event.index) or self._begin_choice(event.index)
                 choice.finish_reason, choice.matched_stop = event.finish_reason, event.matched_stop
                 choice.unknown_word = event.unknown_word
-                del self._open_choices[event.index]
+                del self.open_choices[event.index]
             elif type(event) is StreamEnd:
                 self._ended = True
             elif type(event) is Usage:
@@ -127,8 +127,12 @@ class ResponseAccumulator:
 
     def result(self) -> UnaryResponse:
         """The response. Raises StreamBroken unless every choice ended and StreamEnd came."""
-        if self._open_choices or not self._ended:
+        if self.open_choices or not self._ended:
             raise StreamBroken("the answer stopped before its end")
+        return self.build_partial()
+
+    def build_partial(self) -> UnaryResponse:
+        """The response so far, to be called once. Open choices have no finish reason yet."""
         for index, choice in self._choices.items():
             choice.text = "".join(self._texts[index])
             if index in self._reasoning:
@@ -166,7 +170,7 @@ class ResponseAccumulator:
                 | ToolCallDelta()
                 | HostedToolCall()
             ):
-                choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
+                choice = self.open_choices.get(event.index) or self._begin_choice(event.index)
                 self._extend_choice(choice, event)
             case ResponseExtra():
                 self._response.extra.append(event)
@@ -178,7 +182,7 @@ class ResponseAccumulator:
     def _begin_choice(self, index: int) -> UnaryChoice:
         if index in self._choices:
             raise StreamBroken(f"choice {index} went on after its end")
-        choice = self._choices[index] = self._open_choices[index] = UnaryChoice(index)
+        choice = self._choices[index] = self.open_choices[index] = UnaryChoice(index)
         self._texts[index] = []
         return choice
 

@@ -1,12 +1,72 @@
 """The served models, as listing endpoints see them: names, never addresses."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 ModelTask = Literal["chat", "embedding", "rerank", "classify"]
 """``chat`` models accept completions, too."""
+
+
+class ModelFeatures(Struct, frozen=True, omit_defaults=True):
+    """What the engine understands of a model that generates text, from its chat template."""
+
+    chat: bool = False
+    """Whether it has a chat template."""
+    tool_calls: str | None = None
+    """The family in whose format it writes calls; None: its calls are not understood."""
+    found_by: str | None = None
+    """How that format was found out."""
+    enforced: Literal["always", "with options", "never"] = "never"
+    """When a grammar enforces calls; otherwise they are parsed."""
+    functions_in: Literal["chat template", "system message"] | None = None
+    """What puts the functions into the prompt."""
+    reasoning: str | None = None
+    """The marks around reasoning."""
+    keeps_reasoning: bool = False
+    """Whether earlier reasoning goes back to the model."""
+    problem: str | None = None
+    """Why calls are not understood."""
+    schema: bool = False
+    """Whether a grammar can enforce a JSON schema, a regular expression or choices."""
+    context_length: int | None = None
+    """The largest sum of prompt and completion tokens."""
+    prompt_lookup: str | None = None
+    """Whether tokens that have occurred before are computed several at a time, or why not."""
+
+    def describe(self) -> Iterator[tuple[str, str]]:
+        """Subjects and texts for a person."""
+        yield "chat", "by the chat template" if self.chat else "no: it has no chat template"
+        if self.tool_calls is None:
+            yield "tool calls", f"not understood: {self.problem}"
+        else:
+            yield "tool calls", f"{self.tool_calls} (found by: {self.found_by})"
+            parsed = "; otherwise they are parsed" if self.enforced == "with options" else ""
+            yield "calls are enforced", f"{self.enforced}{parsed}"
+            yield "functions are in", f"the {self.functions_in}"
+        yield "reasoning", self.reasoning or "none"
+        kept = "goes back to the model" if self.keeps_reasoning else "is not in the prompt"
+        yield "earlier reasoning", kept
+        yield "schema", "enforced by a grammar" if self.schema else "not enforced"
+        length = self.context_length
+        yield "context", "unknown" if length is None else f"{length} tokens"
+        yield "prompt lookup", self.prompt_lookup or "unknown"
+
+
+class ModelState(Struct, frozen=True, omit_defaults=True):
+    """A model that the gateway runs itself."""
+
+    loaded: bool
+    """Whether it is in memory."""
+    on_demand: bool = False
+    """Whether it is loaded at its first request and can be unloaded."""
+    features: ModelFeatures | None = None
+    """None before it has been loaded once."""
+    memory_bytes: int = 0
+    """The memory that it takes, with its KV cache."""
+    expires_in: int | None = None
+    """After how many seconds without requests it is unloaded; None: never, or it has requests."""
 
 
 class VersionInfo(Struct, frozen=True):
@@ -18,6 +78,8 @@ class VersionInfo(Struct, frozen=True):
     share: int | None
     """Its part of the traffic split in percent; None where the caller may not see that."""
     ready: bool = True
+    state: ModelState | None = None
+    """Of a model that the gateway runs itself."""
 
 
 class ModelInfo(Struct, frozen=True):
@@ -48,12 +110,24 @@ class ModelInfo(Struct, frozen=True):
         return any(version.ready for version in self.versions)
 
 
+@runtime_checkable
+class LoadsModels(Protocol):
+    """A catalog through which local models can be loaded and unloaded."""
+
+    def keep_model(self, model: ModelInfo, seconds: float | None) -> bool:
+        """Load its versions that are loaded on demand, before the response is sent.
+
+        They stay for this long after their last request; 0 unloads them; None: as configured.
+        Returns False if there are none.
+        """
+
+
 class Catalog(Protocol):
     """A read-only view of the running configuration: the models that the caller may use."""
 
     @property
     def ready(self) -> bool:
-        """Whether the gateway accepts requests (false while it drains)."""
+        """Whether requests can be answered: false while it drains or loads all its models."""
 
     def list_models(self) -> Sequence[ModelInfo]:
         """These models, in the order of the configuration."""

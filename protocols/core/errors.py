@@ -17,6 +17,7 @@ GatewayError
 │   ├── StoredObjectNotFound    no stored response or item has this id
 │   ├── MethodNotAllowed        has ``allowed``
 │   ├── RequestTooLarge         the body or a header
+│   ├── UnsupportedEncoding     of the body, by its Content-Encoding
 │   ├── Unauthorized            no API key, or an invalid one
 │   ├── RateLimitExceeded       has ``retry_after``
 │   ├── QuotaExceeded
@@ -35,7 +36,7 @@ An error has an ``origin`` and says whether the same request may be sent again (
 Only ``ClientAdapter.encode_error`` maps errors to HTTP statuses and bodies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 ErrorOrigin = Literal["client", "worker", "gateway"]
@@ -88,6 +89,14 @@ class GatewayError(Exception):
         self.message = message
         self.param = param
 
+    def mask_secrets(self, mask: Callable[[str], str]) -> None:
+        """Mask secrets in all that a worker may have written: a client may see it."""
+        self.message, self.worker_text = mask(self.message), mask(self.worker_text)
+        if self.code is not None:
+            self.code = mask(self.code)
+        if self.upstream_error is not None:
+            self.upstream_error = self.upstream_error._replace(text=mask(self.upstream_error.text))
+
 
 class ClientError(GatewayError):
     """The client can fix the request."""
@@ -98,7 +107,8 @@ class ClientError(GatewayError):
 class MalformedRequest(ClientError):
     """The body can't be decoded: not JSON, not UTF-8, nested too deep, not an object, or no form.
 
-    ``at`` is the byte offset, if known; ``problem`` is ``json``, ``object``, ``depth`` or ``form``.
+    Nested too deep is JSON of more than 128 levels. ``at`` is the byte offset, if known;
+    ``problem`` is ``json``, ``object``, ``depth`` or ``form``.
     """
 
     def __init__(
@@ -148,7 +158,10 @@ class UnsupportedEndpoint(UnsupportedFeature):
 
 
 class ContextTooLong(ClientError):
-    """The prompt does not fit the model's context. ``tokens`` and ``limit`` are set if known."""
+    """The prompt does not fit the model's context, alone or with the tokens asked for.
+
+    If known, ``tokens`` are all that were requested, ``max_tokens`` those of the response.
+    """
 
     def __init__(
         self,
@@ -157,10 +170,12 @@ class ContextTooLong(ClientError):
         param: str | None = None,
         tokens: int | None = None,
         limit: int | None = None,
+        max_tokens: int = 0,
     ) -> None:
         super().__init__(message, param=param)
         self.tokens = tokens
         self.limit = limit
+        self.max_tokens = max_tokens
 
 
 class ContentFiltered(ClientError):
@@ -230,6 +245,10 @@ class RequestTooLarge(ClientError):
     def __init__(self, message: str, *, limit: int | None) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class UnsupportedEncoding(ClientError):
+    """The body's Content-Encoding is none that the gateway reads."""
 
 
 class Unauthorized(ClientError):
@@ -302,6 +321,10 @@ class WorkerUnreachable(WorkerError):
 
 class WorkerFailed(WorkerError):
     """The worker sent an error or an invalid response."""
+
+
+class WorkerModelNotFound(WorkerFailed):
+    """The worker does not have the model, which says nothing of its other models."""
 
 
 class UnknownFinishReason(WorkerFailed):

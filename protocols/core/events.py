@@ -123,9 +123,9 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     """
 
     source: str
-    scope: Literal["response", "choice", "message", "tool_call", "item"]
+    scope: Literal["response", "choice", "message", "tool_call", "item", "score"]
     """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
-    ``call_index`` that of a call, else -1."""
+    ``call_index`` that of a call, else -1. ``score``: that of the document ``index``."""
     values: FieldValues
     index: int = 0
     call_index: int = 0
@@ -139,6 +139,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
                 return self.scope
             case "item":
                 return f"response.output[{self.index}]"
+            case "score":
+                return f"response.results[{self.index}]"
             case "choice":
                 return choice
             case "message":

@@ -15,19 +15,18 @@ from msgspec.structs import replace
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
+    EmbeddingRequest,
     ExtraFields,
     FieldPath,
     GenerationRequest,
     Message,
+    RerankRequest,
     TokenizeRequest,
 )
 
-KeyTree = Mapping[str, "KeyTree | None"]
-"""The known keys of an object; those of an object in it, if a key has one."""
-
-MAX_REPORTED: Final = 100
-"""How many keys of a request are reported one by one."""
-
+KeyTree = Mapping[str, "KeyTree | frozenset[str] | None"]
+"""The known keys of an object; those of an object in it, or the words of an enumeration, if a key
+has one. A key with another word is unknown."""
 
 _NULL: Final = Raw(b"null")
 _encode = msgspec.json.Encoder().encode
@@ -35,6 +34,7 @@ _DEFAULT_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("default", "standard"),
     "inference_geo": ("not_available", "global"),
     "caller": ({"type": "direct"},),
+    "include_obfuscation": (False,),
 }
 """Values that services send in every response; they say no more than their absence."""
 
@@ -43,12 +43,18 @@ def find_unknown_keys(value: Mapping[str, Any], known: KeyTree) -> dict[FieldPat
     """The values of an object that are not ``known``, by their path in the object."""
     found: dict[FieldPath, Any] = {}
     for key, one in value.items():
-        if key not in known:
+        inner = known.get(key)
+        if key not in known or (isinstance(inner, frozenset) and not is_known_word(one, inner)):
             found[(key,)] = one
-        elif (inner := known[key]) is not None and isinstance(one, dict):
+        elif isinstance(inner, Mapping) and isinstance(one, dict):
             for path, nested in find_unknown_keys(one, inner).items():
                 found[(key, *path)] = nested
     return found
+
+
+def is_known_word(word: Any, words: frozenset[str]) -> bool:
+    """Whether it is one of an enumeration's words, or null."""
+    return word is None or (isinstance(word, str) and word in words)
 
 
 def read_extra_fields(value: Mapping[str, Any], at: str, known: KeyTree) -> ExtraFields | None:
@@ -74,12 +80,30 @@ def add_unknown_keys(
 
 
 def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any]) -> None:
-    """Add the values at their paths; what is written already stays."""
+    """Add the values at their paths; see ``write_extra_value``."""
     for (*parents, key), value in values.items():
         target: Any = written
         for parent in parents:
-            target = target.setdefault(parent, {})
-        target.setdefault(key, value)
+            if target.get(parent) is None:
+                target[parent] = {}
+            target = target[parent]
+        write_extra_value(target, key, value)
+
+
+def write_extra_value(target: dict[str, Any], key: str, value: Any) -> None:
+    """Add a value to an object that was written.
+
+    What is written already stays, unless it is null, or a known word in the place of an unknown.
+    """
+    present = target.get(key)
+    if present is None or (isinstance(present, str) and isinstance(value, str)):
+        target[key] = value
+
+
+def write_extra(written: dict[str, Any], extra: ExtraFields) -> None:
+    """Add the keys to what is written for their object."""
+    inside = extra.inside
+    write_extra_fields(written, {(*inside, *path): one for path, one in extra.values.items()})
 
 
 def has_content(value: Any) -> bool:
@@ -93,9 +117,11 @@ def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -
     """The complete paths of the values that say anything."""
     for path, value in values.items():
         if has_content(value) and value not in _DEFAULT_VALUES.get(path[-1], ()):
-            yield separator.join((at, *path))
+            yield separator.join((at, *path) if at else path)
 
 
+_WITHOUT_PLACES: Final = EmbeddingRequest | RerankRequest | TokenizeRequest
+"""Requests whose fields are written in another form for every worker."""
 RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
@@ -107,18 +133,25 @@ def remove_extra_fields(
     ``keeps`` are keys that the target has, too; None: it has all, since it speaks the client's
     protocol.
     """
-    if keeps is None or not isinstance(request, GenerationRequest | TokenizeRequest):
-        return request, ()
     removed: list[ExtraFields] = []
-    messages = tuple([_strip_message(one, keeps, removed) for one in request.messages])
-    tools = tuple([_strip(one, keeps, removed) for one in request.tools])
+    changes: dict[str, Any] = {}
+    if keeps is not None and isinstance(request, GenerationRequest | TokenizeRequest):
+        changes["messages"] = tuple(
+            [_strip_message(one, keeps, removed) for one in request.messages]
+        )
+        changes["tools"] = tuple([_strip(one, keeps, removed) for one in request.tools])
+    if isinstance(request, GenerationRequest):
+        if keeps is not None and request.field_extra:
+            fields = [_split(one, keeps, removed) for one in request.field_extra]
+            changes["field_extra"] = tuple([one for one in fields if one is not None])
+    elif isinstance(request, _WITHOUT_PLACES) and request.field_extra:
+        removed += request.field_extra
+        changes["field_extra"] = ()
     if not removed:
         return request, ()
     paths = [path for extra in removed for path in list_paths(extra.at, extra.values)]
-    losses = [UnsupportedParameter(path, "dropped") for path in paths[:MAX_REPORTED]]
-    if (rest := len(paths) - MAX_REPORTED) > 0:
-        losses.append(UnsupportedParameter("messages", "dropped", f"{rest} further keys"))
-    return replace(request, messages=messages, tools=tools), tuple(losses)
+    losses = tuple([UnsupportedParameter(path, "dropped") for path in paths])
+    return replace(request, **changes), losses
 
 
 def _strip_message(message: Message, keeps: frozenset[str], removed: list[ExtraFields]) -> Message:
@@ -132,12 +165,19 @@ def _strip_message(message: Message, keeps: frozenset[str], removed: list[ExtraF
 
 
 def _strip(item: Any, keeps: frozenset[str], removed: list[ExtraFields]) -> Any:
-    extra: ExtraFields | None = item.extra
-    if extra is None:
+    if item.extra is None:
         return item
+    kept = _split(item.extra, keeps, removed)
+    return item if kept is item.extra else replace(item, extra=kept)
+
+
+def _split(
+    extra: ExtraFields, keeps: frozenset[str], removed: list[ExtraFields]
+) -> ExtraFields | None:
+    """The keys that the target has, too; the others are added to ``removed``."""
     kept = {path: value for path, value in extra.values.items() if path[-1] in keeps}
     if len(kept) == len(extra.values):
-        return item
+        return extra
     lost = {path: value for path, value in extra.values.items() if path not in kept}
-    removed.append(ExtraFields(extra.at, lost))
-    return replace(item, extra=ExtraFields(extra.at, kept) if kept else None)
+    removed.append(replace(extra, values=lost))
+    return replace(extra, values=kept) if kept else None

@@ -6,6 +6,7 @@ SupportsProxy        an adapter with endpoints that are forwarded without transl
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
 SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
+HasQueryParameters   a client adapter that knows parameters of queries of its requests
 HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
@@ -24,7 +25,7 @@ A class that serves both directions is a ClientAdapter and an UpstreamAdapter. T
 backends are in ``backends.interfaces``.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -35,6 +36,7 @@ from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.events import Event, Usage
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 
 Clock = Callable[[], float]
@@ -64,6 +66,8 @@ class Endpoint(Struct, frozen=True):
     """No API key is required, so its response may not depend on any one model."""
     strict_slash: bool = False
     """A trailing slash makes it another path."""
+    takes_slashes: bool = False
+    """Its last parameter ends the path, and may have slashes that are not encoded."""
     lists_models: bool = False
     """Its response depends on the catalog alone, so that it may be cached."""
     is_stateful: bool = False
@@ -110,10 +114,14 @@ class RoutingInfo(Struct, frozen=True, gc=False):
 
 
 class ModelSettings(Struct, frozen=True):
-    """What a model's configuration changes of its requests: a limit, and defaults by field path."""
+    """What a model's configuration changes of its requests: a limit, and defaults by field path.
+
+    ``stream_usage``: workers are asked for the usage of streams that are passed through.
+    """
 
     max_tokens: int | None = None
     defaults: Mapping[str, Any] = {}
+    stream_usage: bool = True
 
 
 NO_SETTINGS: Final = ModelSettings()
@@ -203,6 +211,8 @@ class ClientAdapter(Protocol):
     endpoints: tuple[Endpoint, ...]
     stateful_fields: Sequence[StatefulField]
     """The fields of its requests that refer to what a server keeps."""
+    request_headers: RequestHeaders
+    """The headers that say something to a server of this protocol."""
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """Read the requested model, whether to stream, and the client's request id."""
@@ -299,6 +309,8 @@ class ProxiedModel(Struct, frozen=True):
 
     name: str
     write: Callable[[str], tuple[str, bytes]]
+    field_names: Collection[str]
+    """All names of the body's fields, as they are written."""
 
 
 @runtime_checkable
@@ -496,6 +508,19 @@ class ModelMetadataReader(Protocol):
 
 
 @runtime_checkable
+class HasQueryParameters(Protocol):
+    """A client adapter whose requests have queries. The parameters of all others are unknown."""
+
+    query_parameters: frozenset[str]
+    """The parameters that the adapter reads, or that say nothing to a worker."""
+
+
+def get_query_parameters(adapter: ClientAdapter) -> frozenset[str]:
+    """The query parameters that the adapter knows."""
+    return adapter.query_parameters if isinstance(adapter, HasQueryParameters) else frozenset()
+
+
+@runtime_checkable
 class HasOwnHeaders(Protocol):
     """An upstream adapter whose requests have headers of their own, which workers then get."""
 
@@ -506,6 +531,14 @@ class HasOwnHeaders(Protocol):
 def get_own_headers(adapter: UpstreamAdapter) -> frozenset[str]:
     """The names of the headers of the adapter's own."""
     return adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset()
+
+
+@runtime_checkable
+class LearnsFromErrors(Protocol):
+    """An upstream adapter that finds out from an error how a model takes requests."""
+
+    def learn_from_error(self, model: str, error: GatewayError) -> bool:
+        """Whether requests to the model are encoded in another form from now on."""
 
 
 @runtime_checkable
@@ -578,6 +611,8 @@ class PassthroughRequest(Struct, frozen=True):
     read_error: Callable[[int, Mapping[str, str], bytes], GatewayError] | None = None
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     """What the model's settings changed of the request."""
+    encodes_events: bool = False
+    """Whether an encoder writes what the client gets: what it can't write is lost."""
 
 
 @runtime_checkable

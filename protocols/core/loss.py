@@ -6,10 +6,12 @@ with it: a field that the client set and the target does not support is a loss.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+from urllib.parse import unquote_plus
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.request import (
@@ -22,6 +24,7 @@ from protocols.core.request import (
     ResponseOptions,
     VideoPart,
 )
+from protocols.core.request_headers import RequestHeaders
 
 LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway does it for the target; only ``renamed`` loses nothing."""
@@ -39,6 +42,13 @@ class UnsupportedParameter(Struct, frozen=True):
     path: str = ""
 
 
+class LostHeader(UnsupportedParameter, frozen=True):
+    """A header that no worker gets; never a reason to refuse.
+
+    It allows features or names an account, and clients send it whatever a request needs.
+    """
+
+
 class ParameterSupport(Struct, frozen=True):
     """How a target supports one field: its wire name there, and the accepted range."""
 
@@ -49,18 +59,35 @@ class ParameterSupport(Struct, frozen=True):
     """Set if the target supports the field only partly."""
     reports_match: bool = False
     """Of stop strings: whether responses name the one that matched."""
+    default: Any = None
+    """A value that is no loss, since the target does so in any case."""
+    replaced_words: tuple[tuple[str, str], ...] = ()
+    """Words that the target lacks, each with the nearest one that it has."""
 
 
+MAX_REPORTED: Final = 100
+"""How many names that clients or workers have chosen are reported one by one."""
+MAX_NAME: Final = 256
+"""The longest such name in a report, in characters."""
+_FURTHER: Final = "further"
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
-     "labels", "extra", "source", "context_length", "timeout", "encoding", "templating.mode",
+     "extra", "field_extra", "source", "context_length", "timeout", "encoding", "templating.mode",
      "legacy_functions", "tool_choice", "clamped_fields", "fills_context",
      "queries", "documents", "raw_documents", "top_n", "return_documents", "prompt",
      "return_texts", "token_ids",
-     *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
+     *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__
+       if name != "token_ids")}
 )  # fmt: skip
 """Fields that every target gets, that only the gateway uses, or that are checked elsewhere."""
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "echo": False,
+    "n": 1,
+    "sampling.frequency_penalty": 0,
+    "sampling.presence_penalty": 0,
+}
+"""What every target does if it is not told otherwise."""
 _NUMBER_TYPES: Final = (int, float)
 _NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
 
@@ -121,12 +148,19 @@ def find_unsupported_parameters(
     for path, value in request.set_fields.items():
         if path in _ALWAYS_SUPPORTED:
             continue
+        if path == "labels":
+            losses += _find_lost_labels(request.labels, carries, names)
+            continue
         carry = carries.get(path, _NOT_SUPPORTED)
         reason, low, high, detail = carry.reason, carry.minimum, carry.maximum, ""
         if path == "stopping.stop" and not carry.reports_match and _wants_match(request):
             reason = "dropped"
         if reason is None:
             if type(value) not in _NUMBER_TYPES:
+                for word, other in carry.replaced_words:
+                    if value == word:
+                        detail = f"{word} to {other}"
+                        losses.append(_build_loss(path, names, "approximated", detail))
                 continue
             if low is not None and value < low:
                 reason, detail = "clamped", f"{value} to {low}"
@@ -134,12 +168,36 @@ def find_unsupported_parameters(
                 reason, detail = "clamped", f"{value} to {high}"
             else:
                 continue
-        elif value is False and "." not in path:
+        elif _says_nothing(request, path, value) or value == carry.default:
             continue
-        losses.append(
-            UnsupportedParameter(names.get(path, path.rpartition(".")[2]), reason, detail, path)
-        )
+        losses.append(_build_loss(path, names, reason, detail))
     return tuple(losses)
+
+
+def _build_loss(
+    path: str, names: Mapping[str, str], reason: LossReason, detail: str
+) -> UnsupportedParameter:
+    return UnsupportedParameter(names.get(path, path.rpartition(".")[2]), reason, detail, path)
+
+
+def _find_lost_labels(
+    labels: Iterable[str], carries: Mapping[str, ParameterSupport], names: Mapping[str, str]
+) -> Iterator[UnsupportedParameter]:
+    """The fields of the request whose labels the target does not get.
+
+    It lists each as ``labels.metadata``. A client's protocol names one "" that the gateway keeps.
+    """
+    for name in dict.fromkeys(label.partition(".")[0] for label in labels):
+        path = f"labels.{name}"
+        if path not in carries and (wire := names.get(path, name)):
+            yield UnsupportedParameter(wire, "dropped", path=path)
+
+
+def _says_nothing(request: AnyRequest, path: str, value: Any) -> bool:
+    """Whether every target does what the field asks for: a default, or calls of no tools."""
+    if path == "parallel_tools":
+        return value is True or (isinstance(request, GenerationRequest) and not request.tools)
+    return path in _DEFAULTS and value == _DEFAULTS[path]
 
 
 def _wants_match(request: AnyRequest) -> bool:
@@ -147,10 +205,63 @@ def _wants_match(request: AnyRequest) -> bool:
     return isinstance(request, GenerationRequest) and request.response_options.matched_stop
 
 
+def limit_losses(
+    losses: Iterable[UnsupportedParameter], reported: Sequence[UnsupportedParameter] = ()
+) -> tuple[UnsupportedParameter, ...]:
+    """The losses of a report with those ``reported`` before: each once, and not too many.
+
+    Those of the internal request's fields are all listed, since there are few. Other names are
+    those of a client or worker: they are cut, and only the first MAX_REPORTED are listed.
+    """
+    listed = dict.fromkeys(reported)
+    count = sum(not one.path for one in reported)
+    rest = 0
+    for loss in losses:
+        one = loss if len(loss.field) <= MAX_NAME else replace(loss, field=loss.field[:MAX_NAME])
+        if one in listed:
+            continue
+        if not one.path:
+            if count >= MAX_REPORTED:
+                rest += 1
+                continue
+            count += 1
+        listed[one] = None
+    if rest and not any(one.field == _FURTHER for one in reported):
+        text = f"at least {rest} further names"
+        listed[UnsupportedParameter(_FURTHER, "dropped", text)] = None
+    return tuple(listed)
+
+
+def find_lost_query(query: str, known: frozenset[str]) -> tuple[UnsupportedParameter, ...]:
+    """The parameters of a query that nobody knows: no worker gets one."""
+    names = [part.partition("=")[0] for part in query.split("&")]
+    lost = dict.fromkeys(name for one in names if one and (name := unquote_plus(one)) not in known)
+    return tuple([UnsupportedParameter(f"query.{name}", "dropped") for name in lost])
+
+
+def find_lost_headers(
+    headers: Mapping[str, str], table: RequestHeaders, sent: Iterable[tuple[str, str]]
+) -> tuple[UnsupportedParameter, ...]:
+    """The headers that mean something to the servers of a protocol and are not ``sent``."""
+    names = table.list_meaningful(headers)
+    if not names:
+        return ()
+    kept = {name.lower() for name, _ in sent}
+    return tuple(LostHeader(f"header.{name}", "dropped") for name in names if name not in kept)
+
+
+def build_loss_headers(
+    losses: tuple[UnsupportedParameter, ...],
+) -> tuple[tuple[str, str], ...]:
+    """The header of a response that reports them; none without losses."""
+    return (("x-interlingua-loss", format_loss_header(losses)),) if losses else ()
+
+
 def format_loss_header(losses: tuple[UnsupportedParameter, ...]) -> str:
     """The value of ``x-interlingua-loss``: ``name=reason,name=reason``, at most 2,000 characters.
 
-    Names may come from the client: characters that are unsafe in a header become ``_``.
+    What several parts of one field lose is said once. Names may come from the client: characters
+    that are unsafe in a header become ``_``.
     """
     items = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:128])}={loss.reason}" for loss in losses)
-    return ",".join(items)[:2000]
+    return ",".join(dict.fromkeys(items))[:2000]

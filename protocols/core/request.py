@@ -26,6 +26,8 @@ class ExtraFields(Struct, frozen=True):
 
     at: str
     values: Mapping[FieldPath, Any]
+    inside: FieldPath = ()
+    """Where workers get the object, if it is inside the one that is written for it."""
 
 
 class TextPart(Struct, frozen=True, tag="text"):
@@ -262,6 +264,8 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True, repr_omit_default
     token_ids: bool = False
     matched_stop: bool = False
     """The response names the stop string that ended it."""
+    hides_reasoning: bool = False
+    """The response has no reasoning, although the worker may reason."""
 
 
 Prompt = str | tuple[int, ...]
@@ -366,6 +370,9 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     """0 to 255, lower first."""
     timeout: float | None = None
     """The client's timeout in seconds."""
+    keep_alive: float | None = None
+    """How long a model that is loaded on demand stays after this request, in seconds; negative: for
+    ever."""
     client_id: str | None = None
     """The client's own id of this request."""
     labels: Mapping[str, str] = {}
@@ -373,6 +380,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    field_extra: tuple[ExtraFields, ...] = ()
+    """Unknown keys of fields that are objects, such as ``tool_choice`` or ``response_format``."""
     fills_context: bool = False
     """The client's protocol has no limit but the context where the client sets no ``max_tokens``:
     a worker's own default would cut the response short."""
@@ -396,6 +405,13 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
         return (len(self.prompts) or 1) * width
 
 
+LEGACY_FIELD_NAMES: Final[Mapping[str, str]] = {
+    "tools": "functions",
+    "tool_choice": "function_call",
+}
+"""What the client calls these fields if it sent ``functions``."""
+
+
 class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for one vector for each input."""
 
@@ -410,10 +426,12 @@ class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     overflow: Literal["error", "truncate"] | None = None
     priority: int | None = None
     timeout: float | None = None
+    keep_alive: float | None = None
     client_id: str | None = None
     labels: Mapping[str, str] = {}
     provided_fields: frozenset[str] = frozenset()
     extra: Mapping[str, Raw] = {}
+    field_extra: tuple[ExtraFields, ...] = ()
     context_length: int | None = None
     source: str = ""
     stream: Literal[False] = False
@@ -447,6 +465,7 @@ class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     provided_fields: frozenset[str] = frozenset()
     extra: Mapping[str, Raw] = {}
+    field_extra: tuple[ExtraFields, ...] = ()
     context_length: int | None = None
     source: str = ""
     stream: Literal[False] = False
@@ -491,6 +510,7 @@ class TokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     provided_fields: frozenset[str] = frozenset()
     extra: Mapping[str, Raw] = {}
+    field_extra: tuple[ExtraFields, ...] = ()
     context_length: int | None = None
     source: str = ""
     stream: Literal[False] = False
@@ -513,9 +533,7 @@ class DetokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
-def build_tokenize_request(
-    request: GenerationRequest, extra: Mapping[str, Raw] = {}
-) -> TokenizeRequest:
+def build_tokenize_request(request: GenerationRequest, extra: Mapping[str, Raw]) -> TokenizeRequest:
     """The request for the tokens of a conversation and its tools."""
     return TokenizeRequest(
         model=request.model,
@@ -524,6 +542,7 @@ def build_tokenize_request(
         templating=request.templating,
         provided_fields=request.provided_fields,
         extra=extra,
+        field_extra=request.field_extra,
     )
 
 

@@ -17,6 +17,7 @@ from protocols.core.interfaces import (
     ClientRequest,
     HasOwnHeaders,
     KeepsExtraFields,
+    LearnsFromErrors,
     ModelMetadataReader,
     PassthroughRequest,
     ResponseContext,
@@ -84,6 +85,8 @@ class RestrictedAdapter:
             self.own_headers = adapter.own_headers
         if isinstance(adapter, KeepsExtraFields):
             self.get_kept_keys = adapter.get_kept_keys
+        if isinstance(adapter, LearnsFromErrors):
+            self.learn_from_error = adapter.learn_from_error
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
         if isinstance(adapter, SupportsProxy):

@@ -1,4 +1,4 @@
-"""Server-sent events: a parser and a writer, on bytes.
+"""Server-sent events: a parser and a writer, on bytes, and the base of the decoders of streams.
 
 The writer sends one ``data:`` line for each event. The parser accepts what real servers send: CRLF
 or CR as line ends, no blank after the colon, comments, ``event:`` lines, data over several lines, a
@@ -6,13 +6,15 @@ byte order mark, and any split into pieces.
 """
 
 import re
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
-from protocols.core.events import Event
+from protocols.core.events import Event, StreamEnd
 
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 1 << 25
@@ -21,6 +23,7 @@ MAX_UNARY_BYTES = 1 << 28
 """Largest unary response body, in bytes."""
 match_plain_event: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
 """Matches a complete event at a position, if it is one line ``data: ...``; group 1 is the data."""
+T = TypeVar("T")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -30,9 +33,9 @@ def format_event(data: bytes) -> bytes:
 
 
 def collect_events(
-    payloads: Iterable[bytes], read: Callable[[bytes, list[Event]], None]
+    payloads: Iterable[T], read: Callable[[T, list[Event]], None]
 ) -> tuple[list[Event], GatewayError | None]:
-    """The events that ``read`` adds for each payload, up to the error that ends them.
+    """The events that ``read`` adds for each payload, or batch, up to the error that ends them.
 
     The caller raises the error after it forwarded the events. Raises it at once without events.
     """
@@ -111,9 +114,15 @@ class ResponseBodyReader(Struct, eq=False):
     """The first byte of a JSON document."""
     is_detected: bool = False
     """Whether the kind of body is known."""
-    unary_body: bytearray | None = None
+    document: bytearray | None = None
     """The document as far as it was received; None while the body is, or may be, a stream."""
     _prefix: bytes = b""
+
+    @property
+    def unary_body(self) -> bytearray | None:
+        """The document without the halves of characters that no decoder takes."""
+        body = self.document
+        return bytearray(replace_surrogates(body)) if body and has_surrogate(body) else body
 
     def feed(self, data: bytes) -> bytes:
         """Feed ``data``; returns the part that belongs to a stream.
@@ -126,7 +135,7 @@ class ResponseBodyReader(Struct, eq=False):
                 and data.startswith(self.json_prefixes)
                 and len(data) <= MAX_UNARY_BYTES
             ):
-                self.is_detected, self.unary_body = True, bytearray(data)
+                self.is_detected, self.document = True, bytearray(data)
                 return b""
             data = self._prefix + data
             start = data.removeprefix(_BOM).lstrip()
@@ -135,15 +144,117 @@ class ResponseBodyReader(Struct, eq=False):
                 return b""
             self.is_detected = True
             if start.startswith(self.json_prefixes):
-                self.unary_body, data = bytearray(), start
+                self.document, data = bytearray(), start
             elif not data.startswith(_BOM):
                 data = start
-        if self.unary_body is None:
+        if self.document is None:
             return data
-        self.unary_body += data
-        if len(self.unary_body) > MAX_UNARY_BYTES:
+        self.document += data
+        if len(self.document) > MAX_UNARY_BYTES:
             raise WorkerFailed(f"the worker's answer is larger than {MAX_UNARY_BYTES} bytes")
         return b""
+
+
+_ESCAPE: Final = re.compile(
+    rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u([dD][89abAB]..)|\\u([dD][c-fC-F]..)|\\.", re.DOTALL
+)
+"""An escape in a JSON string: a pair of surrogates, a first half, a second half, or another."""
+
+
+_find_surrogate: Final = re.compile(rb"\\[uU][dD]").search
+"""``U`` is no escape of JSON: a pattern that begins with one literal is searched fastest."""
+_REPLACEMENT: Final = b"\\ufffd"
+_MAX_WAITING: Final = 16
+"""How many further events one with half a character waits for."""
+
+
+def has_surrogate(data: bytes | bytearray) -> bool:
+    """Whether JSON may have an escaped half of a character."""
+    return _find_surrogate(data) is not None
+
+
+def replace_surrogates(data: bytes | bytearray) -> bytes:
+    """JSON in which each lone half of a character is the replacement character.
+
+    No decoder takes a lone half.
+    """
+    return _ESCAPE.sub(lambda escape: _REPLACEMENT if escape[1] or escape[2] else escape[0], data)
+
+
+def has_lone_surrogate(data: bytes) -> bool:
+    """Whether JSON has an escaped half of a character without the other half behind it."""
+    return has_surrogate(data) and replace_surrogates(data) != data
+
+
+class _FirstHalf(Struct, eq=False):
+    """A first half of a character that ends a string."""
+
+    digits: bytes
+    is_joined: bool = False
+    """Whether its second half came."""
+
+
+class _SplitCharacters:
+    """Joins characters whose halves are in two strings, of one event or of two.
+
+    A first half that ends a string stays open for a second half that begins one. Its event waits
+    for that, and all further events behind it, up to a limit: then the half is the replacement
+    character, where it stood. Any other half without the other is one at once.
+    """
+
+    def __init__(self) -> None:
+        self._open_halves: deque[_FirstHalf] = deque()
+        self._events: deque[tuple[bytes, Sequence[_FirstHalf]]] = deque()
+        """The events that wait, each with its own first halves."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an event waits."""
+        return bool(self._events)
+
+    def add(self, data: bytes) -> list[bytes]:
+        """Add an event; returns those that are complete."""
+        own: list[_FirstHalf] = []
+
+        def read_half(escape: re.Match[bytes]) -> bytes:
+            if escape[1] and data.startswith(b'"', escape.end()):
+                half = _FirstHalf(escape[1])
+                own.append(half)
+                self._open_halves.append(half)
+                return escape[0]
+            if escape[2] and self._open_halves and data.endswith(b'"', 0, escape.start()):
+                half = self._open_halves.popleft()
+                half.is_joined = True
+                return b"\\u%b\\u%b" % (half.digits, escape[2])
+            return _REPLACEMENT if escape[1] or escape[2] else escape[0]
+
+        self._events.append((_ESCAPE.sub(read_half, data), own))
+        complete = []
+        while self._events and (
+            len(self._events) > _MAX_WAITING or all(half.is_joined for half in self._events[0][1])
+        ):
+            complete.append(self._take())
+        return complete
+
+    def close(self) -> list[bytes]:
+        """The events that wait, at the end of the stream."""
+        return [self._take() for _ in range(len(self._events))]
+
+    def _take(self) -> bytes:
+        """The first event, in which each of its first halves is gone or replaced."""
+        data, own = self._events.popleft()
+        rest = iter(own)
+
+        def take_half(escape: re.Match[bytes]) -> bytes:
+            if not escape[1]:
+                return escape[0]
+            half = next(rest)
+            if half.is_joined:
+                return b""
+            self._open_halves.remove(half)
+            return _REPLACEMENT
+
+        return _ESCAPE.sub(take_half, data) if own else data
 
 
 class SseParser(Struct, eq=False):
@@ -162,12 +273,14 @@ class SseParser(Struct, eq=False):
     _data_lines: list[bytes] = []
     _data_size: int = 0
     _at_start: bool = True
+    _split_characters: _SplitCharacters | None = None
+    """While an event waits for the second half of a character."""
     _after_cr: bool = False
 
     @property
     def is_between_events(self) -> bool:
-        """Whether no event has begun."""
-        return not self._buffer and not self._data_lines
+        """Whether no event has begun, or waits for another."""
+        return not self._buffer and not self._data_lines and self._split_characters is None
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The data of each complete event. Raises WorkerFailed if one exceeds the size limit."""
@@ -180,8 +293,15 @@ class SseParser(Struct, eq=False):
             and (payloads := split_plain_events(data)) is not None
         ):
             self._at_start = False
-            return payloads
+            if self._split_characters is None and not has_surrogate(data):
+                return payloads
+            return [one for payload in payloads for one in self._join_characters(payload)]
         return self._parse_buffer(data)
+
+    def feed_batches(self, data: bytes) -> Iterable[Sequence[bytes]]:
+        """The same, with all events in one batch if nothing else is between them."""
+        payloads = self.feed(data)
+        return (payloads,) if type(payloads) is list else zip(payloads, strict=False)
 
     def _parse_buffer(self, data: bytes) -> Iterator[bytes]:
         if self._after_cr or data.find(b"\r") >= 0:
@@ -200,15 +320,26 @@ class SseParser(Struct, eq=False):
             if line:
                 self._parse_line(line)
             elif self._data_lines:
-                yield self._pop_event()
+                payload = self._pop_event()
+                if self._split_characters is None and not has_surrogate(payload):
+                    yield payload
+                else:
+                    yield from self._join_characters(payload)
         del buffer[:start]
         self._scanned = len(buffer)
         if len(buffer) + self._data_size > self.limit:
             raise WorkerFailed(f"the worker sent an event of more than {self.limit} bytes")
 
     def close(self) -> Sequence[bytes]:
-        """The data of the last event, if the body ended without its blank line."""
-        return [*self._parse_buffer(b"\n\n")]
+        """The data of the last event if the body ended without its blank line, and what waits."""
+        events = [*self._parse_buffer(b"\n\n")]
+        return events if self._split_characters is None else events + self._split_characters.close()
+
+    def _join_characters(self, data: bytes) -> Sequence[bytes]:
+        characters = self._split_characters or _SplitCharacters()
+        complete = characters.add(data)
+        self._split_characters = characters if characters.is_waiting else None
+        return complete
 
     def _pop_event(self) -> bytes:
         data = self._data_lines[0] if len(self._data_lines) == 1 else b"\n".join(self._data_lines)
@@ -223,3 +354,73 @@ class SseParser(Struct, eq=False):
             self._data_size += len(value)
         elif not line.startswith((b":", b"event", b"id", b"retry")):
             self.stray_line = line
+
+
+class StreamDecoder(ABC):
+    """Decodes a response that is a stream of events, or one JSON document.
+
+    A protocol says what an event and a document hold, and sets ``_is_done`` with StreamEnd. An
+    error in a stream is raised only after the events before it were returned: the client gets all
+    that came before. A body that ends without StreamEnd is an error.
+    """
+
+    def __init__(
+        self, complaint: Callable[[bytes], None], json_prefixes: tuple[bytes, ...] = (b"{",)
+    ) -> None:
+        """``complaint`` raises the error in a body, or in a line, that is no response.
+
+        ``json_prefixes`` are the first bytes of a JSON document.
+        """
+        self._raise_if_error = complaint
+        self._body_reader = ResponseBodyReader(json_prefixes)
+        self._sse_parser = SseParser()
+        self._pending_error: GatewayError | None = None
+        self._is_done = False
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = self._sse_parser.feed(self._body_reader.feed(data))
+        events, self._pending_error = collect_events(payloads, self._read_payload)
+        return events
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
+            return ()
+        if (document := self._body_reader.document) is not None:
+            events = self._read_simple_document(document)
+            return events or self._read_document(self._body_reader.unary_body or document)
+        try:
+            last = read_last_event(self._sse_parser, self._read_payload)
+        except StreamBroken:
+            if not (end := self._build_missing_end()):
+                raise
+            return end
+        if last and type(last[-1]) is StreamEnd:
+            return last
+        if end := self._build_missing_end():
+            return [*last, *end]
+        if self._sse_parser.stray_line is not None:
+            self._raise_if_error(self._sse_parser.stray_line)
+        raise StreamBroken("The worker's stream stopped before its end.")
+
+    @abstractmethod
+    def _read_payload(self, payload: bytes, events: list[Event]) -> None:
+        """Add what the data of one event holds. Raises WorkerError."""
+
+    def _read_simple_document(self, document: bytearray) -> Sequence[Event]:
+        """All events of a simple response that is no stream, at less cost; none of any other."""
+        del document
+        return ()
+
+    @abstractmethod
+    def _read_document(self, body: bytes | bytearray) -> Sequence[Event]:
+        """All events of a response that is no stream. Raises WorkerError."""
+
+    def _build_missing_end(self) -> Sequence[Event]:
+        """The last events, if the end of the body may be the end of the stream; else none."""
+        return ()

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from protocols.core.errors import StoredObjectNotFound, UnsupportedFeature
+from protocols.core.json_text import decode_json
 from protocols.core.loss import UnsupportedParameter
 
 StatefulDecision = Literal["stored", "forwarded", "refused", "reported"]
@@ -31,7 +32,7 @@ class StatefulField(Struct, frozen=True):
     reason: str
     refusal: str = ""
     """The sentence for the client."""
-    starts: tuple[Mapping[str, Any], ...] = ()
+    starts: tuple[Any, ...] = ()
     """Values that name nothing yet: they are reported instead of refused."""
     missing_id: str = ""
     """The member that names what is not here; the error is then that it was not found."""
@@ -78,6 +79,6 @@ def refuse_lost_state(
 
 def _decode(raw: Raw) -> Any:
     try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return decode_json(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return True  # whatever it is, it names something

@@ -82,6 +82,7 @@ def _format_amount(amount: int) -> str:
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PRINTABLE_ASCII = re.compile(r"[\x21-\x7e]+")
+_HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 """The characters of URLs and of API keys."""
 _HOSTNAME = re.compile(r"(?=.{1,253}\Z)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+")
 _NUMERIC_HOST = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
@@ -497,6 +498,13 @@ def parse_bearer_token(text: str) -> Secret:
     return Secret(text)
 
 
+def parse_header_value(text: str) -> Secret:
+    """The value of a header, which may be a secret."""
+    if not _HEADER_VALUE.fullmatch(text):
+        raise ValueError("is empty, begins or ends with a space, or has characters beyond ASCII")
+    return Secret(text)
+
+
 def parse_weights_path(text: str) -> str:
     """A local model: a folder, a file, a hub's name or ``package:NAME``."""
     if not text:
@@ -541,6 +549,9 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
     ),
     "alias": ScalarType(parse_alias, _build_string_schema(_MODEL_NAME)),
     "header": ScalarType(parse_header_name, _build_string_schema(_HEADER_NAME)),
+    "header_value": ScalarType(
+        parse_header_value, _build_string_schema(_HEADER_VALUE), is_secret=True
+    ),
     "sticky": ScalarType(parse_sticky_source, _build_string_schema(_STICKY_SOURCE)),
     "digest": ScalarType(parse_sha256, _build_string_schema(_SHA256), is_secret=True),
     "prefix": ScalarType(parse_path_prefix, _build_string_schema(_PATH_PREFIX)),
@@ -594,6 +605,7 @@ Name = Annotated[str, _make_scalar_meta("name")]
 ModelName = Annotated[str, _make_scalar_meta("model")]
 ModelAlias = Annotated[str, _make_scalar_meta("alias")]
 HeaderName = Annotated[str, _make_scalar_meta("header")]
+HeaderValue = Annotated[str, _make_scalar_meta("header_value")]
 StickySource = Annotated[str, _make_scalar_meta("sticky")]
 Sha256Digest = Annotated[str, _make_scalar_meta("digest")]
 PathPrefix = Annotated[str, _make_scalar_meta("prefix")]

@@ -23,9 +23,10 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.databricks import errors, listing, openapi, requests, responses, upstream
-from protocols.databricks.params import PARAM_TABLES
+from protocols.databricks.params import PARAM_TABLES, REQUEST_HEADERS
 from protocols.databricks.requests import RequestTask
 from protocols.databricks.upstream import DatabricksUpstream
 from protocols.json_body import decode_value, read_object
@@ -78,6 +79,7 @@ class Databricks(DatabricksUpstream):
     model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
     applies_model_settings: ClassVar[bool] = True
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
+    request_headers: RequestHeaders = REQUEST_HEADERS
     path_prefixes: tuple[str, ...] = (
         "/serving-endpoints",
         "/api/2.0",

@@ -27,6 +27,7 @@ from protocols.core.errors import (
     RequestTooLarge,
     Unauthorized,
     UnknownParameter,
+    UnsupportedEncoding,
     UnsupportedFeature,
     WorkerError,
     WorkerUnreachable,
@@ -62,6 +63,7 @@ _ERROR_CODES: Mapping[type[GatewayError], tuple[int, str]] = {
     PathNotFound: (404, "ENDPOINT_NOT_FOUND"),
     MethodNotAllowed: (405, "BAD_REQUEST"),
     RequestTooLarge: (413, "BAD_REQUEST"),
+    UnsupportedEncoding: (415, "BAD_REQUEST"),
     Unauthorized: (401, "UNAUTHENTICATED"),
     RateLimitExceeded: (429, "REQUEST_LIMIT_EXCEEDED"),
     QuotaExceeded: (403, "PERMISSION_DENIED"),  # a 429 would be tried again, for minutes, in vain

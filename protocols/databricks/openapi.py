@@ -28,6 +28,7 @@ from protocols.openapi import (
     parse_types,
     ref,
 )
+from protocols.prompt_form import PromptForm
 
 _FIELD_TYPES: Final = parse_types(
     """
@@ -64,6 +65,14 @@ _LISTING_OPERATIONS: Final[Mapping[str, tuple[str, Schema]]] = {
 }
 
 
+_INVOCATIONS_FORM: Final = PromptForm(
+    label="invocations",
+    body={"messages": "$messages"},
+    parameters=openapi.CHAT_FORM.parameters,
+    stream_flag="stream",
+)
+
+
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
     failures = build_error_responses(errors.ERROR_STATUSES, ref("DatabricksErrorBody"))
@@ -84,11 +93,14 @@ def describe_api() -> OpenApiFragment:
         StreamFailed = {error: ErrorBody}
         """
     )
-    operations["invocations"] = build_operation(
-        "Query one endpoint; the fields decide: chat, completion or embeddings.",
-        build_response(types["Response"], build_event_data(types["Chunk"], "[DONE]")),
-        failures,
-        request={"anyOf": [_restrict_properties(bodies[task], task) for task in bodies]},
+    operations["invocations"] = (
+        build_operation(
+            "Query one endpoint; the fields decide: chat, completion or embeddings.",
+            build_response(types["Response"], build_event_data(types["Chunk"], "[DONE]")),
+            failures,
+            request={"anyOf": [_restrict_properties(bodies[task], task) for task in bodies]},
+        )
+        | _INVOCATIONS_FORM.describe()
     )
     for name, (summary, schema) in _LISTING_OPERATIONS.items():
         operations[name] = build_operation(summary, build_response(schema), failures)

@@ -9,8 +9,20 @@ from typing import Any
 
 from protocols.chat import params
 from protocols.chat.params import remove_params, replace_params
+from protocols.core.request_headers import RequestHeaders
 from protocols.params import Param
 
+REQUEST_HEADERS = RequestHeaders(
+    ("x-databricks-",),
+    {
+        "x-databricks-azure-sp-management-token": "handled",
+        "x-databricks-azure-workspace-resource-id": "handled",
+        "x-databricks-endpoints-api-client": "handled",
+        "x-databricks-org-id": "handled",
+        "x-databricks-workspace-id": "handled",
+    },
+)
+"""The workspace is that of the worker, whatever the client's is; so are the credentials."""
 MAX_TOOLS = 32
 MAX_TOOL_PROPERTIES = 15
 

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from protocols import params
 from protocols.chat.messages import USER_PART_TYPES, MessageRules
 from protocols.chat.params import as_object, invalid_type_error, missing_error, null_to_none
+from protocols.chat.requests import FIELD_NAMES as CHAT_FIELD_NAMES
 from protocols.chat.requests import RequestRules, read_chat, read_completion, read_embedding
 from protocols.core.errors import InvalidParameter, UnknownParameter
+from protocols.core.json_text import decode_json
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -290,7 +292,7 @@ def _convert_string(raw: Raw, row: Param | None) -> Raw:
     if not isinstance(value, str) or (row is not None and row.type == "str"):
         return raw
     try:
-        parsed = msgspec.json.decode(value)
+        parsed = decode_json(value)
     except msgspec.DecodeError:
         return raw
     types = list if row is not None and row.type in _LIST_TYPES else bool | int | float
@@ -304,9 +306,7 @@ _PARAMS_BY_NAME: Mapping[RequestTask, Mapping[str, Param]] = {
     "embedding": {row.wire: row for row in databricks_params.EMBEDDING_PARAMS},
 }
 FIELD_NAMES: Mapping[str, str] = {
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-    "output": "response_format",
+    **CHAT_FIELD_NAMES,
     **params.map_field_names(
         (
             *databricks_params.LENIENT_CHAT_PARAMS,

@@ -134,7 +134,7 @@ def build_profile(*, pay_per_token: bool, extra: bool) -> WorkerProfile:
         chat=(*_CHAT_PARAMS, *chat),
         completion=(*_COMPLETION_PARAMS, *behavior, *completion),
         embedding=(find_param(params.EMBEDDING_PARAMS, "instruction"),),
-        labels=(),
+        labels=("usage_context",),
         message_style=MessageStyle(
             part_format="joined",
             includes_reasoning=False,
@@ -154,7 +154,6 @@ _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     RefusalPart: "refusals",
     VideoPart: "videos",
 }
-_USAGE_CONTEXT_PREFIX: Final = "usage_context."
 
 
 class DatabricksUpstream:
@@ -171,7 +170,10 @@ class DatabricksUpstream:
         self._extra_params = extra_params
         self._writers = {
             extra: RequestWriter(
-                build_profile(pay_per_token=pay_per_token, extra=extra), "", powers=False
+                build_profile(pay_per_token=pay_per_token, extra=extra),
+                "",
+                powers=False,
+                source=source,
             )
             for extra in (False, True)
         }
@@ -209,8 +211,6 @@ class DatabricksUpstream:
                 body["client_request_id"] = request.client_id
         if extra:
             body["extra_params"] = {name: _as_text(extra[name]) for name in sorted(extra)}
-        if context := _build_usage_context(request):
-            body["usage_context"] = context
         return UpstreamRequest(_build_path(request.model), _encode(body), _JSON_HEADERS)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
@@ -241,6 +241,7 @@ class DatabricksUpstream:
             reducer.set_field("encoding", "float")  # the gateway encodes base64 itself
             return reducer
         reducer.drop_fields("sampling.logit_bias")
+        reducer.drop_field_extra("stream_options")  # the service has no such field
         reducer.set_field("provided_fields", request.provided_fields - {"max_completion_tokens"})
         if request.kind == "chat":
             if self._pay_per_token and (request.n or 1) > 1:
@@ -324,14 +325,6 @@ def _check_texts(texts: tuple[Prompt, ...], param: str) -> None:
 def _as_text(value: Any) -> str:
     """A value in ``extra_params``, where all values are strings."""
     return value if isinstance(value, str) else _encode(value).decode()
-
-
-def _build_usage_context(request: Request) -> dict[str, str]:
-    return {
-        name.removeprefix(_USAGE_CONTEXT_PREFIX): text
-        for name, text in request.labels.items()
-        if name.startswith(_USAGE_CONTEXT_PREFIX)
-    }
 
 
 def _build_path(model: str) -> str:

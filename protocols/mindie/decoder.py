@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from protocols.chat.decoder import GenerationDecoder, WireChoice
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.wire_responses import WireChoice
 from protocols.core import sse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
@@ -27,10 +27,11 @@ from protocols.core.events import (
     Timing,
     Usage,
 )
+from protocols.core.fieldwise import decode_fields, report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
-from protocols.json_body import JSON_ERRORS
+from protocols.json_body import JSON_ERRORS, build_answer_error
 from protocols.mindie.errors import raise_worker_error
 
 # Wire types of generate and generate_stream responses; they accept what real servers send.
@@ -49,7 +50,7 @@ FINISH_REASONS: Final = FinishReasonTable(
 _MAX_NUMBER = 1e12
 
 
-class WorkerTextDetails(Struct):
+class WorkerTextDetails(Struct, forbid_unknown_fields=True):
     """Fields that the worker sends only on request."""
 
     finish_reason: Any = None
@@ -57,22 +58,22 @@ class WorkerTextDetails(Struct):
     batch_size: Any = None
     queue_wait_time: Any = None
     perf_stat: Any = None
+    first_token_cost: None = None
+    decode_cost: None = None
 
 
-class WorkerTextResponse(Struct):
+class WorkerTextResponse(Struct, forbid_unknown_fields=True):
     """A unary response, or one event of a stream."""
 
     id: Any = None
     model_name: Any = None
+    model_version: Any = None
     text_output: str | None = None
     details: WorkerTextDetails | None = None
     finish_reason: Any = None
     prefill_time: Any = None
     decode_time: Any = None
     error: Any = None
-
-
-decode_text_response = msgspec.json.Decoder(WorkerTextResponse).decode
 
 
 def list_timings(wire: WorkerTextResponse, details: WorkerTextDetails) -> list[Timing]:
@@ -157,8 +158,7 @@ class TextDecoder:
         self._closing = True
         if (body := self._body_reader.unary_body) is not None:
             return self._decode_unary(bytes(body))
-        # The last newlines may be missing.
-        events = [] if self._is_done else self._decode_events(b"\n\n")
+        events = [] if self._is_done else self._decode_events(b"")
         if not self._is_done:
             raise StreamBroken("The worker's stream stopped before its end.")
         return events
@@ -173,7 +173,8 @@ class TextDecoder:
 
     def _iter_payloads(self, data: bytes) -> Iterator[bytes]:
         """Yield the payloads of events. Raises the error that a line outside an event reports."""
-        for payload in self._sse_parser.feed(data):
+        parser = self._sse_parser
+        for payload in parser.close() if self._closing else parser.feed(data):
             if payload.strip() and not self._is_done:
                 yield payload
         if self._sse_parser.stray_line is not None and not self._is_done:
@@ -181,7 +182,7 @@ class TextDecoder:
             raise WorkerFailed(_BROKEN_RESPONSE)
 
     def _decode_event(self, payload: bytes, events: list[Event]) -> None:
-        wire, details = self._decode_wire(payload)
+        wire, details = self._decode_wire(payload, events)
         total = self._usage_reader.read_completion_tokens(details.generated_tokens)
         count = 1 if total is None else max(total - self._token_count, 0)
         self._token_count += count
@@ -197,27 +198,33 @@ class TextDecoder:
     # --- one JSON object --------------------------------------------------------------------------
 
     def _decode_unary(self, body: bytes) -> list[Event]:
-        wire, details = self._decode_wire(body)
         events: list[Event] = []
+        wire, details = self._decode_wire(body, events)
         self._add_metadata(wire, details, events)
         count = self._usage_reader.read_completion_tokens(details.generated_tokens)
         events.append(TextDelta(wire.text_output or "", tokens=1 if count is None else count))
-        self._add_end(details.finish_reason or wire.finish_reason or "", events)
+        reason = details.finish_reason or wire.finish_reason or ""
+        if wire.details is None and not reason and self._source in ("", SOURCE):
+            return [*events, ChoiceEnd("unknown"), StreamEnd()]  # the client need not ask for them
+        self._add_end(reason, events)
         return events
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _decode_wire(self, body: bytes) -> tuple[WorkerTextResponse, WorkerTextDetails]:
+    def _decode_wire(
+        self, body: bytes, events: list[Event]
+    ) -> tuple[WorkerTextResponse, WorkerTextDetails]:
         try:
-            wire = decode_text_response(body)
+            wire, lost = decode_fields(body, WorkerTextResponse)
         except JSON_ERRORS as e:
             raise_worker_error(body)
             if self._closing and self._body_reader.unary_body is None:
                 raise StreamBroken("The worker's stream stopped inside an event.") from e
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         if wire.text_output is None or wire.error is not None:
             raise_worker_error(body)
             raise WorkerFailed("The worker's answer has no text.")
+        report_lost_fields(lost, events)
         return wire, wire.details or WorkerTextDetails()
 
     def _add_metadata(

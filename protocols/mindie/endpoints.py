@@ -37,6 +37,7 @@ from protocols.core.request import (
     PromptOptions,
     TokenizeRequest,
 )
+from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.mindie import errors, openapi, params, requests, responses
 from protocols.mindie.params import (
@@ -311,6 +312,7 @@ class MindIE(MindieUpstream):
     applies_model_settings: ClassVar[bool] = True
     param_tables: Mapping[str, tuple[Param, ...]]
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
+    request_headers: RequestHeaders = NO_REQUEST_HEADERS
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
     endpoints: tuple[Endpoint, ...] = (
         _build_generate_endpoint(f"{_MODEL_PATH}/generate", "text"),
@@ -336,7 +338,7 @@ class MindIE(MindieUpstream):
         _build_info_endpoint("/health/{probe}", "timed_health", open=True),
         _build_info_endpoint("/info", "info"),
         _build_info_endpoint("/v1/models", "models"),
-        _build_info_endpoint("/v1/models/{model}", "model"),
+        Endpoint("GET", "/v1/models/{model}", "inform", "model", takes_slashes=True),
     )
 
     def __init__(
@@ -421,12 +423,14 @@ class MindIE(MindieUpstream):
             case "tokens":
                 return requests.read_tokens_request(call, setup)
             case "tokenizer":
-                with_texts = get_field(read_body_fields(call), "do_decode") is not False
+                fields = read_body_fields(call)
+                with_texts = get_field(fields, "do_decode") is not False
                 return TokenizeRequest(
                     model=self._read_default_model(call),
                     prompt=read_tokenizer_text(call, setup),
                     templating=PromptOptions("raw"),
                     return_texts=with_texts,
+                    extra=requests.find_fields_beside(fields, "inputs", "do_decode"),
                 )
             case "chat":
                 return requests.read_chat_request(call, setup)

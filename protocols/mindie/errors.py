@@ -32,10 +32,12 @@ from protocols.core.errors import (
     RequestNotFound,
     RequestTooLarge,
     Unauthorized,
+    UnsupportedEncoding,
     UnsupportedFeature,
     VersionNotFound,
     WorkerError,
     WorkerFailed,
+    WorkerModelNotFound,
     WorkerUnreachable,
 )
 from protocols.core.interfaces import ClientRequest, Headers, HttpResponse
@@ -58,6 +60,7 @@ ERROR_TYPES: Final = {
     401: "Unauthorized",
     403: "Forbidden",
     404: "NotFoundError",
+    415: "Unsupported Media Type",
     422: "Input Validation Error",
     424: "Generation Error",
     500: "Incomplete Generation",
@@ -148,6 +151,8 @@ def _map_other_error(error: GatewayError) -> HttpResponse:
             return build_status_response(424, f"Failed to enqueue inferRequest. {error.message}")
         case Unauthorized():
             return build_status_response(401, error.message)
+        case UnsupportedEncoding():
+            return build_status_response(415, error.message)
         case ContentFiltered():
             return build_status_response(400, error.message)
         case Overloaded() | WorkerUnreachable():
@@ -255,7 +260,7 @@ def _map_mindie_error(status: int, fault: WorkerErrorBody) -> GatewayError | Non
     """Map the errors that only this server has."""
     text = fault.text
     if status in (404, 422) and _UNKNOWN_MODEL_PATTERN.fullmatch(text):
-        return WorkerFailed("The worker does not know the model.", status=status)
+        return WorkerModelNotFound("The worker does not know the model.", status=status)
     if (match := _TOKEN_LIMIT_PATTERN.search(text)) is not None:
         tokens, limit = match["ids"] or match["tokens"], match["max_ids"] or match["max_tokens"]
         return ContextTooLong(text, tokens=int(tokens), limit=int(limit))

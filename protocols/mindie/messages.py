@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from protocols.chat.messages import CALL_KEYS, MESSAGE_KEYS, ROLE_KEYS
-from protocols.core.extra import read_extra_fields
+from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -28,6 +28,12 @@ Fields = Mapping[str, Any]
 _FUNCTION_NAME_PATTERN = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")
 _MAX_MEDIA_PARTS = 20
 _MEDIA_KEYS = ("image_url", "audio_url", "video_url")
+_PART_KEYS: Mapping[str, KeyTree] = {
+    **{key: {"type": frozenset({key}), key: {"url": None}} for key in _MEDIA_KEYS},
+    "text": {"type": frozenset({"text"}), "text": None},
+}
+"""The known keys of a part by the key with its content; the server does not read the type."""
+_NO_PART_ERROR = "Request param content item must have text, image_url, video_url or audio_url"
 _WRONG_TYPE_ERROR = "The type of inputs is abnormal"
 _MISSING_CONTENT_ERROR = "Request param contains not content or content null"
 
@@ -55,22 +61,26 @@ def check_media(items: Sequence[Any]) -> None:
             raise build_param_error(text, media[0], "too_long")
 
 
-def read_parts(items: Sequence[Any]) -> tuple[ContentPart, ...]:
-    """Convert the parts that ``check_media`` accepted; ignore items that are not parts."""
-    parts: list[ContentPart] = []
-    for item in items:
-        match item:
-            case {"image_url": url}:
-                parts.append(ImagePart(_read_media_url(url)))
-            case {"video_url": url}:
-                parts.append(VideoPart(_read_media_url(url)))
-            case {"audio_url": url}:
-                parts.append(AudioPart(_read_media_url(url)))
-            case {"text": str(text)}:
-                parts.append(TextPart(text))
-            case _:
-                pass
-    return tuple(parts)
+def read_parts(items: Sequence[Any], at: str) -> tuple[ContentPart, ...]:
+    """Convert the parts that ``check_media`` accepted. Raises InvalidParameter for other items."""
+    return tuple([_read_part(item, f"{at}[{k}]") for k, item in enumerate(items)])
+
+
+def _read_part(item: Any, at: str) -> ContentPart:
+    part: ContentPart
+    match item:
+        case {"image_url": url}:
+            key, part = "image_url", ImagePart(_read_media_url(url))
+        case {"video_url": url}:
+            key, part = "video_url", VideoPart(_read_media_url(url))
+        case {"audio_url": url}:
+            key, part = "audio_url", AudioPart(_read_media_url(url))
+        case {"text": str(text)}:
+            key, part = "text", TextPart(text)
+        case _:
+            raise build_param_error(_NO_PART_ERROR, at)
+    extra = read_extra_fields(item, at, _PART_KEYS[key])
+    return part if extra is None else msgspec.structs.replace(part, extra=extra)
 
 
 def _read_media_url(value: Any) -> str:
@@ -158,7 +168,7 @@ def _read_content(fields: Fields, at: str, *, full: bool) -> tuple[ContentPart, 
             return (TextPart(text),)
         case list(items):
             check_media(items)
-            return read_parts(items) or (TextPart(""),)
+            return read_parts(items, at) or (TextPart(""),)
         case _:
             raise build_param_error(_WRONG_TYPE_ERROR, at, "type")
 
@@ -172,9 +182,13 @@ def _read_assistant_message(fields: Fields, at: str) -> Message:
             _read_tool_call(item if isinstance(item, dict) else {}, f"{at}.tool_calls[{i}]")
             for i, item in enumerate(items)
         )
-        return Message("assistant", _read_content_with_calls(content), tool_calls=tool_calls)
+        parts = _read_content_with_calls(content, f"{at}.content")
+        return Message("assistant", parts, tool_calls=tool_calls)
     if isinstance(content, list) and not has_media(content):
-        content = "".join(part.text for part in read_parts(content) if isinstance(part, TextPart))
+        message = Message("assistant", read_parts(content, f"{at}.content"))
+        if message.text:
+            return message
+        content = ""
     text = check_value(
         content,
         str,
@@ -186,12 +200,12 @@ def _read_assistant_message(fields: Fields, at: str) -> Message:
     return Message("assistant", (TextPart(text),))
 
 
-def _read_content_with_calls(content: Any) -> tuple[ContentPart, ...]:
+def _read_content_with_calls(content: Any, at: str) -> tuple[ContentPart, ...]:
     match content:
         case str(text) if text:
             return (TextPart(text),)
         case list(items):
-            return read_parts(items)
+            return read_parts(items, at)
         case _:
             return ()
 

@@ -6,6 +6,7 @@ The endpoints in the style of other servers (``/generate``, ``/infer`` and the l
 from collections.abc import Mapping
 from typing import Final
 
+from protocols.chat.openapi import CHAT_FORM
 from protocols.core import errors
 from protocols.core.interfaces import OpenApiFragment
 from protocols.mindie.params import INT32_MAX, MAX_STOP_STRINGS, MindieConfig
@@ -28,6 +29,7 @@ from protocols.openapi import (
     ref,
 )
 from protocols.params import Param
+from protocols.prompt_form import PromptForm, find_parameters
 
 TablesByOperation = Mapping[str, tuple[Param, ...]]
 
@@ -254,6 +256,7 @@ _ERROR_STATUSES: Final[tuple[tuple[type[errors.GatewayError], int], ...]] = (
     (errors.ClientError, 400),
     (errors.Unauthorized, 401),
     (errors.RequestTooLarge, 413),
+    (errors.UnsupportedEncoding, 415),
     (errors.RateLimitExceeded, 429),
     (errors.QuotaExceeded, 429),
     (errors.Overloaded, 503),
@@ -273,13 +276,20 @@ def describe_api(setup: MindieConfig, tables: TablesByOperation) -> OpenApiFragm
     failures = _describe_errors((errors.ModelNotFound, 404))
     openai_failures = _describe_errors((errors.ModelNotFound, 422))
     generate = _build_generate_request(setup, tables["text"])
+    form = PromptForm(
+        label="generate",
+        body={"text_input": "$prompt"},
+        parameters=find_parameters(tables["text"], "parameters."),
+        stream_suffix="_stream",
+    )
     text_stream = build_response(None, build_event_data(ref("GeneratedPiece")))
     chat = build_response(ref("ChatAnswer"), build_event_data(ref("ChatChunk"), "[DONE]"))
     completion = build_response(ref("TextAnswer"), build_event_data(ref("TextChunk"), "[DONE]"))
     operations = {
         "text": build_operation(
             "Complete a prompt.", build_response(ref("Generated")), failures, request=generate
-        ),
+        )
+        | form.describe(),
         "text_stream": build_operation(
             "Complete a prompt, event by event.", text_stream, failures, request=generate
         ),
@@ -288,7 +298,8 @@ def describe_api(setup: MindieConfig, tables: TablesByOperation) -> OpenApiFragm
             chat,
             openai_failures,
             request=_build_chat_request(setup, tables["chat"]),
-        ),
+        )
+        | CHAT_FORM.describe(),
         "completion": build_operation(
             "Complete a prompt.",
             completion,

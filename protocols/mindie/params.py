@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
-import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from protocols import params
 from protocols.core.errors import InvalidParameter, MalformedRequest, ParameterProblem
 from protocols.core.interfaces import ClientRequest
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import PromptOptions
 from protocols.json_body import decode_value, read_object
 from protocols.params import Param, ParamType, ParsedParams
@@ -29,9 +29,9 @@ from protocols.params import Param, ParamType, ParsedParams
 # library. Source: MindIE-LLM 0695772, src/server/endpoint/utils/infer_param.cpp and
 # parameters_checker.cpp.
 
-decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+decode_fields = JsonDecoder(dict[str, Raw]).decode
 """Decode the fields of a JSON object; the values stay raw."""
-_decode_items = msgspec.json.Decoder(list[Raw]).decode
+_decode_items = JsonDecoder(list[Raw]).decode
 _INT64_LIMIT = 2**63
 _EXPONENT_THRESHOLD = 10**15
 _REPR_EXPONENT_THRESHOLD = 10**16
@@ -103,7 +103,7 @@ def read_body_fields(call: ClientRequest) -> Mapping[str, Raw]:
     except MalformedRequest as error:
         if error.problem != "object":
             raise
-        decode_value(Raw(call.body))  # only the first byte was checked: it may be invalid JSON
+        decode_value(call.body)  # only the first byte was checked: it may be invalid JSON
         return {}
 
 

@@ -9,11 +9,23 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
+from protocols.chat.field_keys import read_field_extra
+from protocols.chat.params import NULL
 from protocols.chat.tools import read_response_format, read_tool_choice, read_tools
 from protocols.core.errors import MalformedRequest
+from protocols.core.extra import read_extra_fields
 from protocols.core.interfaces import ClientRequest
-from protocols.core.request import GenerationRequest, Message, OutputFormat, ResponseOptions
+from protocols.core.request import (
+    ExtraFields,
+    FieldPath,
+    GenerationRequest,
+    Message,
+    OutputFormat,
+    ResponseOptions,
+)
+from protocols.json_body import decode_value
 from protocols.mindie import params
 from protocols.mindie.errors import MISSING_INPUT_ERROR, describe_unknown_model
 from protocols.mindie.messages import (
@@ -127,6 +139,8 @@ def _resolve_beam_width(values: ParsedParams) -> None:
 
 # --- the internal request -------------------------------------------------------------------------
 
+EMPTY_FIELDS: Final[Mapping[str, Raw]] = {}
+
 
 def build_request(
     values: ParsedParams,
@@ -135,12 +149,13 @@ def build_request(
     fields: Mapping[str, Raw],
     *,
     read_elsewhere: tuple[str, ...] = (),
+    beside: Mapping[str, Raw] = EMPTY_FIELDS,
     **more: Any,
 ) -> GenerationRequest:
     """Build the request from the values that ``table`` read from ``fields``.
 
-    ``read_elsewhere`` are further wire fields that have been read; ``more`` are fields of the
-    request.
+    ``read_elsewhere`` are further wire fields that have been read, ``beside`` those next to
+    ``fields`` that nobody knows; ``more`` are fields of the request.
     """
     if (priority := values.get("priority")) is not None:
         values["priority"] = (priority - 1) * PRIORITY_STEP
@@ -149,8 +164,18 @@ def build_request(
     if setup.max_iter_times is not None:
         max_tokens = values.get("stopping.max_tokens") or setup.max_iter_times
         values["stopping.max_tokens"] = min(max_tokens, setup.max_iter_times)
+    if beside:
+        values_beside: dict[FieldPath, Any] = {
+            (name,): decode_value(raw) for name, raw in beside.items()
+        }
+        more["field_extra"] = (*more.get("field_extra", ()), ExtraFields("", values_beside))
     extra = collect_extra_fields(table, fields, read_elsewhere)
     return GenerationRequest(**{**values.build_request_arguments(), "extra": extra, **more})
+
+
+def find_fields_beside(fields: Mapping[str, Raw], *known: str) -> dict[str, Raw]:
+    """The fields next to ``parameters`` that nobody knows."""
+    return {name: raw for name, raw in fields.items() if name not in known and raw != NULL}
 
 
 def read_prompt_params(
@@ -239,6 +264,7 @@ def read_text_request(
         stream=stream,
         response_options=build_response_options(values, timing=timing),
         client_id=client_id,
+        beside=find_fields_beside(fields, "text_input", "parameters", "id"),
         **prompt,
     )
 
@@ -262,6 +288,7 @@ def read_prompt(
 ) -> dict[str, Any]:
     """Convert a prompt (text or parts) to request fields. Raises InvalidParameter."""
     value, limit = get_field(fields, key), setup.profile.max_text_length
+    extra: list[ExtraFields] = []
     if isinstance(value, list):
         if not value:
             raise build_param_error(error_texts.empty_list, key, "empty")
@@ -274,13 +301,19 @@ def read_prompt(
         raise build_param_error(text, key, "too_long" if length else "empty")
     if isinstance(value, list) and has_media(value):
         # The server places media in the prompt itself, as in a user message.
-        message = Message("user", read_parts(value))
+        message = Message("user", read_parts(value, key))
         templating = PROMPT_OPTIONS_BY_MODE["chat"]
         return {"kind": "chat", "messages": (message,), "templating": templating}
     if isinstance(value, list):
-        parts = (item for item in value if isinstance(item, dict))
-        value = "".join(part.get("text", "") for part in parts)
-    return {"kind": "completion", "prompts": (value,), "templating": setup.templating}
+        message = Message("user", read_parts(value, key))
+        value = message.text
+        extra = [replace(one, inside=(one.at,)) for part in message.parts if (one := part.extra)]
+    return {
+        "kind": "completion",
+        "prompts": (value,),
+        "templating": setup.templating,
+        "field_extra": tuple(extra),
+    }
 
 
 # Requests of the endpoints without a model name: native, TGI style and vLLM style.
@@ -344,6 +377,7 @@ def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) ->
         model=model,
         stream=stream,
         response_options=build_response_options(values, token_ids=True, timing=stream),
+        beside=find_fields_beside(fields, "inputs", "input_id", "parameters", "stream"),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -403,6 +437,7 @@ def read_tgi_style_request(
         response_options=build_response_options(
             values, token_ids=stream or bool(values.get("request.details"))
         ),
+        beside=find_fields_beside(fields, "inputs", "parameters", "stream"),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -457,7 +492,12 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
     tensor = inputs[0] if isinstance(inputs[0], dict) else {}
     ids = _read_token_tensor(tensor)
     client_id = _read_request_id(fields, name)
-    read_output_name(get_field(fields, "outputs"))
+    outputs = get_field(fields, "outputs")
+    read_output_name(outputs)
+    unknown = (
+        read_extra_fields(tensor, "inputs[0]", _INPUT_KEYS),
+        read_extra_fields(outputs[0], "outputs[0]", _OUTPUT_KEYS),
+    )
     is_inside = tensor.get("parameters") is not None
     parameters = read_object_field(
         read_first_object(fields["inputs"]) if is_inside else fields, "parameters"
@@ -473,8 +513,14 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
         prompts=(ids,),
         templating=RAW_PROMPT_OPTIONS,
         response_options=build_response_options(values, token_ids=True),
+        field_extra=tuple([one for one in unknown if one is not None]),
+        beside=find_fields_beside(fields, "inputs", "outputs", "parameters", "id"),
         client_id=client_id,
     )
+
+
+_INPUT_KEYS: Final = dict.fromkeys(("name", "datatype", "shape", "data", "parameters"))
+_OUTPUT_KEYS: Final = {"name": None}
 
 
 def read_output_name(outputs: Any) -> str:
@@ -588,6 +634,7 @@ def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationReq
         read_elsewhere=read_elsewhere,
         model=model,
         kind="chat",
+        field_extra=read_field_extra(fields),
         client_id=setup.get_request_id(call),
         **more,
     )
@@ -750,6 +797,7 @@ def read_completion_request(call: ClientRequest, setup: MindieConfig) -> Generat
         prompts=(prompt,),
         templating=RAW_PROMPT_OPTIONS,
         output=output,
+        field_extra=read_field_extra(fields),
         client_id=setup.get_request_id(call),
     )
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from protocols import params
 from protocols import prompt as protocols_prompt
 from protocols.chat import upstream
+from protocols.chat.field_keys import find_lost_keys
 from protocols.chat.field_types import (
     OPTIONAL_BOOL,
     PLAIN_MESSAGES,
@@ -46,6 +47,7 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     UpstreamRequest,
 )
+from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
@@ -64,7 +66,7 @@ from protocols.core.request import (
 from protocols.json_body import JSON_ERRORS, read_object
 from protocols.mindie import errors, responses
 from protocols.mindie import params as mindie_params
-from protocols.mindie.decoder import OpenAiStyleDecoder, TextDecoder
+from protocols.mindie.decoder import SOURCE, OpenAiStyleDecoder, TextDecoder
 from protocols.mindie.params import (
     COMPLETION_PARAMS,
     INT32_MAX,
@@ -416,8 +418,8 @@ class _ServerMetadata(msgspec.Struct):
     extensions: _ServerExtensions
 
 
-_decode_slot_count = msgspec.json.Decoder(_SlotCount).decode
-_decode_server_metadata = msgspec.json.Decoder(_ServerMetadata).decode
+_decode_slot_count = JsonDecoder(_SlotCount).decode
+_decode_server_metadata = JsonDecoder(_ServerMetadata).decode
 
 
 class MindieUpstream:
@@ -431,7 +433,7 @@ class MindieUpstream:
         self._chat_mode = chats
         self._renderer = renderer
         self._openai_writer = upstream.RequestWriter(
-            self._capabilities.openai_profile, "/v1", powers=False
+            self._capabilities.openai_profile, "/v1", powers=False, source=SOURCE
         )
         self._parameter_support = {
             **params.build_parameter_support(self._capabilities.text_params),
@@ -458,10 +460,8 @@ class MindieUpstream:
         adapted, unsupported = self._adapt_request(request, names)
         if self._uses_openai_endpoint(request):
             return unsupported + self._openai_writer.unsupported_parameters(adapted, names)
-        if request.response_options.token_ids:
-            wire = names.get("response_options.token_ids", "return_token_ids")
-            unsupported += (UnsupportedParameter(wire, "dropped"),)
         unsupported += protocols_prompt.find_prompt_losses(adapted, self._renderer, names)
+        unsupported += find_lost_keys({"text_input": ""}, adapted.field_extra)
         return unsupported + loss.find_unsupported_parameters(
             adapted, self._parameter_support, names, extra=True
         )
@@ -533,6 +533,7 @@ class MindieUpstream:
         body: dict[str, Any] = {"id": name} if name else {}
         body["text_input"] = protocols_prompt.build_prompt(adapted, self._renderer)
         body["parameters"] = self._write_parameters(adapted)
+        find_lost_keys(body, adapted.field_extra)
         endpoint = "generate_stream" if request.stream else "generate"
         path = f"{_build_model_path(request.model)}/{endpoint}"
         return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
@@ -593,7 +594,7 @@ _PARAMETER_TYPES: Final[Mapping[str, Any]] = {
 
 _COUNT_KEY: Final = "generated_tokens"
 
-_decode_prompt = msgspec.json.Decoder(_PromptString).decode
+_decode_prompt = JsonDecoder(_PromptString).decode
 
 
 class _TokenCounter(Struct):
@@ -613,6 +614,7 @@ class MindiePassthrough:
         self._openai_passthrough = PassthroughRules(
             _build_endpoint_rules(setup, taken, chats),
             create_decoder=self._build_openai_decoder,
+            reads_text=False,
             finish_reasons=_EARLY_FINISH_REASONS if self._early else _FINISH_REASONS,
             unary_headers=errors.JSON_HEADERS,
             stream_headers=_EVENT_STREAM_HEADERS,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat.params import missing_error, null_to_none
-from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.catalog import Catalog, LoadsModels, ModelInfo
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import (
     ClientRequest,
@@ -23,6 +23,7 @@ from protocols.core.interfaces import (
     RoutingInfo,
 )
 from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import (
     decode_value,
@@ -32,7 +33,13 @@ from protocols.json_body import (
     read_unchecked_fields,
 )
 from protocols.ollama import errors, openapi, requests, responses
-from protocols.ollama.params import EMBEDDING_PARAMS, OPTION_PARAMS, REQUEST_PARAMS, STATEFUL_FIELDS
+from protocols.ollama.params import (
+    CHAT_PARAMS,
+    EMBEDDING_PARAMS,
+    OPTION_PARAMS,
+    REQUEST_PARAMS,
+    STATEFUL_FIELDS,
+)
 from protocols.ollama.requests import Fields, get_capabilities, read_text
 from protocols.ollama.responses import build_json_response, format_time
 from protocols.params import Param, ParamTable
@@ -40,7 +47,7 @@ from protocols.params import Param, ParamTable
 _TEXT_HEADERS: Final = (("Content-Type", "text/plain; charset=utf-8"),)
 _DEFAULT_TAG: Final = ":latest"
 _EXPIRY_TIME: Final = "2318-01-01T00:00:00Z"
-"""When a model is unloaded: never. In ``/api/ps``, where clients parse a time."""
+"""When a model is unloaded that always stays: never. In ``/api/ps``, where clients parse a time."""
 _DETAILS: Final[Mapping[str, Any]] = {
     "parent_model": "",
     "format": "",
@@ -95,6 +102,7 @@ class Ollama:
     profiles: ClassVar[tuple[str, ...]] = ("0.9",)
     model_options: ClassVar[Mapping[str, Any]] = requests.MODEL_OPTIONS
     stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
+    request_headers: RequestHeaders = NO_REQUEST_HEADERS
     path_prefixes: tuple[str, ...] = ("/api",)
 
     def __init__(
@@ -112,8 +120,9 @@ class Ollama:
         self._version = version
         self._pull_known = pull_known
         generation = ParamTable(*_add_prefix(OPTION_PARAMS), *REQUEST_PARAMS)
+        chat = ParamTable(*_add_prefix(OPTION_PARAMS), *CHAT_PARAMS)
         self.param_tables: Mapping[str, tuple[Param, ...]] = {
-            "chat": generation,
+            "chat": chat,
             "generate": generation,
             "embed": EMBEDDING_PARAMS,
         }
@@ -168,7 +177,13 @@ class Ollama:
                 dimensions=call.__dict__.get("dimensions"),
             )
         is_chat = operation == "chat"
-        return responses.GenerationEncoder(context, name, call.started_at, is_chat=is_chat)
+        return responses.GenerationEncoder(
+            context,
+            name,
+            call.started_at,
+            is_chat=is_chat,
+            hides_reasoning=request.response_options.hides_reasoning,
+        )
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
@@ -198,8 +213,12 @@ class Ollama:
                 models = [self._describe_listed_model(model) for model in catalog.list_models()]
                 return build_json_response({"models": models})
             case "ps":
-                ready = (model for model in catalog.list_models() if model.ready)
-                return build_json_response({"models": [_describe_running(one) for one in ready]})
+                running = [
+                    description
+                    for model in catalog.list_models()
+                    if (description := _describe_running(model, call.started_at)) is not None
+                ]
+                return build_json_response({"models": running})
             case "show":
                 return self._show_model(call, catalog)
             case "pull" if self._pull_known:
@@ -302,13 +321,21 @@ def _identify_model(model: ModelInfo) -> dict[str, Any]:
     return {"name": name, "model": name, "digest": digest}
 
 
-def _describe_running(model: ModelInfo) -> dict[str, Any]:
+def _describe_running(model: ModelInfo, now: float) -> dict[str, Any] | None:
+    """A model in memory; None if no version is. Of remote models only the readiness is known."""
+    states = [version.state for version in model.versions if version.state is not None]
+    loaded = [state for state in states if state.loaded]
+    is_remote = len(states) < len(model.versions)
+    if not loaded and not (is_remote and model.ready):
+        return None
+    delays = [state.expires_in for state in loaded if state.expires_in is not None]
+    expires = len(delays) == len(model.versions)
     length = {} if model.context_length is None else {"context_length": model.context_length}
     return {
         **_identify_model(model),
-        "size": 0,
+        "size": sum(state.memory_bytes for state in loaded),
         "details": _DETAILS,
-        "expires_at": _EXPIRY_TIME,
+        "expires_at": format_time(now + max(delays)) if expires else _EXPIRY_TIME,
         "size_vram": 0,
         **length,
     }
@@ -347,9 +374,23 @@ def _answer_empty_request(call: ClientRequest, operation: str, catalog: Catalog)
     """The response without a model's work. Raises ModelNotFound and InvalidParameter."""
     fields = read_fields(call)
     name = _read_model(fields, call)
-    _find_model(name, catalog)
+    keep_alive = requests.read_keep_alive(fields)
+    model = _find_model(name, catalog)
+    is_kept = isinstance(catalog, LoadsModels) and catalog.keep_model(model, keep_alive)
+    response = _build_empty_response(call, operation, name, is_unload=keep_alive == 0)
+    if keep_alive is None or is_kept:
+        return response
+    return replace(response, headers=(*response.headers, _KEPT_AS_IT_IS))
+
+
+_KEPT_AS_IT_IS: Final = ("x-interlingua-loss", "keep_alive=dropped")
+"""The model is not loaded on demand: it is neither loaded nor unloaded."""
+
+
+def _build_empty_response(
+    call: ClientRequest, operation: str, name: str, *, is_unload: bool
+) -> HttpResponse:
     if operation in _GENERATION_OPERATIONS:
-        is_unload = requests.read_keep_alive(fields) == 0
         time = format_time(call.started_at)
         is_chat = operation == "chat"
         return responses.build_load_answer(name, time, unload=is_unload, is_chat=is_chat)

@@ -26,6 +26,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
     RequestTooLarge,
     Unauthorized,
+    UnsupportedEncoding,
     WorkerError,
     WorkerUnreachable,
 )
@@ -49,6 +50,7 @@ _STATUSES: Final[Mapping[type[GatewayError], int]] = {
     PathNotFound: 404,
     MethodNotAllowed: 405,
     RequestTooLarge: 413,
+    UnsupportedEncoding: 415,
     Unauthorized: 401,
     RateLimitExceeded: 429,
     QuotaExceeded: 429,

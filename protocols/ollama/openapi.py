@@ -20,6 +20,7 @@ from protocols.openapi import (
     parse_types,
     ref,
 )
+from protocols.prompt_form import PromptForm, SdkExample, find_parameters
 
 _PARAMS: Final = {row.wire: build_param_schema(row) for row in REQUEST_PARAMS}
 _TYPES: Final = parse_types(
@@ -113,6 +114,34 @@ _ANSWER_NAMES: Final = (
 )
 
 
+def _build_form(method: str, content: Schema, text: str) -> PromptForm:
+    """The form of an operation; ``text``: that of a response, and of a part of a stream."""
+    authorization = """{"Authorization": f"Bearer {os.environ['API_KEY']}"}"""
+    return PromptForm(
+        label=method,
+        body={"model": "$model", **content},
+        parameters=find_parameters(OPTION_PARAMS, "options."),
+        stream_flag="stream",
+        sdk=SdkExample(
+            imports="from ollama import Client",
+            client=f"Client(host={{url}}, headers={authorization})",
+            keyless_client="Client(host={url})",
+            method=method,
+            path=f"/api/{method}",
+            streamed=(
+                "for part in response:",
+                f'    print(part.{text} or "", end="", flush=True)',
+                "print()",
+            ),
+            whole=(f"print(response.{text})",),
+        ),
+    )
+
+
+_CHAT_FORM: Final = _build_form("chat", {"messages": "$messages"}, "message.content")
+_GENERATE_FORM: Final = _build_form("generate", {"prompt": "$prompt"}, "response")
+
+
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
     failures = build_error_responses(ERROR_STATUSES, ref("OllamaError"))
@@ -129,8 +158,10 @@ def describe_api() -> OpenApiFragment:
 
     return OpenApiFragment(
         {
-            "chat": describe_stream("Answer a conversation.", chat, "ChatRequest"),
-            "generate": describe_stream("Answer a prompt.", generate, "GenerateRequest"),
+            "chat": describe_stream("Answer a conversation.", chat, "ChatRequest")
+            | _CHAT_FORM.describe(),
+            "generate": describe_stream("Answer a prompt.", generate, "GenerateRequest")
+            | _GENERATE_FORM.describe(),
             "embed": describe("Create embeddings.", "EmbedAnswer", "EmbedRequest"),
             "embeddings": describe("Create an embedding.", "EmbeddingsAnswer", "EmbeddingsRequest"),
             "tags": describe("List the models.", "ModelList"),

@@ -41,6 +41,7 @@ REQUEST_PARAMS: Final = ParamTable(
     Param("top_logprobs", "request.top_logprobs", "int", 0, 20),
     Param("truncate", "stopping.overflow", "bool", default=True),
 )
+CHAT_PARAMS: Final = ParamTable(*[row for row in REQUEST_PARAMS if row.wire != "raw"])
 EMBEDDING_PARAMS: Final = ParamTable(
     Param("truncate", "overflow", "bool", default=True),
     Param("dimensions", "request.dimensions", "int"),
@@ -105,6 +106,10 @@ STATEFUL_FIELDS: Final = (
         "the tokens of the conversation before, as another server made them",
         "The tokens of an earlier answer mean nothing to this model: use /api/chat.",
     ),
-    StatefulField("keep_alive", "reported", "how long a model stays loaded: same answer"),
+    StatefulField(
+        "keep_alive",
+        "reported",
+        "how long a model stays loaded: honoured by a local model that is loaded on demand",
+    ),
 )
 """The fields that refer to what a server keeps."""

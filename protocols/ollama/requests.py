@@ -1,7 +1,7 @@
 """Decodes chat, generate and embeddings requests.
 
-A field that no target can honour, such as ``keep_alive``, is kept in ``extra`` and therefore
-reported as a loss. Source: ollama 0.9, api/types.go and server/routes.go.
+A field that no target can honour is kept in ``extra`` and therefore reported as a loss. Source:
+ollama 0.9, api/types.go and server/routes.go.
 """
 
 import binascii
@@ -43,7 +43,7 @@ from protocols.core.request import (
     ToolCall,
 )
 from protocols.json_body import decode_value
-from protocols.ollama.params import EMBEDDING_PARAMS, REQUEST_PARAMS, read_options
+from protocols.ollama.params import CHAT_PARAMS, EMBEDDING_PARAMS, REQUEST_PARAMS, read_options
 from protocols.params import ParamTable, ParsedParams
 
 Fields = Mapping[str, Raw]
@@ -108,14 +108,14 @@ class _Target(Struct, frozen=True):
 # --- chat and generate ----------------------------------------------------------------------------
 
 _CHAT_FIELDS: Final = frozenset(
-    {"model", "name", "messages", "tools", "format", "options", "think"}
-    | {row.wire for row in REQUEST_PARAMS}
+    {"model", "name", "messages", "tools", "format", "options", "think", "keep_alive"}
+    | {row.wire for row in CHAT_PARAMS}
 )
 _GENERATE_FIELDS: Final = (_CHAT_FIELDS - {"messages", "tools"}) | {
-    "prompt", "system", "suffix", "images",
+    "prompt", "system", "suffix", "images", "raw",
 }  # fmt: skip
 _EMBEDDING_FIELDS: Final = frozenset(
-    {"model", "input", "prompt", "options"} | {row.wire for row in EMBEDDING_PARAMS}
+    {"model", "input", "prompt", "options", "keep_alive"} | {row.wire for row in EMBEDDING_PARAMS}
 )
 
 
@@ -189,6 +189,7 @@ def _read_generation_params(
     read_options(fields, values, extra)
     values.provided_fields = {name for name, raw in fields.items() if raw != NULL}
     values["stream"] = stream
+    values["keep_alive"] = read_keep_alive(fields)
     top = values.pop("request.top_logprobs", 0)
     if values.pop("request.logprobs", False):
         values["logprobs.top"] = top
@@ -197,12 +198,13 @@ def _read_generation_params(
     effort = _read_think(fields, target)
     if effort is not None:
         values["reasoning.effort"] = effort
+    if decode_value(fields.get("think", NULL)) is False:
+        values["response_options.hides_reasoning"] = True
     return values, extra
 
 
 def _collect_extra(fields: Fields, own_fields: Collection[str]) -> dict[str, Raw]:
     """The fields that no target can honour."""
-    read_keep_alive(fields)
     return {n: raw for n, raw in fields.items() if n not in own_fields and raw != NULL}
 
 
@@ -479,6 +481,7 @@ def read_embedding(
     extra = _collect_extra(fields, _EMBEDDING_FIELDS)
     read_options(fields, values, extra, ParamTable())
     values.pop("request.dimensions", None)
+    values["keep_alive"] = read_keep_alive(fields)
     if (truncate := values.pop("overflow", None)) is not None:
         values["overflow"] = "truncate" if truncate else "error"
     values.provided_fields = {n for n, raw in fields.items() if raw != NULL}

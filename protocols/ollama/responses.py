@@ -31,13 +31,14 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Clock, Headers, HttpResponse, ResponseContext
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import ToolCall
 from protocols.json_body import JSON_ERRORS, encode_ascii
 from protocols.ollama.errors import JSON_HEADERS, OllamaError, get_error_text
 from protocols.openapi import NDJSON_CONTENT_TYPE
 
 _NANOSECONDS: Final = 1_000_000_000
-_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_object = JsonDecoder(dict[str, Raw]).decode
 
 
 class LogprobItem(Struct):
@@ -204,9 +205,16 @@ class GenerationEncoder:
     content_type = NDJSON_CONTENT_TYPE
 
     def __init__(
-        self, context: ResponseContext, model: str, started_at: float, *, is_chat: bool
+        self,
+        context: ResponseContext,
+        model: str,
+        started_at: float,
+        *,
+        is_chat: bool,
+        hides_reasoning: bool = False,
     ) -> None:
         """``model`` is the name that the client sent, ``started_at`` is the request's Unix time."""
+        self._hides_reasoning = hides_reasoning
         self._model = model
         self._is_chat = is_chat
         self._timer = ResponseTimer(context.clock, started_at)
@@ -241,7 +249,8 @@ class GenerationEncoder:
             self._timer.set_timing(response.timings[0])
         calls = self._build_calls(choice.tool_calls)
         text = choice.text + choice.refusal
-        answer = self._build_answer(text, choice.reasoning, calls, done=True)
+        thinking = "" if self._hides_reasoning else choice.reasoning
+        answer = self._build_answer(text, thinking, calls, done=True)
         metrics = self._build_metrics()
         if choice.logprobs:
             metrics.logprobs = [_build_logprob(one) for one in choice.logprobs]
@@ -253,7 +262,7 @@ class GenerationEncoder:
                 return self._encode_text(text, event.logprobs)
             case RefusalDelta(text):
                 return self._encode_text(text, ())
-            case ReasoningDelta(text) if text:
+            case ReasoningDelta(text) if text and not self._hides_reasoning:
                 return self._encode_line("", text)
             case ToolCallStart():
                 self._calls.append((event, []))

@@ -48,6 +48,7 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     UpstreamRequest,
 )
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import Request
 from protocols.core.token_counts import has_implausible_counts
 from protocols.json_body import decode_value, read_object, read_unchecked_fields
@@ -60,8 +61,8 @@ V1_ROOT: Final = f"{ROOT}/v1"
 DEFAULT_API_VERSION: Final = "2024-10-21"
 _VERSION_PATTERN: Final = re.compile(r"\d{4}-\d\d-\d\d(-preview)?", re.ASCII)
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
-_decode_chunk = msgspec.json.Decoder(dict[str, Any]).decode
+_decode = JsonDecoder().decode
+_decode_chunk = JsonDecoder(dict[str, Any]).decode
 
 _DEPLOYMENT_CALLS: Final = (
     ("chat/completions", "chat"),

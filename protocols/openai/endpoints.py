@@ -21,6 +21,7 @@ from protocols.chat.embeddings import EmbeddingDecoder, EmbeddingEncoder
 from protocols.chat.params import invalid_type_error, null_to_none
 from protocols.chat.requests import (
     DEFAULT_REQUEST_RULES,
+    FIELD_NAMES,
     RequestRules,
     read_chat,
     read_completion,
@@ -59,7 +60,7 @@ from protocols.chat.upstream import (
     WorkerProfile,
     uses_chat_endpoint,
 )
-from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.catalog import Catalog, ModelInfo, ModelState
 from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
 from protocols.core.events import Usage
 from protocols.core.interfaces import (
@@ -79,6 +80,7 @@ from protocols.core.interfaces import (
     StoredResponse,
     UpstreamRequest,
 )
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
@@ -89,10 +91,12 @@ from protocols.core.request import (
     TokenizeRequest,
     build_tokenize_request,
 )
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import azure
+from protocols.openai.hosted_apis import HOSTED_PROFILES
 from protocols.openai.proxied import PATHS as PROXIED_PATHS
 from protocols.openai.proxied import (
     REFUSED_OPERATIONS,
@@ -113,6 +117,7 @@ from protocols.openai.responses_api.requests import (
 from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
 from protocols.openai.responses_api.requests import SOURCE as RESPONSES_SOURCE
 from protocols.openai.responses_api.responses import (
+    HEARTBEAT_INTERVAL,
     InputTokensEncoder,
     ResponsesEncoder,
     build_input_tokens_response,
@@ -167,20 +172,6 @@ def format_duration(seconds: float) -> str:
 
 _encode = msgspec.json.Encoder().encode
 
-_FIELD_NAMES: Final[Mapping[str, str]] = {
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-    "parallel_tools": "parallel_tool_calls",
-    "output": "response_format",
-    "stopping.max_tokens": "max_tokens",
-    "sampling.logit_bias": "logit_bias",
-    "sampling.beam_width": "use_beam_search",
-    "templating.arguments": "chat_template_kwargs",
-    "logprobs.top": "top_logprobs",
-    "logprobs.prompt": "logprobs",
-}
-"""Fields that are no scalar parameters."""
-
 _VERSION_HEADERS: Final[Headers] = (("openai-version", "2020-10-01"),)
 """On every response, including errors: client logs and proxies read it."""
 
@@ -196,9 +187,9 @@ class _RoutingFields(Struct):
     request_id: str | None = None
 
 
-_decode_routing_fields = msgspec.json.Decoder(_RoutingFields).decode
-_decode_model_name = msgspec.json.Decoder(_ModelName).decode
-_decode_optional_bool = msgspec.json.Decoder(bool | None).decode
+_decode_routing_fields = JsonDecoder(_RoutingFields, skims=True).decode
+_decode_model_name = JsonDecoder(_ModelName).decode
+_decode_optional_bool = JsonDecoder(bool | None).decode
 
 
 def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
@@ -207,11 +198,18 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     return (
         *_build_basic_endpoints(prefix),
         *_build_responses_endpoints(prefix),
-        *(_build_basic_endpoints(root) if root != prefix else ()),
-        *(_build_responses_endpoints(root) if root != prefix else ()),
+        *_build_basic_endpoints(root),
+        *_build_responses_endpoints(root),
         *_build_ranking_endpoints(prefix, root),
         *build_proxied_endpoints(prefix),
+        *_DATABRICKS_ENDPOINTS,
     )
+
+
+_DATABRICKS_ENDPOINTS: Final = (
+    Endpoint("POST", "/serving-endpoints/responses", operation="response", is_stateful=True),
+)
+"""Where Databricks' clients send requests of the Responses API, which that protocol lacks."""
 
 
 def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
@@ -220,7 +218,7 @@ def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
         Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
-        Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
+        Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model", takes_slashes=True),
     )
 
 
@@ -259,27 +257,25 @@ _AZURE_ENDPOINTS: Final = (
 
 
 def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
-    """The endpoints of vLLM, Jina, Cohere and NVIDIA that OpenAI's API does not have."""
+    """The endpoints of vLLM, Jina, NVIDIA and Cohere's first API, which OpenAI does not have."""
     yield Endpoint("POST", f"{prefix}/rerank", operation="rerank_v1")
     yield Endpoint("POST", f"{prefix}/ranking", operation="ranking")
     yield Endpoint("POST", f"{prefix}/score", operation="score")
     yield Endpoint("POST", f"{prefix}/classify", operation="classify")
     yield Endpoint("POST", f"{prefix}/tokenize", "tokenize", "tokenize")
     yield Endpoint("POST", f"{prefix}/detokenize", "tokenize", "detokenize")
-    if root != prefix:
-        yield Endpoint("POST", f"{root}/v2/rerank", operation="rerank_v2")
-        yield Endpoint("POST", f"{root}/rerank", operation="rerank")
-        yield Endpoint("POST", f"{root}/score", operation="score")
-        yield Endpoint("POST", f"{root}/classify", operation="classify")
-        yield Endpoint("POST", f"{root}/tokenize", "tokenize", "tokenize")
-        yield Endpoint("POST", f"{root}/detokenize", "tokenize", "detokenize")
+    yield Endpoint("POST", f"{root}/rerank", operation="rerank")
+    yield Endpoint("POST", f"{root}/score", operation="score")
+    yield Endpoint("POST", f"{root}/classify", operation="classify")
+    yield Endpoint("POST", f"{root}/tokenize", "tokenize", "tokenize")
+    yield Endpoint("POST", f"{root}/detokenize", "tokenize", "detokenize")
 
 
 def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
     """See ``OpenAI.read_routing_info``, for any body."""
     try:
         fields = _decode_routing_fields(call.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _read_checked_routing_info(call, client_id)
     return RoutingInfo(fields.model, None, fields.stream is True, client_id or fields.request_id)
 
@@ -313,7 +309,6 @@ _READERS: Final[Mapping[str, Callable[..., AnyRequest]]] = {
     "embedding": read_embedding,
     "rerank": read_rerank,
     "rerank_v1": read_rerank,
-    "rerank_v2": read_rerank,
     "ranking": read_ranking,
     "score": read_score,
     "classify": read_classify,
@@ -321,13 +316,13 @@ _READERS: Final[Mapping[str, Callable[..., AnyRequest]]] = {
     "detokenize": read_detokenize,
 }
 _EXTENSION_PARAMS: Final[Mapping[str, params.ParamTable]] = {
-    **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), RERANK_PARAMS),
+    **dict.fromkeys(("rerank", "rerank_v1"), RERANK_PARAMS),
     "ranking": SCORE_PARAMS,
     "score": SCORE_PARAMS,
     "classify": CLASSIFY_PARAMS,
     "tokenize": TOKENIZE_PARAMS,
 }
-_COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
+_COHERE_OPERATION: Final = "rerank_v1"
 _TOKENIZER_OPERATIONS: Final = ("tokenize", "detokenize")
 
 
@@ -356,58 +351,96 @@ _WORKER_APIS: Final = ("chat", "responses", "both")
 def _map_field_names(rules: RequestRules) -> Mapping[str, Mapping[str, str]]:
     """The wire names of each kind of request, by field path."""
     return {
-        "chat": {**params.map_field_names(rules.chat), **_FIELD_NAMES},
-        "completion": {**_FIELD_NAMES, **params.map_field_names(rules.completion)},
+        "chat": {**params.map_field_names(rules.chat), **FIELD_NAMES},
+        "completion": {**FIELD_NAMES, **params.map_field_names(rules.completion)},
         "embedding": params.map_field_names(rules.embedding),
         "response": RESPONSES_FIELD_NAMES,
         **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
     }
 
 
+_PROFILES: Final[Mapping[str, WorkerProfile]] = {**PROFILES, **HOSTED_PROFILES}
+
+
 def _get_profile(name: str) -> WorkerProfile:
     """The profile of this name. Raises ValueError."""
-    if name not in PROFILES:
-        names = ", ".join(PROFILES)
+    if name not in _PROFILES:
+        names = ", ".join(_PROFILES)
         raise ValueError(f"there is no profile {name!r} of openai; known: {names}")
-    return PROFILES[name]
+    return _PROFILES[name]
+
+
+_PREFIX: Final = "/v1"
+_MIN_INTERVAL: Final = 0.1
+
+
+def _check_options(worker_api: str, heartbeat_interval: float) -> None:
+    if worker_api not in _WORKER_APIS:
+        names = ", ".join(_WORKER_APIS)
+        raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
+    if heartbeat_interval < _MIN_INTERVAL:
+        raise ValueError(f"heartbeat_interval of openai must be at least {_MIN_INTERVAL}")
+
+
+REQUEST_HEADERS: Final = RequestHeaders(
+    ("openai-", "x-openai-"),
+    {
+        "openai-beta": "forwarded",
+        "openai-organization": "reported",
+        "openai-project": "reported",
+        "idempotency-key": "reported",
+        "azureml-model-deployment": "reported",
+        "x-data-parallel-rank": "reported",
+    },
+)
+"""The organization and the project are those of the gateway's own account at the service, which a
+client must not choose, nor the engine of a worker (vLLM's ``x-data-parallel-rank``)."""
 
 
 class OpenAI:
     """OpenAI's API: chat, completions, responses, embeddings and the list of models.
 
-    ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
-    to fields that the protocol does not have. ``powers`` lets clients use fields that control a
-    worker: a chat template of their own, priorities, caches. ``worker_api`` says how workers get
-    conversations: as chat completions, in the Responses API, or in the API of the client (both).
+    ``profile`` is the kind of worker. ``unknown`` says what happens to fields that the protocol
+    does not have. ``powers`` lets clients use fields that control a worker: a chat template of
+    their own, priorities, caches. ``worker_api`` says how workers get conversations: as chat
+    completions, in the Responses API, or in the API of the client (both).
 
     The profile ``azure`` is Azure OpenAI, with its own paths and errors. ``api_version`` is what
     its workers get: a date, or ``v1`` for the paths below ``/openai/v1``. ``filter_results:
     synthetic`` adds the fields of a content filter that found nothing; otherwise clients get those
     that an Azure worker sent, if the request is passed through.
+
+    ``heartbeat_interval`` is the seconds of a worker's silence until a stream of the Responses API
+    sends ``response.in_progress`` again; it starts after two such intervals.
     """
 
     name: str = "openai"
-    profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    profiles: ClassVar[tuple[str, ...]] = tuple(_PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     applies_model_settings: ClassVar[bool] = True
+    own_headers: ClassVar[frozenset[str]] = REQUEST_HEADERS.forwarded
     stateful_fields: Sequence[StatefulField] = (*RESPONSES_STATEFUL_FIELDS, *CHAT_STATEFUL_FIELDS)
+    request_headers: RequestHeaders = REQUEST_HEADERS
+    query_parameters: ClassVar[frozenset[str]] = frozenset({"api-version"})
+    """Azure's clients send it."""
 
     def __init__(
         self,
         profile: str | None = None,
         *,
-        prefix: str = "/v1",
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
         api_version: str = azure.DEFAULT_API_VERSION,
         filter_results: Literal["upstream", "synthetic"] = "upstream",
         worker_api: Literal["chat", "responses", "both"] = "chat",
+        heartbeat_interval: float = HEARTBEAT_INTERVAL,
     ) -> None:
+        _check_options(worker_api, heartbeat_interval)
+        self._heartbeat_interval = heartbeat_interval
         worker_profile = _get_profile(profile or self.profiles[0])
-        self._prefix = prefix
-        self.path_prefixes: tuple[str, ...] = (prefix,)
-        self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
-        self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
+        self.path_prefixes: tuple[str, ...] = (_PREFIX,)
+        self.endpoints: tuple[Endpoint, ...] = build_endpoints(_PREFIX)
+        self.health_request = UpstreamRequest(f"{_PREFIX}/models", b"", method="GET")
         self._is_azure = profile == azure.PROFILE
         self._api_version = api_version
         self._adds_filter_results = self._is_azure and filter_results == "synthetic"
@@ -427,18 +460,15 @@ class OpenAI:
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms", source=self.name
         )
         self._request_writer = RequestWriter(
-            worker_profile, prefix, powers=powers, source=self.name
+            worker_profile, _PREFIX, powers=powers, source=self.name
         )
-        if worker_api not in _WORKER_APIS:
-            names = ", ".join(_WORKER_APIS)
-            raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
         self._worker_api = worker_api
         self._limits_tool_names = worker_profile.limits_tool_names
-        self._responses_writer = ResponsesRequestWriter(worker_profile, prefix)
+        self._responses_writer = ResponsesRequestWriter(worker_profile, _PREFIX)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
             worker_profile,
-            prefix,
+            _PREFIX,
             self._request_writer.forwards_field,
             self.name,
             build_path=azure.create_path_builder(api_version) if self._is_azure else None,
@@ -467,7 +497,7 @@ class OpenAI:
         try:
             model = _decode_model_name(fields["model"])
             stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
-        except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
             return _read_any_routing_info(call, client_id)
         return RoutingInfo(model, None, stream, client_id or None)
 
@@ -480,7 +510,7 @@ class OpenAI:
             return self._decode_responses_request(call, timeout).request
         if call.endpoint.operation == "response tokens":
             request = self._decode_responses_request(call, timeout).request
-            return build_tokenize_request(request)
+            return build_tokenize_request(request, request.extra)
         read = _READERS[call.endpoint.operation]
         if not self._is_azure:
             return read(
@@ -496,7 +526,9 @@ class OpenAI:
         if call.endpoint.operation == "response":
             decoded: ResponsesRequest = call.__dict__[_DECODED_RESPONSES_REQUEST]
             build_headers = create_header_builder(self._response_style, context, ())
-            return ResponsesEncoder(decoded, context, build_headers)
+            return ResponsesEncoder(
+                decoded, context, build_headers, heartbeat_interval=self._heartbeat_interval
+            )
         style = self._response_style
         if call.endpoint.operation == "response tokens":
             return InputTokensEncoder(style, context)
@@ -612,7 +644,7 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsProxy``."""
         if self._is_azure:
             return azure.build_proxied_path(operation, model, self._api_version)
-        return self._prefix + PROXIED_PATHS[operation]
+        return _PREFIX + PROXIED_PATHS[operation]
 
     def read_proxied_usage(self, tail: bytes) -> Usage | None:
         """See ``protocols.core.interfaces.SupportsProxy``."""
@@ -723,7 +755,12 @@ class OpenAI:
                 call,
                 state.get_references(call),
                 about,
-                lambda decoded: ResponsesEncoder(decoded, about, build_headers),
+                lambda decoded: ResponsesEncoder(
+                    decoded,
+                    about,
+                    build_headers,
+                    heartbeat_interval=client._heartbeat_interval,  # noqa: SLF001
+                ),
                 partial(build_headers, (("Content-Type", ResponsesEncoder.content_type),)),
             )
         if self._worker_api == "responses" and call.endpoint.operation == "chat":
@@ -788,12 +825,12 @@ def _adapt_error_response(reply: HttpResponse, error: GatewayError, operation: s
 
     Cohere's clients read ``message`` of the body itself. A model without a tokenizer is a 501.
     """
-    if operation in _COHERE_OPERATIONS:
-        body = msgspec.json.decode(reply.body)
+    if operation == _COHERE_OPERATION:
+        body = decode_json(reply.body)
         body = {"message": body["error"]["message"], **body}
         return msgspec.structs.replace(reply, body=_encode(body))
     if operation in _TOKENIZER_OPERATIONS and type(error) is UnsupportedFeature:
-        body = msgspec.json.decode(reply.body)
+        body = decode_json(reply.body)
         body["error"]["type"] = "not_implemented_error"
         return msgspec.structs.replace(reply, status=501, body=_encode(body))
     return reply
@@ -808,7 +845,7 @@ def _create_rerank_encoder(
         case "ranking":
             return RankingEncoder(style, context)
         case _:
-            return RerankEncoder(style, request, context, "2" if operation == "rerank_v2" else "1")
+            return RerankEncoder(style, request, context)
 
 
 def _build_json_response(body: Any) -> HttpResponse:
@@ -817,17 +854,29 @@ def _build_json_response(body: Any) -> HttpResponse:
     )
 
 
+class ModelExtension(Struct):
+    """What no OpenAI client expects: versions that the gateway runs itself, by name."""
+
+    versions: dict[str, ModelState]
+
+
 class ModelCard(Struct):
-    """A model in the list of models; the last key is vLLM's, which load generators read."""
+    """A model in the list of models.
+
+    ``max_model_len`` is vLLM's, which load generators read; ``interlingua`` is the gateway's own.
+    """
 
     id: str
     created: int
     object: Literal["model"] = "model"
     owned_by: str = "interlingua"
     max_model_len: int | UnsetType = UNSET
+    interlingua: ModelExtension | UnsetType = UNSET
 
 
 def build_model_card(model: ModelInfo, name: str) -> ModelCard:
     """A model under the requested ``name``."""
     length = UNSET if model.context_length is None else model.context_length
-    return ModelCard(name, model.created, max_model_len=length)
+    states = {one.name: one.state for one in model.versions if one.state is not None}
+    extension = ModelExtension(states) if states else UNSET
+    return ModelCard(name, model.created, max_model_len=length, interlingua=extension)

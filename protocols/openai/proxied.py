@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from protocols.chat.params import invalid_type_error
 from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, Endpoint, ProxiedModel
+from protocols.core.json_text import JsonDecoder
 from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import decode_value, read_object
 from protocols.openai.forms import MULTIPART, read_form
@@ -77,7 +78,10 @@ def find_model(call: ClientRequest, deployment: str | None = None) -> ProxiedMod
     kind = content_type.partition(";")[0].strip().lower()
     if kind == MULTIPART:
         form = read_form(call.body, content_type)
-        found = ProxiedModel(form.model, lambda model: (form.content_type, form.write(model)))
+        names = [field.name for field in form.fields]
+        found = ProxiedModel(
+            form.model, lambda model: (form.content_type, form.write(model)), names
+        )
     else:  # whatever the client calls it: the worker gets it as JSON
         found = _find_json_model(call.body)
     return found if deployment is None else replace(found, name=deployment)
@@ -94,7 +98,7 @@ class _ProxiedUsage(Struct):
     output_tokens: Any = None
 
 
-_decode_usage = msgspec.json.Decoder(_ProxiedUsage).decode
+_decode_usage = JsonDecoder(_ProxiedUsage).decode
 
 
 def read_usage(tail: bytes) -> Usage | None:
@@ -127,4 +131,4 @@ def _find_json_model(body: bytes) -> ProxiedModel:
     def write(name: str) -> tuple[str, bytes]:
         return "application/json", msgspec.json.encode(fields | {"model": name} if name else fields)
 
-    return ProxiedModel(model or "", write)
+    return ProxiedModel(model or "", write, fields)

@@ -8,6 +8,7 @@ from msgspec import Meta, UnsetType
 from msgspec.structs import replace
 
 from protocols.chat.field_types import (
+    DESCRIBED_TOOLS,
     ENCODINGS,
     INPUTS,
     LOGIT_BIAS,
@@ -24,7 +25,7 @@ from protocols.chat.field_types import (
 )
 from protocols.chat.requests import DEFAULT_REQUEST_RULES
 from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
-from protocols.chat.tools import is_valid_chat
+from protocols.chat.tools import is_valid_chat, write_response_format
 from protocols.chat.upstream import WorkerProfile
 from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import Headers, ResponseContext, ResponseEncoder
@@ -78,37 +79,52 @@ def build_passthrough_rules(
         **_CHAT_FIELD_TYPES,
         "top_logprobs": _build_logprobs_type(profile.max_chat_logprobs, 20),
     }
-    if profile.ignored_parts:
+    if profile.ignored_parts or profile.message_style.write_call_id is not str:
         chat_types["messages"] = TEXT_MESSAGES
+    if profile.requires_descriptions:
+        chat_types["tools"] = DESCRIBED_TOOLS
+    if profile.write_output_format is not write_response_format:
+        chat_types.pop("response_format")
+    chat_types = {name: one for name, one in chat_types.items() if name not in profile.lacks}
+    rules = {
+        "chat": rule(
+            path=place("chat/completions"),
+            field_types=chat_types,
+            worker_params=profile.chat,
+            client_params=DEFAULT_REQUEST_RULES.chat,
+            is_valid_body=is_valid_chat,
+        ),
+        "completion": rule(
+            path=place("completions"),
+            field_types=_build_completion_types(profile),
+            worker_params=profile.completion,
+            client_params=DEFAULT_REQUEST_RULES.completion,
+            # Workers differ in their default of ``max_tokens``, so it must be set.
+            is_valid_body=lambda _, fields: "max_tokens" in fields,
+        ),
+        "embedding": rule(
+            path=place("embeddings"),
+            field_types={
+                name: one
+                for name, one in _EMBEDDING_FIELD_TYPES.items()
+                if name not in profile.lacks
+            },
+            worker_params=profile.embedding,
+            client_params=DEFAULT_REQUEST_RULES.embedding,
+        ),
+    }
     return PassthroughRules(
-        {
-            "chat": rule(
-                path=place("chat/completions"),
-                field_types=chat_types,
-                worker_params=profile.chat,
-                client_params=DEFAULT_REQUEST_RULES.chat,
-                is_valid_body=is_valid_chat,
-            ),
-            "completion": rule(
-                path=place("completions"),
-                field_types={
-                    **_COMPLETION_FIELD_TYPES,
-                    "logprobs": _build_logprobs_type(profile.max_completion_logprobs, 5),
-                },
-                worker_params=profile.completion,
-                client_params=DEFAULT_REQUEST_RULES.completion,
-                # Workers differ in their default of ``max_tokens``, so it must be set.
-                is_valid_body=lambda _, fields: "max_tokens" in fields,
-            ),
-            "embedding": rule(
-                path=place("embeddings"),
-                field_types=_EMBEDDING_FIELD_TYPES,
-                worker_params=profile.embedding,
-                client_params=DEFAULT_REQUEST_RULES.embedding,
-            ),
-        },
+        {kind: one for kind, one in rules.items() if kind in profile.request_kinds},
         create_decoder=partial(create_passthrough_decoder, source=source),
     )
+
+
+def _build_completion_types(profile: WorkerProfile) -> Mapping[str, Any]:
+    types = {
+        **_COMPLETION_FIELD_TYPES,
+        "logprobs": _build_logprobs_type(profile.max_completion_logprobs, 5),
+    }
+    return {name: one for name, one in types.items() if name not in profile.lacks}
 
 
 def _build_logprobs_type(worker_limit: int | None, client_limit: int) -> Any:

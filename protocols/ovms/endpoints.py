@@ -30,6 +30,7 @@ from protocols.core.request import (
     Request,
     RerankRequest,
 )
+from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
@@ -114,6 +115,7 @@ class OVMS(OvmsUpstream):
     """
 
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
+    request_headers: RequestHeaders = NO_REQUEST_HEADERS
     name = "ovms"
     applies_model_settings: ClassVar[bool] = True
     profiles: ClassVar[tuple[str, ...]] = ("2026", "2024")

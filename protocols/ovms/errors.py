@@ -22,6 +22,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
     RequestTooLarge,
     Unauthorized,
+    UnsupportedEncoding,
     WorkerUnreachable,
 )
 from protocols.core.interfaces import Headers, HttpResponse
@@ -111,7 +112,9 @@ def _build_retry_headers(error: GatewayError) -> Headers:
 
 def _get_node_error_text(error: GatewayError) -> str:
     if isinstance(error, ContextTooLong) and error.tokens is not None and error.limit is not None:
-        return f"Number of prompt tokens: {error.tokens} exceeds model max length: {error.limit}"
+        prompt, most = error.tokens - error.max_tokens, error.max_tokens
+        added = f" + max tokens value: {most}" if most and prompt <= error.limit else ""
+        return f"Number of prompt tokens: {prompt}{added} exceeds model max length: {error.limit}"
     return error.message
 
 
@@ -143,6 +146,7 @@ _ERROR_TABLE: tuple[tuple[type[GatewayError], int, str | Callable[[GatewayError]
     (MethodNotAllowed, *_UNSUPPORTED_METHOD),
     (Unauthorized, 500, "Unauthorized request due to invalid or missing api-key"),
     (RequestTooLarge, 413, _get_message),
+    (UnsupportedEncoding, 415, _get_message),
     (RateLimitExceeded, 429, _get_message),
     (QuotaExceeded, 429, _get_message),
     (Overloaded, 503, "Server is not ready"),

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from protocols.chat.openapi import CHAT_FORM, COMPLETION_FORM
 from protocols.core.interfaces import OpenApiFragment
 from protocols.openapi import (
     BOOLEAN,
@@ -218,13 +219,15 @@ def describe_api(
             build_response(ref("ChatAnswer"), build_event_data(ref("ChatChunk"), "[DONE]")),
             streaming_failures,
             request=_build_request("messages", tables["chat"], *chat_fields, *fields),
-        ),
+        )
+        | CHAT_FORM.describe(),
         "completion": build_operation(
             "Complete a prompt.",
             build_response(ref("TextAnswer"), build_event_data(ref("TextChunk"), "[DONE]")),
             streaming_failures,
             request=_build_request("prompt", tables["completion"], *fields),
-        ),
+        )
+        | COMPLETION_FORM.describe(),
         "embedding": build_operation(
             "Create embeddings.",
             build_response(ref("EmbeddingList")),

@@ -61,7 +61,13 @@ class _MaxTokensParam(Param, frozen=True):
     def format_range_error(self, value: object) -> str:
         """See ``protocols.params.Param``."""
         del value
+        if self.maximum != UINT32_RANGE[1]:
+            return f"{self.wire} exceeds limit provided in graph config: {self.maximum}"
         return f"{self.wire} value can't be greater than {self.maximum}"
+
+    def exceeds_limit(self, value: float, limit: float) -> bool:
+        """See ``protocols.params.Param``: the server takes less than the limit of its graph."""
+        return value >= limit
 
 
 def _build_max_tokens_param(wire: str, *, null: bool) -> OvmsParam:

@@ -5,16 +5,18 @@ before the graph (``read_routing_fields``). The order of the checks is the serve
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Raw
 
+from protocols.chat.field_keys import read_field_extra
 from protocols.chat.messages import CALL_KEYS, MESSAGE_KEYS, PART_KEYS, ROLE_KEYS
 from protocols.chat.tools import FUNCTION_TOOL_KEYS
 from protocols.core.errors import InvalidParameter
-from protocols.core.extra import read_extra_fields
+from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.interfaces import ClientRequest
+from protocols.core.json_text import decode_json
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -187,7 +189,7 @@ def read_tools(fields: Mapping[str, Raw]) -> tuple[tuple[Tool, ...], ToolChoice 
         return (), None
     if not isinstance(value, list):
         raise build_param_error("Tools are not an array", "tools")
-    raws = msgspec.json.decode(fields["tools"], type=list[Raw])
+    raws = decode_json(fields["tools"], kind=list[Raw])
     tools = tuple(
         _read_tool(item, raw, f"tools[{i}]")
         for i, (item, raw) in enumerate(zip(value, raws, strict=True))
@@ -219,15 +221,19 @@ def _read_tool_choice(value: Any) -> tuple[str | None, ToolChoice | None]:
     raise build_param_error(text, "tool_choice")
 
 
+_TOOL_KEYS: Final[KeyTree] = {**FUNCTION_TOOL_KEYS, "type": frozenset({"function"})}
+"""With a function, the server reads no type."""
+
+
 def _read_tool(item: Any, raw: Raw, at: str) -> Tool:
     if not isinstance(item, dict):
         raise build_param_error("Tool is not a JSON object", "tools")
-    function, inside = item, msgspec.json.decode(raw, type=dict[str, Raw])
+    function, inside = item, decode_json(raw, kind=dict[str, Raw])
     if "function" in item:
         function = item["function"]
         if not isinstance(function, dict):
             raise build_param_error("Function is not a valid JSON object", "tools")
-        inside = msgspec.json.decode(inside["function"], type=dict[str, Raw])
+        inside = decode_json(inside["function"], kind=dict[str, Raw])
     elif not isinstance(item.get("type"), str):
         raise build_param_error("Tool type is missing or invalid", "tools")
     elif item["type"] != "function":
@@ -243,7 +249,7 @@ def _read_tool(item: Any, raw: Raw, at: str) -> Tool:
         _get_string(function.get("description")),
         inside.get("parameters"),
         strict if isinstance(strict, bool) else None,
-        extra=read_extra_fields({"function": function, **item}, at, FUNCTION_TOOL_KEYS)
+        extra=read_extra_fields({"function": function, **item}, at, _TOOL_KEYS)
         if "function" in item
         else None,
     )
@@ -263,8 +269,8 @@ def read_response_format(raw: Raw | None) -> OutputFormat | None:
         case {"type": "json_object"}:
             return JsonObjectFormat()
         case {"type": "json_schema", "json_schema": {"schema": dict()} as schema}:
-            schema_object = msgspec.json.decode(raw, type=dict[str, Raw])
-            inside = msgspec.json.decode(schema_object["json_schema"], type=dict[str, Raw])
+            schema_object = decode_json(raw, kind=dict[str, Raw])
+            inside = decode_json(schema_object["json_schema"], kind=dict[str, Raw])
             strict = schema.get("strict")
             return JsonSchemaFormat(
                 inside["schema"],
@@ -345,6 +351,7 @@ def read_generation_request(call: ClientRequest, *, chat: bool, early: bool) -> 
         response_options=ResponseOptions(usage=final),
         labels=_read_labels(fields),
         extra={name: raw for name, raw in fields.items() if name not in known},
+        field_extra=() if early else read_field_extra(fields),
         **values.build_request_arguments(),
     )
 
@@ -617,7 +624,7 @@ def _read_template_arguments(fields: Mapping[str, Raw], values: ParsedParams) ->
         return
     if not isinstance(value, dict):
         raise build_param_error("chat_template_kwargs must be an object", "chat_template_kwargs")
-    values["templating.arguments"] = msgspec.json.decode(raw, type=dict[str, Raw])
+    values["templating.arguments"] = decode_json(raw, kind=dict[str, Raw])
 
 
 def _read_inputs(raw: Raw | None) -> tuple[Prompt, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from msgspec import UNSET, Struct, UnsetType, json
 
 from protocols.chat.embeddings import encode_base64
-from protocols.chat.rerank import rank_documents
+from protocols.chat.rerank import add_extra_keys, rank_documents
 from protocols.chat.responses import EmbeddingUsage
 from protocols.core import events as core_events
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
@@ -369,6 +369,7 @@ class OvmsRerankEncoder:
     """Encodes the scores of documents, which are always unary."""
 
     content_type = "application/json"
+    extra_source = "ovms"
 
     def __init__(self, request: RerankRequest) -> None:
         self._request = request
@@ -400,7 +401,8 @@ class OvmsRerankEncoder:
             )
             for i in rank_documents(scores, limit)
         ]
-        return HttpResponse(200, _encode(RerankResults(results)))
+        body = _encode(RerankResults(results))
+        return HttpResponse(200, add_extra_keys(body, response, self.extra_source))
 
 
 # --- metadata -------------------------------------------------------------------------------------

@@ -159,7 +159,9 @@ class OvmsUpstream:
     def __init__(self, profile: str, source: str) -> None:
         self._early = profile == "2024"
         self._protocol_name = source
-        self._openai_writer = RequestWriter(WORKER_PROFILES[profile], _ROOT, powers=False)
+        self._openai_writer = RequestWriter(
+            WORKER_PROFILES[profile], _ROOT, powers=False, source=source
+        )
         # The first release has no model list; its KServe path reports readiness.
         path = "/v2/health/ready" if self._early else f"{_ROOT}/models"
         self.health_request = UpstreamRequest(path, b"", method="GET")
@@ -197,7 +199,7 @@ class OvmsUpstream:
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
         if isinstance(request, RerankRequest):
-            return RerankDecoder(request, complaint)
+            return RerankDecoder(request, complaint, self._protocol_name)
         adapted = self._reduce_request(request, {}).request
         echoes = self._openai_writer.expects_echo(adapted)
         return GenerationDecoder(
@@ -293,12 +295,12 @@ _GRAPH_ERROR_PATTERN: Final = re.compile(
 _JSON_ERROR_PATTERN: Final = re.compile(r"The file is not valid json - ")
 _CONTEXT_LENGTH_PATTERNS: Final = (
     re.compile(
-        r"Number of prompt tokens: (\d+)(?: \+ max tokens value: \d+)?"
-        r" exceeds model max length: (\d+)"
+        r"Number of prompt tokens: (\d+)(?: \+ max tokens value: (?P<most>\d+))?"
+        r" exceeds model max length: (?P<limit>\d+)"
     ),
-    re.compile(r"Input length exceeds pipeline capabilities: (\d+) > (\d+)"),
-    re.compile(r"Input length (\d+) longer than allowed (\d+)"),
-    re.compile(r"Input length exceeds the maximum allowed length()()"),
+    re.compile(r"Input length exceeds pipeline capabilities: (\d+) > (?P<limit>\d+)"),
+    re.compile(r"Input length (\d+) longer than allowed (?P<limit>\d+)"),
+    re.compile(r"Input length exceeds the maximum allowed length()(?P<limit>)"),
 )
 _STATUS_BY_CODE: Final[Mapping[str, int]] = {
     "INVALID_ARGUMENT": 400,
@@ -330,8 +332,10 @@ def map_worker_error(
         text, status = _JSON_ERROR_PATTERN.sub("", text), 400
     for pattern in _CONTEXT_LENGTH_PATTERNS:
         if match := pattern.search(text):
-            tokens, limit = (int(one) if one else None for one in match.groups())
-            return ContextTooLong(text, tokens=tokens, limit=limit)
+            most = int(match.groupdict().get("most") or 0)
+            tokens = int(match[1]) + most if match[1] else None
+            limit = int(match["limit"]) if match["limit"] else None
+            return ContextTooLong(text, tokens=tokens, limit=limit, max_tokens=most)
     if _PATH_ERROR_PATTERN.match(text):
         error = WorkerFailed("The worker does not know the gateway's path.", status=status)
         error.worker_text = text

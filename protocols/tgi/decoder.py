@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from protocols.chat.decoder import FINISH_REASONS
 from protocols.core import sse
-from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -18,6 +17,7 @@ from protocols.core.events import (
     TokenLogprob,
     TopLogprob,
 )
+from protocols.core.fieldwise import decode_fields, report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
@@ -34,7 +34,7 @@ from protocols.tgi.errors import raise_worker_error
 _FINISH_REASONS: Final = FinishReasonTable("tgi", FINISH_REASONS)
 
 
-class TgiToken(Struct):
+class TgiToken(Struct, forbid_unknown_fields=True):
     """A generated token or, without ``special``, a prompt token. ``id`` may be a list."""
 
     id: int | list[int] | None = None
@@ -59,7 +59,7 @@ class TgiToken(Struct):
                 return tuple(token_ids)
 
 
-class TgiDetails(Struct):
+class TgiDetails(Struct, forbid_unknown_fields=True):
     """Details of a unary response, or of a stream's end. Related servers send ``input_length``."""
 
     finish_reason: Any = None
@@ -69,6 +69,8 @@ class TgiDetails(Struct):
     prefill: list[TgiToken] | None = None
     tokens: list[TgiToken] | None = None
     top_tokens: list[list[TgiToken]] | None = None
+    seed: Any = None
+    """That of a sampled response, which no client asks for."""
 
     @property
     def prompt_length(self) -> Any:
@@ -78,26 +80,23 @@ class TgiDetails(Struct):
         return len(self.prefill) if self.prefill else self.prompt_tokens
 
 
-class TgiResponse(Struct):
+class TgiResponse(Struct, forbid_unknown_fields=True):
     """A unary response, or one event of a stream."""
 
     token: TgiToken | None = None
     top_tokens: list[TgiToken] | None = None
     generated_text: str | None = None
     details: TgiDetails | None = None
+    index: Any = None
+    """The number of the event."""
     error: Any = None
+    error_type: Any = None
 
 
-decode_event = msgspec.json.Decoder(TgiResponse).decode
-_decode_unary_json = msgspec.json.Decoder(TgiResponse | list[TgiResponse]).decode
+class _TgiResponses(Struct, array_like=True):
+    """A unary response in an array, of which the first counts."""
 
-
-def decode_unary(body: bytes) -> TgiResponse:
-    """Decode a unary response; of an array, the first. Raises msgspec's errors."""
-    response = _decode_unary_json(body)
-    if isinstance(response, TgiResponse):
-        return response
-    return response[0] if response else TgiResponse()
+    first: TgiResponse | None = None
 
 
 def build_token_logprob(sampled: TgiToken, top: Sequence[TgiToken] = ()) -> TokenLogprob:
@@ -118,10 +117,7 @@ def _get_first_id(token: TgiToken) -> int | None:
     return next(iter(token.ids), None)
 
 
-_BROKEN_STREAM: Final = "The worker's stream stopped before its end."
-
-
-class GenerateDecoder:
+class GenerateDecoder(sse.StreamDecoder):
     """Decodes the response to one prompt, as a stream of events or one JSON body.
 
     The first byte decides which. The prompt comes first, if echo was requested; special tokens
@@ -129,56 +125,29 @@ class GenerateDecoder:
     """
 
     def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(raise_worker_error, (b"{", b"["))
         self._request = request
-        self._body_reader = sse.ResponseBodyReader((b"{", b"["))
-        self._sse_parser = sse.SseParser()
         self._usage_reader = UsageReader(request)
-        self._is_done = False
         self._prompt_sent = not request.echo
         self._texts: list[str] = []
-        self._pending_error: GatewayError | None = None
 
     @property
     def has_ignored_counts(self) -> bool:
         """Whether a token count of the worker was implausible."""
         return self._usage_reader.has_ignored
 
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._decode_event)
-        return events
-
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        if self._is_done:
-            return ()
-        if (body := self._body_reader.unary_body) is not None:
-            return self._decode_unary(bytes(body))
-        events: list[Event] = []
-        for payload in self._sse_parser.feed(b"\n\n"):  # the last newlines may be missing
-            self._decode_event(payload, events, last=True)
-        if events and type(events[-1]) is StreamEnd:
-            return events
-        if self._sse_parser.stray_line is not None:
-            raise_worker_error(self._sse_parser.stray_line)
-        raise StreamBroken(_BROKEN_STREAM)
-
     # --- a stream ---------------------------------------------------------------------------------
 
-    def _decode_event(self, payload: bytes, events: list[Event], *, last: bool = False) -> None:
+    def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._is_done:
             return
         try:
-            wire = decode_event(payload)
+            wire, lost = decode_fields(payload, TgiResponse)
         except JSON_ERRORS as e:
-            raise (StreamBroken(_BROKEN_STREAM) if last else _build_read_error(payload)) from e
+            raise _build_read_error(payload) from e
         if wire.error is not None:
             raise _build_read_error(payload)
+        report_lost_fields(lost, events)
         self._add_prompt((), events)
         if wire.token is not None:
             self._add_token(wire.token, wire.top_tokens or (), events)
@@ -206,25 +175,31 @@ class GenerateDecoder:
 
     # --- one JSON body ----------------------------------------------------------------------------
 
-    def _decode_unary(self, body: bytes) -> list[Event]:
+    def _read_document(self, body: bytes | bytearray) -> Sequence[Event]:
         try:
-            wire = decode_unary(body)
+            if body.startswith(b"["):
+                found, lost = decode_fields(body, _TgiResponses)
+                wire = found.first or TgiResponse()
+            else:
+                wire, lost = decode_fields(body, TgiResponse)
         except JSON_ERRORS as e:
             raise _build_read_error(body) from e
         if wire.generated_text is None:
             raise _build_read_error(body)
         details = wire.details or TgiDetails()
         events: list[Event] = []
+        report_lost_fields(lost, events)
         prompt = tuple(map(build_token_logprob, details.prefill or ()))
         self._add_prompt(prompt if self._request.logprobs is not None else (), events)
+        if details.top_tokens and len(details.top_tokens) != len(details.tokens or ()):
+            report_lost_fields(((("details", "top_tokens"), True),), events)
+            details.top_tokens = None
         events += self._build_text_events(wire.generated_text, details)
-        return [*events, *self._build_end_events(details)]
+        return [*events, *self._build_end_events(wire.details)]
 
     def _build_text_events(self, text: str, details: TgiDetails) -> list[Event]:
         tokens = details.tokens or []
         top = details.top_tokens or [[]] * len(tokens)
-        if len(top) != len(tokens):
-            raise WorkerFailed("The worker's log probabilities do not fit together.")
         if self._request.stopping.skip_special_tokens is False and tokens:
             text = "".join(token.text_or_empty for token in tokens)
         logprobs: tuple[TokenLogprob, ...] = ()
@@ -258,9 +233,11 @@ class GenerateDecoder:
 
     def _build_end_events(self, details: TgiDetails | None) -> list[Event]:
         """Build a choice end, usage if known, and the end of the response."""
-        if details is None:
-            return [ChoiceEnd("unknown"), StreamEnd()]
-        reason, word = _FINISH_REASONS.read_word(details.finish_reason, self._request.source)
+        source = self._request.source
+        if details is None and source in ("", _FINISH_REASONS.source):
+            return [ChoiceEnd("unknown"), StreamEnd()]  # the client need not ask for them
+        details = details or TgiDetails()
+        reason, word = _FINISH_REASONS.read_word(details.finish_reason, source)
         reader = self._usage_reader
         usage = reader.read_usage(details.prompt_length, details.generated_tokens)
         return [ChoiceEnd(reason, unknown_word=word), *reader.build_end(usage)]
@@ -272,7 +249,7 @@ class GenerateDecoder:
         ) or 1
 
 
-def _build_read_error(body: bytes) -> GatewayError:
+def _build_read_error(body: bytes | bytearray) -> GatewayError:
     """Raise the error in a body that is not a response; build one if it has none."""
-    raise_worker_error(body)
+    raise_worker_error(bytes(body))
     return WorkerFailed("The worker's answer can't be read.")

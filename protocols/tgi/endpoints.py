@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from msgspec.structs import replace
 
 from protocols import params
-from protocols.chat.requests import DEFAULT_REQUEST_RULES
+from protocols.chat.requests import DEFAULT_REQUEST_RULES, FIELD_NAMES
 from protocols.chat.responses import CompletionEncoder, ResponseStyle
 from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.core.catalog import Catalog, ModelInfo
@@ -34,6 +34,7 @@ from protocols.core.request import (
     PromptOptions,
     TokenizeRequest,
 )
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import (
     encode_ascii,
@@ -51,7 +52,7 @@ from protocols.passthrough import (
 from protocols.tgi import openapi, requests
 from protocols.tgi.decoder import GenerateDecoder
 from protocols.tgi.errors import JSON_HEADERS, TgiError, build_error_response
-from protocols.tgi.params import TgiLimits, build_client_table
+from protocols.tgi.params import REQUEST_HEADERS, TgiLimits, build_client_table
 from protocols.tgi.requests import Fields, GenerateOptions
 from protocols.tgi.responses import (
     SERVER_VERSION,
@@ -76,13 +77,6 @@ _FIELD_NAMES: Final = {
     "logprobs.top": "details",
     "n": "best_of",
     "stopping.include_stop": "stop",
-}
-_CHAT_FIELD_NAMES: Final = {
-    "messages": "messages",
-    "prompts": "prompt",
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-    "output": "response_format",
 }
 _ENDPOINTS: Final = (
     Endpoint("POST", "/", operation="root"),
@@ -110,6 +104,7 @@ class TGI(TgiUpstream):
     """
 
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
+    request_headers: RequestHeaders = REQUEST_HEADERS
     param_tables: Mapping[str, tuple[Param, ...]]
 
     def __init__(
@@ -135,8 +130,8 @@ class TGI(TgiUpstream):
         }
         native = {**params.map_field_names(self._table), **_FIELD_NAMES}
         self._field_names = {
-            "chat": {**params.map_field_names(rules.chat), **_CHAT_FIELD_NAMES},
-            "completion": {**params.map_field_names(rules.completion), **_CHAT_FIELD_NAMES},
+            "chat": {**params.map_field_names(rules.chat), **FIELD_NAMES},
+            "completion": {**FIELD_NAMES, **params.map_field_names(rules.completion)},
             **dict.fromkeys(("root", "generate", "generate_stream"), native),
         }
 
@@ -169,6 +164,11 @@ class TGI(TgiUpstream):
                     prompt=requests.read_inputs(fields),
                     templating=_PROMPT_OPTIONS["raw"],
                     return_texts=True,
+                    extra={
+                        key: raw
+                        for key, raw in fields.items()
+                        if key not in requests.REQUEST_FIELDS
+                    },
                 )
             case "root" if model is not None and model.task == "embedding":
                 return requests.read_embedding(fields, name)

@@ -32,6 +32,7 @@ from protocols.core.errors import (
     RequestTooLarge,
     StreamBroken,
     Unauthorized,
+    UnsupportedEncoding,
     WorkerError,
     WorkerUnreachable,
 )
@@ -60,6 +61,7 @@ _STATUSES: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     PathNotFound: (404, "not_found"),
     MethodNotAllowed: (405, "method_not_allowed"),
     RequestTooLarge: (413, "validation"),
+    UnsupportedEncoding: (415, "validation"),
     Unauthorized: (401, "authentication"),
     RateLimitExceeded: (429, "overloaded"),
     QuotaExceeded: (429, "overloaded"),

@@ -22,6 +22,7 @@ from protocols.openapi import (
     ref,
 )
 from protocols.params import ParamTable
+from protocols.prompt_form import PromptForm, find_parameters
 from protocols.tgi.errors import ERROR_STATUSES, TgiError
 from protocols.tgi.requests import CHAT_RULES
 from protocols.tgi.responses import GenerateResponse, StreamResponse
@@ -64,6 +65,12 @@ def describe_api(table: ParamTable, *, v1: bool) -> OpenApiFragment:
         },
         "inputs",
     )
+    form = PromptForm(
+        label="generate",
+        body={"model": "$model", "inputs": "$prompt"},
+        parameters=find_parameters(table, "parameters."),
+        stream_suffix="_stream",
+    )
     root = {**body, "properties": {**body["properties"], "stream": nullable({"type": "boolean"})}}
     listed = parse_type("Answer[1..1] | Vectors", Answer=answer, Vectors=_VECTORS)
     schemas = build_struct_schemas(GenerateResponse, StreamResponse, TgiError)
@@ -73,7 +80,8 @@ def describe_api(table: ParamTable, *, v1: bool) -> OpenApiFragment:
         ),
         "generate": build_operation(
             "Complete a prompt.", build_response(answer), failures, request=body
-        ),
+        )
+        | form.describe(),
         "generate_stream": build_operation(
             "Complete a prompt, as a stream.", build_response(None, event), failures, request=body
         ),

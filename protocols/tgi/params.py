@@ -11,8 +11,11 @@ from typing import Final
 from msgspec import Struct
 
 from protocols.chat.params import replace_params
+from protocols.core.request_headers import RequestHeaders
 from protocols.params import Param, ParamTable
 
+REQUEST_HEADERS: Final = RequestHeaders(("x-hf-",), {"x-use-cache": "reported"})
+"""Those of the vendor's endpoints: who pays, and whether an earlier answer will do."""
 _MIN_POSITIVE: Final = 1e-6
 """The smallest value of a parameter that must be above 0."""
 MAX_TOP_TOKENS: Final = 5

@@ -29,7 +29,7 @@ from protocols.params import ParamTable, ParsedParams
 Fields = Mapping[str, Raw]
 _encode = msgspec.json.Encoder().encode
 _PREFIX: Final = "Input validation error: "
-_REQUEST_FIELDS: Final = frozenset({"inputs", "parameters", "stream", "model"})
+REQUEST_FIELDS: Final = frozenset({"inputs", "parameters", "stream", "model"})
 _SAMPLING_FIELDS: Final = ("sampling.top_k", "sampling.top_p", "sampling.typical_p")
 """Parameters that turn sampling on, as does a temperature other than 1."""
 _PLACEHOLDER_MODELS: Final = ("", "tgi", "dummy")
@@ -83,7 +83,7 @@ def read_generate(
     top = values.pop("request.top_n_tokens", 0)
     if top or values.get("response_options.details") or best_of > 1:
         values["logprobs.top"] = top
-    extra = {name: value for name, value in fields.items() if name not in _REQUEST_FIELDS}
+    extra = {name: value for name, value in fields.items() if name not in REQUEST_FIELDS}
     known = {*table.by_wire, "grammar"}
     extra |= {name: value for name, value in own.items() if name not in known and value != NULL}
     if values.pop("request.decoder_input_details", False):
@@ -159,8 +159,8 @@ def _read_schema(raw: Raw, at: str) -> Raw:
     value = decode_value(raw)
     if isinstance(value, str):
         try:
-            raw = Raw(value.encode())
-            value = decode_value(raw)
+            text = value.encode()
+            value, raw = decode_value(text), Raw(text)
         except MalformedRequest:
             value = None
     if not isinstance(value, dict) or "properties" not in value:
@@ -226,7 +226,7 @@ def read_embedding(fields: Fields, model: str) -> EmbeddingRequest:
     if not texts:
         raise fail("`inputs` cannot be empty", "inputs")
     values = params.read_params(EMBEDDING_TABLE, fields)
-    known = _REQUEST_FIELDS | set(EMBEDDING_TABLE.by_wire)
+    known = REQUEST_FIELDS | set(EMBEDDING_TABLE.by_wire)
     extra = {name: raw for name, raw in fields.items() if name not in known and raw != NULL}
     truncate = values.pop("overflow", None)
     if truncate is not None:

@@ -14,6 +14,7 @@ from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endp
 from protocols.core import loss
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
@@ -188,6 +189,7 @@ def build_parameter_support(
         "echo": ParameterSupport(""),
         "logprobs.top": ParameterSupport("top_n_tokens", 0, MAX_TOP_TOKENS),
         "stopping.skip_special_tokens": ParameterSupport(""),
+        "response_options.token_ids": ParameterSupport(""),
     }
     if not request.stream:
         support["logprobs.prompt"] = ParameterSupport("decoder_input_details")
@@ -210,7 +212,7 @@ def build_parameter_support(
 # They are written as for any OpenAI-compatible worker. What this server rejects or misinterprets is
 # converted here, or removed and reported.
 
-_CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False)
+_CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False, source="tgi")
 _EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 """The parameters of a tool without any; the server requires the field."""
 _NAME: Final = "tgi"
@@ -318,7 +320,7 @@ class _ServerInfo(Struct):
     max_input_length: _NonNegativeInt | None = None
 
 
-_decode_info = msgspec.json.Decoder(_ServerInfo).decode
+_decode_info = JsonDecoder(_ServerInfo).decode
 
 
 class TgiUpstream:

@@ -17,6 +17,7 @@ from protocols.core.errors import GatewayError, MalformedRequest, StreamBroken, 
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    FieldValues,
     ResponseMetadata,
     StreamStart,
     TextDelta,
@@ -24,10 +25,12 @@ from protocols.core.events import (
     TopLogprob,
     Usage,
 )
+from protocols.core.fieldwise import report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.json_text import TEXT_ERRORS, JsonDecoder
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
-from protocols.json_body import JSON_ERRORS
+from protocols.json_body import JSON_ERRORS, build_answer_error
 from protocols.triton import rapidjson
 from protocols.triton.errors import raise_response_error, raise_worker_error
 from protocols.triton.model_config import ModelAdapter
@@ -51,9 +54,10 @@ FINISH_REASONS: Final = FinishReasonTable(
         "timeout": None,
         "not_finished": None,
     },
+    is_optional=True,
 )
 """Finish reasons of vLLM and TensorRT-LLM; None is a worker failure."""
-_decode_json = msgspec.json.Decoder().decode
+_decode_json = JsonDecoder().decode
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
 _READ_OUTPUTS: Final = (
     TEXT_OUTPUT, "finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens",
@@ -80,6 +84,8 @@ class ParsedResponse(Struct):
     token_counts: Sequence[Any] = ()
     prompt_tokens: Any = None
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
+    lost: FieldValues = ()
+    """Outputs that are unknown, or could not be read."""
 
 
 class _SingleText(Struct, forbid_unknown_fields=True):
@@ -98,10 +104,10 @@ class _SingleText(Struct, forbid_unknown_fields=True):
     sequence_end: bool = False
 
 
-_decode_single_text = msgspec.json.Decoder(_SingleText).decode
+_decode_single_text = JsonDecoder(_SingleText).decode
 
 
-class _TextEvent(Struct, forbid_unknown_fields=True):
+class _TextEvent(Struct, forbid_unknown_fields=True, gc=False):
     """An event that adds a text and nothing else."""
 
     text_output: str
@@ -113,7 +119,7 @@ class _TextEvent(Struct, forbid_unknown_fields=True):
     sequence_end: bool = False
 
 
-_decode_text_event = msgspec.json.Decoder(_TextEvent).decode
+_text_event_decoder = JsonDecoder(_TextEvent, skims=True)
 
 
 def _parse_single_text(body: bytes) -> ParsedResponse | None:
@@ -158,7 +164,7 @@ def parse_response(
     try:
         response = decode(body)
     except (MalformedRequest, *JSON_ERRORS) as e:
-        raise WorkerFailed("The worker's answer can't be read.") from e
+        raise build_answer_error(e) from e
     text_name = output_names[TEXT_OUTPUT]
     if not isinstance(response, dict) or text_name not in response or "error" in response:
         raise_response_error(response, text_name)
@@ -171,11 +177,15 @@ def parse_response(
         for name, wire in output_names.items()
         if wire in response
     }
+    known = {*output_names.values(), *_TextEvent.__struct_fields__}
+    unknown = tuple(
+        [((k,), one) for k, one in response.items() if k not in known and one is not None]
+    )
     texts = outputs.pop(TEXT_OUTPUT, [])
     if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
     model = response.get("model_name")
-    parsed = ParsedResponse(texts, model if isinstance(model, str) else None)
+    parsed = ParsedResponse(texts, model if isinstance(model, str) else None, lost=unknown)
     if outputs:
         _parse_details(outputs, parsed, request)
     return parsed
@@ -192,7 +202,10 @@ def _parse_details(
     parsed.prompt_tokens = prompt[0] if prompt else None
     if request.logprobs is not None and parsed.texts:
         columns, numbers = (outputs.get(name, []) for name in _LOGPROB_OUTPUTS)
-        parsed.logprobs = _parse_logprobs(columns, numbers, parsed.texts, request.logprobs.top)
+        try:
+            parsed.logprobs = _parse_logprobs(columns, numbers, parsed.texts, request.logprobs.top)
+        except (MalformedRequest, TypeError, *JSON_ERRORS):
+            parsed.lost = (*parsed.lost, (("logprobs",), True))
 
 
 def _parse_reasons(values: list[Any]) -> list[str]:
@@ -223,10 +236,7 @@ def _parse_logprobs(
 def _parse_candidates(value: Any, top: int) -> tuple[TokenLogprob, ...]:
     if not isinstance(value, str):
         return ()
-    try:
-        column = msgspec.convert(rapidjson.parse_value(value.encode()), _CandidateColumn | None)
-    except (MalformedRequest, msgspec.ValidationError) as e:
-        raise WorkerFailed("The worker's log probabilities can't be read.") from e
+    column = msgspec.convert(rapidjson.parse_value(value.encode()), _CandidateColumn | None)
     return tuple(_build_token_logprob(token, top) for token in column or () if token)
 
 
@@ -310,7 +320,7 @@ class GenerateDecoder:
             and self._pending_error is None
         ):
             events: list[Event] = []
-            if self._read_text(data[6:-2], events):
+            if self._read_texts((data[6:-2],), events):
                 return events
         stream = self._body_reader.feed(data)
         return self._read_events(stream) if stream else ()
@@ -355,17 +365,31 @@ class GenerateDecoder:
     def _read_events(self, data: bytes) -> Sequence[Event]:
         if self._pending_error is not None:
             raise self._pending_error
-        payloads = filter(bytes.strip, self._sse_parser.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._read_object)
+        batches = self._sse_parser.feed_batches(data)
+        events, self._pending_error = sse.collect_events(batches, self._read_payloads)
         return events
+
+    def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
+        """Read events with only a text together, and each other event alone."""
+        position = 0
+        while position < len(payloads):
+            if self._accepts_texts:
+                position += self._read_texts(payloads[position:], events)
+            if position < len(payloads):
+                if payloads[position].strip():
+                    self._read_object(payloads[position], events)
+                position += 1
 
     def _read_remainder(self) -> Sequence[Event]:
         """Read an event without its final newlines."""
         if self._pending_error is not None:
             raise self._pending_error
-        end = self._body_reader.feed(b"\n\n")
+        parser = self._sse_parser
+        # Of a stream without an event, the bytes that may be a mark count.
+        start = b"" if self._body_reader.is_detected else self._body_reader.feed(b"\n\n")
         try:
-            events = self._read_events(end)
+            payloads = filter(bytes.strip, [*parser.feed(start), *parser.close()])
+            events, self._pending_error = sse.collect_events(payloads, self._read_object)
         except WorkerFailed as error:
             if error.__cause__ is None:  # valid JSON that holds an error
                 raise
@@ -375,9 +399,8 @@ class GenerateDecoder:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
-        if self._accepts_texts and self._read_text(body, events):
-            return
         parsed = parse_response(body, self._request, self._output_names)
+        report_lost_fields(parsed.lost, events)
         self._add_counts(parsed, events)
         if parsed.finish_reasons:
             self._reports_finish_reason = True
@@ -388,17 +411,21 @@ class GenerateDecoder:
             events += filter(None, (self._build_usage(),))
         self._accepts_texts = self._expects_texts and self._has_begun()
 
-    def _read_text(self, body: bytes, events: list[Event]) -> bool:
-        """Read an event that has only a text; False, and for all that follow, if it has more."""
+    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
+        """Read events that have only a text; returns their number.
+
+        None is expected after one that has more.
+        """
+        wires: list[_TextEvent] = []
         try:
-            text = _decode_text_event(body).text_output
-        except JSON_ERRORS:
+            wires.extend(_text_event_decoder.decode_each(payloads))
+        except TEXT_ERRORS:  # what was decoded before it stays in the list
             self._accepts_texts = self._expects_texts = False
-            return False
-        if text:
-            tokens = 1 if self._token_per_event else math.ceil(len(text) / 4)
-            events.append(TextDelta(text, tokens=tokens))
-        return True
+        for wire in wires:
+            if text := wire.text_output:
+                tokens = 1 if self._token_per_event else math.ceil(len(text) / 4)
+                events.append(TextDelta(text, tokens=tokens))
+        return len(wires)
 
     def _has_begun(self) -> bool:
         """Whether the only choice has begun and not ended."""

@@ -9,12 +9,12 @@ from msgspec import structs
 from protocols import params
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import (
-    ClientError,
     GatewayError,
     InvalidParameter,
     MalformedRequest,
     Overloaded,
     PathNotFound,
+    UnsupportedEncoding,
     UnsupportedFeature,
 )
 from protocols.core.interfaces import (
@@ -31,6 +31,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import AnyRequest, GenerationRequest
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.triton import errors, openapi, passthrough, requests
 from protocols.triton.errors import StatusMode
@@ -39,6 +40,7 @@ from protocols.triton.params import (
     EMBEDDING,
     GUIDE_PARAM_NAMES,
     PROFILES,
+    REQUEST_HEADERS,
     RERANK,
     STATEFUL_FIELDS,
     TritonProfile,
@@ -89,7 +91,9 @@ class Triton(TritonUpstream):
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     name: str = "triton"
+    applies_model_settings: ClassVar[bool] = True
     stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
+    request_headers: RequestHeaders = REQUEST_HEADERS
     path_prefixes: tuple[str, ...] = ("/v2",)
     endpoints: tuple[Endpoint, ...] = (
         _build_info_endpoint("GET", "/v2", "server"),
@@ -222,8 +226,11 @@ class Triton(TritonUpstream):
         worker itself knows best what its model accepts.
         """
         alike = isinstance(client, Triton) and client._can_pass_to(self._profile)  # noqa: SLF001
+        collects = call.endpoint.operation == "generate" and self.streams_always(
+            about.backend_model
+        )
         return (
-            passthrough.build_passthrough(call, about, self._profile)
+            passthrough.build_passthrough(call, about, self._profile, collects=collects)
             if alike and not self._has_custom_fields
             else None
         )
@@ -235,10 +242,10 @@ class Triton(TritonUpstream):
 
 
 def _explain_decompression_error(error: GatewayError, call: ClientRequest) -> GatewayError:
-    """Replace the error of a body that can't be decompressed, which has no class of its own."""
+    """Replace the error of a body that can't be decompressed, as the server does."""
     is_encoding_error = isinstance(error, MalformedRequest) and error.problem == "encoding"
     is_inference = call.endpoint.operation in _INFERENCE_OPERATIONS
-    if is_inference and (is_encoding_error or type(error) is ClientError):
+    if is_inference and (is_encoding_error or isinstance(error, UnsupportedEncoding)):
         try:
             requests.check_encoding(call)
         except (InvalidParameter, UnsupportedFeature) as encoding_error:

@@ -37,6 +37,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.interfaces import ClientRequest, HttpResponse
+from protocols.core.json_text import MAX_DEPTH
 from protocols.triton.formats import (
     CHUNKED_EVENT_HEADERS,
     JSON_HEADERS,
@@ -189,9 +190,10 @@ def build_json_error(reason: str, at: int) -> MalformedRequest:
 
 
 def build_depth_error() -> MalformedRequest:
-    """The JSON body is nested too deeply."""
+    """The JSON body is nested deeper than MAX_DEPTH."""
     return MalformedRequest(
-        "failed to parse the request JSON buffer: nested too deep", problem="depth"
+        f"failed to parse the request JSON buffer: nested too deep, more than {MAX_DEPTH} levels",
+        problem="depth",
     )
 
 
@@ -257,6 +259,7 @@ _CONTEXT_LENGTH_PATTERN: Final = re.compile(
     r"|prompt (?:is )?too long",
     re.IGNORECASE,
 )
+_STREAM_ONLY_PATTERN: Final = re.compile(r"generate expects model to produce exactly 1 response")
 _PARAMETER_ERROR_PATTERN: Final = re.compile(
     r"\b(?:must (?:not )?be|should be|at (?:least|most)|(?:greater|less|larger|smaller) than"
     r"|out of range|not (?:supported|enabled|allowed)|invalid (?:value|parameter|argument))\b",
@@ -269,6 +272,11 @@ def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> G
     """Map a worker's error response. The first failure of a stream has the format of an event."""
     payload = body.removeprefix(b"data:").strip()
     return errors.read_worker_error(status, headers, payload, map_worker_error)
+
+
+def needs_stream(error: GatewayError) -> bool:
+    """Whether the error of generate says that the model may only be streamed."""
+    return _STREAM_ONLY_PATTERN.search(error.worker_text or error.message) is not None
 
 
 def raise_response_error(response: Any, text: str) -> None:

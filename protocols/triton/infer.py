@@ -13,9 +13,10 @@ from msgspec import Struct
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, RelevanceScore, ResponseMetadata, StreamEnd
 from protocols.core.interfaces import ResponseDecoder
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import EmbeddingRequest, RerankRequest
 from protocols.core.sse import MAX_UNARY_BYTES
-from protocols.json_body import JSON_ERRORS
+from protocols.json_body import JSON_ERRORS, build_answer_error
 from protocols.triton.errors import raise_response_error
 from protocols.triton.model_config import TensorSpec, WorkerModel
 from protocols.triton.tensors import flatten_values
@@ -90,7 +91,7 @@ class _WireInfer(Struct):
     model_name: str | None = None
 
 
-_decode_infer = msgspec.json.Decoder(_WireInfer).decode
+_decode_infer = JsonDecoder(_WireInfer).decode
 
 
 def _read_tensors(body: bytes) -> _WireInfer:
@@ -99,12 +100,12 @@ def _read_tensors(body: bytes) -> _WireInfer:
         return _decode_infer(body)
     except JSON_ERRORS as e:
         try:
-            response = msgspec.json.decode(body)
+            response = decode_json(body)
         except JSON_ERRORS:
             response = None
         if isinstance(response, dict) and "error" in response:
             raise_response_error(response, "outputs")
-        raise WorkerFailed("The worker's answer can't be read.") from e
+        raise build_answer_error(e) from e
 
 
 class InferDecoder:

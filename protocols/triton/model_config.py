@@ -9,6 +9,7 @@ from msgspec import UNSET, Raw, Struct, field, structs
 
 from protocols import params
 from protocols.core import loss
+from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import GenerationRequest
 from protocols.json_body import JSON_ERRORS
@@ -43,6 +44,8 @@ class WorkerModel(Struct, frozen=True):
     """Whether the worker described it; otherwise it is the profile's."""
     has_generate: bool = True
     """Whether its server has the generate extension."""
+    streams_always: bool = False
+    """Whether it refuses generate, whatever the flags are."""
 
 
 class _ConfigTensor(Struct):
@@ -74,8 +77,8 @@ class _ModelConfig(Struct):
     max_batch_size: int = 0
 
 
-_decode_config = msgspec.json.Decoder(_ModelConfig, strict=False).decode
-_decode_metadata = msgspec.json.Decoder(_ModelMetadata, strict=False).decode
+_decode_config = JsonDecoder(_ModelConfig, strict=False).decode
+_decode_metadata = JsonDecoder(_ModelMetadata, strict=False).decode
 
 
 def build_model_from_profile(profile: TritonProfile) -> WorkerModel:
@@ -209,7 +212,8 @@ class ModelAdapter:
         flag = _find_first_input(profile.stream_flags, model) or (
             profile.stream_flags[0] if profile.streams_by_default else None
         )
-        self._streams_by_default = bool(model.decoupled) and flag not in model.inputs
+        may_stream = bool(model.decoupled) and flag not in model.inputs
+        self._streams_by_default = model.streams_always or may_stream
         """Whether the model may stream without a flag."""
         self._exclude_flag = _find_first_input(
             (*profile.exclude_prompt_flags, _EXCLUDE_FLAG), model
@@ -320,9 +324,6 @@ class ModelAdapter:
             detail = f"the model needs one: {self._default_max_tokens}"
             wire = names.get(_MAX_TOKENS_FIELD, "max_tokens")
             unsupported.append(UnsupportedParameter(wire, "defaulted", detail, _MAX_TOKENS_FIELD))
-        if request.response_options.token_ids:
-            wire = names.get("response_options.token_ids", "return_token_ids")
-            unsupported.append(UnsupportedParameter(wire, "dropped"))
         if request.extra:
             unsupported += self._find_ignored_fields(request)
         return unsupported

@@ -27,14 +27,25 @@ from protocols.openapi import (
     parse_types,
     ref,
 )
+from protocols.prompt_form import PromptForm, find_parameters
 from protocols.triton.errors import ERROR_STATUSES, ErrorBody, StatusMode
 from protocols.triton.metadata import ConfigInput, ConfigOutput, ModelMetadata
-from protocols.triton.params import Datatype, InputSpec, TritonProfile
+from protocols.triton.params import PROMPT_INPUT, Datatype, InputSpec, TritonProfile
 from protocols.triton.responses import GenerateResponse
 from protocols.triton.tensors import INTEGER_RANGES
 
 _SCALAR_SCHEMA: Schema = {"type": ["string", "number", "boolean"]}
 _DATATYPE_SCHEMAS: Mapping[Datatype, Schema] = {"BYTES": STRING, "BOOL": BOOLEAN, "FP32": NUMBER}
+
+
+def _build_form(profile: TritonProfile) -> PromptForm:
+    return PromptForm(
+        label="generate",
+        body={PROMPT_INPUT: "$prompt", **dict.fromkeys(profile.exclude_prompt_flags[:1], True)},
+        parameters=find_parameters(profile.parameters),
+        stream_flag=profile.stream_flags[0],
+        stream_suffix="_stream",
+    )
 
 
 def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
@@ -58,7 +69,8 @@ def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
                 build_response(ref("GenerateResponse")),
                 failures,
                 request=request,
-            ),
+            )
+            | _build_form(profile).describe(),
             "generate_stream": build_operation(
                 "Complete a prompt, event by event.",
                 build_response(None, event),

@@ -27,19 +27,25 @@ from protocols.core.errors import (
 from protocols.core.events import ChoiceEnd, Event, StreamStart, TextDelta
 from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.interfaces import (
+    NO_SETTINGS,
     ClientRequest,
+    ModelSettings,
     PassthroughReader,
     PassthroughRequest,
     ResponseContext,
     UpstreamRequest,
 )
+from protocols.core.json_text import decode_json
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
+from protocols.json_body import JSON_ERRORS, build_answer_error
+from protocols.params import Param
 from protocols.passthrough import (
     NameReplacer,
     TokenCountReplacer,
     UnaryPassthroughReader,
     VerbatimStreamReader,
+    apply_model_settings,
 )
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
@@ -49,6 +55,7 @@ from protocols.triton.formats import (
     EVENT_STREAM,
     JSON_HEADERS,
 )
+from protocols.triton.model_config import PACKED_PARAMETERS
 from protocols.triton.params import PROMPT_INPUT, TEXT_OUTPUT, TritonProfile
 from protocols.triton.rapidjson import OrderedFields
 from protocols.triton.responses import GenerateEncoder
@@ -66,6 +73,7 @@ _METADATA_OUTPUTS: Final = frozenset(
 )  # fmt: skip
 """Outputs that are never text, whatever the model calls its outputs."""
 _NO_REASON: Final = "None"
+_LIMITED_FIELD: Final = "stopping.max_tokens"
 
 _CLIENT_ERROR_PATTERN: Final = re.compile(
     r"\[request id: |has invalid type\. It should|The schema can not convert"
@@ -150,6 +158,7 @@ _COMPLETION_TOKENS: Final = TokenCountReplacer("num_output_tokens", keeps_lists=
 _FINISH_REASONS: Final = FinishReasonTable(
     FINISH_REASONS.source,
     {word: reason for word, reason in FINISH_REASONS.words.items() if reason is not None},
+    is_optional=True,
 )
 """Clients of the same protocol get the words with which a server says that it cancelled."""
 
@@ -228,12 +237,12 @@ def _parse_object(body: bytes) -> Mapping[str, Any]:
     text = body.decode(errors="replace").encode()
     try:
         fields = (
-            msgspec.json.decode(text)
+            decode_json(text)
             if len(text) > _MAX_LENIENT_PARSE_BYTES
             else rapidjson.parse_value(text)
         )
-    except (MalformedRequest, msgspec.DecodeError, RecursionError) as e:
-        raise WorkerFailed("The worker's answer can't be read.") from e
+    except (MalformedRequest, msgspec.DecodeError) as e:
+        raise build_answer_error(e) from e
     if not isinstance(fields, dict):
         raise WorkerFailed("The worker's response does not follow its protocol.")
     return fields
@@ -300,12 +309,69 @@ class _StreamDecoder:
 _PARAMETERS_KEY: Final = "parameters"
 _NON_PROMPT_FIELDS: Final = frozenset({"id", _PARAMETERS_KEY})
 _NO_FIELDS: Final = OrderedFields([], [])
+_encode = msgspec.json.Encoder().encode
+
+
+_NAMES: Final = frozenset({"model_name", "model_version", "id"})
+
+
+def merge_stream(data: bytes) -> bytes:
+    """The response of generate that the events of a stream make: their texts are joined.
+
+    A value that is no text is the last one's. An error is the whole response.
+    """
+    merged: dict[str, Any] = {}
+    parser = sse.SseParser()
+    for payload in (*parser.feed(data), *parser.close()):
+        try:
+            fields = decode_json(payload, kind=dict[str, Any])
+        except JSON_ERRORS as e:
+            raise build_answer_error(e) from e
+        if "error" in fields:
+            return payload
+        for name, value in fields.items():
+            before = merged.get(name)
+            merged[name] = _join(before, value) if before is not None else value
+            if name in _NAMES and before is not None:
+                merged[name] = before
+    return msgspec.json.encode(merged) if merged else data
+
+
+def _join(before: Any, value: Any) -> Any:
+    match before, value:
+        case str(), str():
+            return before + value
+        case list(), list() if len(before) == len(value):
+            return [_join(old, new) for old, new in zip(before, value, strict=True)]
+        case _:
+            return value
+
+
+class _CollectingReader:
+    """Reads a stream as the response to a client that did not ask for one."""
+
+    def __init__(self, reader: PassthroughReader) -> None:
+        self._reader = reader
+        self._pieces: list[bytes] = []
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        self._pieces += pieces
+        return b"", ()
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        self._reader.feed((merge_stream(b"".join(self._pieces)),))
+        return self._reader.close()
 
 
 def build_passthrough(
-    call: ClientRequest, about: ResponseContext, profile: TritonProfile
+    call: ClientRequest, about: ResponseContext, profile: TritonProfile, *, collects: bool
 ) -> PassthroughRequest | None:
-    """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have this profile."""
+    """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have this profile.
+
+    ``collects``: the model refuses generate, so that its stream is collected.
+    """
     operation = call.endpoint.operation
     if operation not in {"generate", "generate_stream"} or requests.is_compressed(call):
         return None
@@ -315,8 +381,11 @@ def build_passthrough(
         fields = _NO_FIELDS
     if profile.cancel_flag and profile.cancel_flag in _iter_field_names(fields):
         return None  # it may cancel another client's request
+    data = _apply_model_settings(call.body, fields, profile, about.settings)
+    if data is None:
+        return None
     stream = operation == "generate_stream"
-    model = about.backend_model
+    model, endpoint = about.backend_model, "generate_stream" if collects else operation
     request = GenerationRequest(
         model=model,
         kind="completion",
@@ -332,16 +401,58 @@ def build_passthrough(
             events = _StreamDecoder(request, names)
             return VerbatimStreamReader(events, names.replacer, events.correct_counts)
         body = _UnaryDecoder(request, names)
-        return UnaryPassthroughReader(body, names.replacer, body.correct_counts)
+        reader = UnaryPassthroughReader(body, names.replacer, body.correct_counts)
+        return _CollectingReader(reader) if collects else reader
 
     return PassthroughRequest(
         request,
-        UpstreamRequest(f"{build_model_path(model)}/{operation}", call.body, JSON_HEADERS),
+        UpstreamRequest(f"{build_model_path(model)}/{endpoint}", data, JSON_HEADERS),
         lambda: headers,
         create_reader,
         partial(GenerateEncoder, request, about, profile, framed=stream),
         partial(read_passthrough_error, names),
     )
+
+
+def _apply_model_settings(
+    body: bytes, fields: OrderedFields, profile: TritonProfile, settings: ModelSettings
+) -> bytes | None:
+    """The body with the model's defaults and its limit beside its own fields.
+
+    None if it must be translated: what it asks for is not plain to see, or is above the limit. A
+    name that stands in it twice is not: the model may read either value.
+    """
+    if settings is NO_SETTINGS:
+        return body
+    names = [*_iter_field_names(fields)]
+    if not fields or PACKED_PARAMETERS in names or len(set(names)) < len(names):
+        return None
+    sent: dict[str, Any] = dict(fields)
+    if _PARAMETERS_KEY in fields:
+        with contextlib.suppress(MalformedRequest):
+            sent = {**fields.parse_nested(_PARAMETERS_KEY), **sent}
+    rows = profile.parameters
+    try:
+        if not all(_is_plain_count(sent[row.wire]) for row in rows if _is_limited(row, sent)):
+            return None
+        is_applied = apply_model_settings(sent, settings, rows, rows)
+    except JSON_ERRORS:
+        return None
+    if not is_applied:
+        return None
+    added = {name: value for name, value in sent.items() if name not in names}
+    head, brace, tail = body.rpartition(b"}")
+    return b"%b,%b%b%b" % (head, _encode(added)[1:-1], brace, tail) if added else body
+
+
+def _is_limited(row: Param, sent: Mapping[str, Any]) -> bool:
+    return row.field == _LIMITED_FIELD and row.wire in sent
+
+
+def _is_plain_count(raw: bytes) -> bool:
+    """Whether it is a number of tokens. Raises what ``JSON_ERRORS`` lists."""
+    value = decode_json(raw)
+    return type(value) is int and value >= 0
 
 
 def _iter_field_names(fields: OrderedFields) -> Iterator[str]:

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Raw
 
 from protocols.core.interfaces import ClientRequest
+from protocols.core.json_text import MAX_DEPTH, JsonDecoder, JsonTooDeep
 from protocols.triton import errors
 
-_MAX_DEPTH: Final = 128
 _MAX_EXPONENT: Final = 308
 _MAX_EXTENDABLE_INTEGER: Final = 1.7976931348623157e307
 """A larger integer cannot take another digit."""
@@ -105,7 +105,7 @@ class _RapidJsonReader:
         self, read_element: Callable[[], Any], end: bytes, missing_comma: str
     ) -> list[Any]:
         self._depth += 1
-        if self._depth > _MAX_DEPTH:
+        if self._depth > MAX_DEPTH:
             raise errors.build_depth_error()
         elements: list[Any] = []
         self._skip_whitespace()
@@ -273,8 +273,8 @@ class _UniqueName(str):
     __hash__ = object.__hash__
 
 
-_decode_members = msgspec.json.Decoder(dict[_UniqueName, Raw], dec_hook=str.__new__).decode
-_decode_any = msgspec.json.Decoder().decode
+_decode_members = JsonDecoder(dict[_UniqueName, Raw], dec_hook=str.__new__).decode
+_decode_any = JsonDecoder().decode
 
 
 class OrderedFields(dict[str, Raw]):
@@ -317,7 +317,7 @@ def parse_fields(text: bytes) -> OrderedFields:
         if type(values) is not dict:
             raise errors.build_not_object_error()
         return _build_fields(text, values)
-    except RecursionError:
+    except JsonTooDeep:
         raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pairs = parse_rapidjson_members(text)
@@ -344,7 +344,7 @@ def parse_value(text: bytes) -> Any:
     """Parse a value. Raises MalformedRequest."""
     try:
         return _decode_any(text)
-    except RecursionError:
+    except JsonTooDeep:
         raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return parse_rapidjson_value(bytes(text))  # a Raw cannot be sliced

@@ -15,10 +15,14 @@ from protocols.core.errors import (
     MalformedRequest,
     UnsupportedFeature,
 )
+from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.interfaces import ClientRequest
+from protocols.core.json_text import decode_json
 from protocols.core.request import (
     ChoiceFormat,
     EmbeddingRequest,
+    ExtraFields,
+    FieldPath,
     GenerationRequest,
     GrammarFormat,
     JsonObjectFormat,
@@ -61,9 +65,9 @@ def read_output_format(parameters: Mapping[str, Any], guide: str) -> OutputForma
 
 def _parse_guide_object(name: str, text: str) -> OutputFormat:
     try:
-        guide = msgspec.json.decode(text, type=dict[str, Raw])
+        guide = decode_json(text, kind=dict[str, Raw])
         for kind, raw in guide.items():
-            value = msgspec.json.decode(raw)
+            value = decode_json(raw)
             if value is not None and value is not False:
                 return _build_output_format(kind, value)
     except (*JSON_ERRORS, TypeError):
@@ -92,7 +96,7 @@ def _build_output_format(kind: str, value: Any) -> OutputFormat:
         case "json_object", True:
             return JsonObjectFormat()
         case "json", str():
-            msgspec.json.decode(value, type=dict[str, Raw])
+            decode_json(value, kind=dict[str, Raw])
             return JsonSchemaFormat(Raw(value))
         case "json", dict():
             return JsonSchemaFormat(Raw(msgspec.json.encode(value)))
@@ -198,6 +202,7 @@ def build_request(
         priority=request.priority,
         timeout=request.timeout,
         extra=_collect_extra_fields(fields, raw_fields, profile),
+        field_extra=tuple(request.unknown),
         **values.build_request_arguments(),
     )
 
@@ -211,6 +216,7 @@ def build_embedding_request(request: TritonRequest) -> EmbeddingRequest:
         priority=request.priority,
         timeout=request.timeout,
         extra={name: raw for name, raw in request.parameters.items() if name != "id"},
+        field_extra=tuple(request.unknown),
     )
 
 
@@ -224,6 +230,7 @@ def build_rerank_request(request: TritonRequest) -> RerankRequest:
         priority=request.priority,
         timeout=request.timeout,
         extra={name: raw for name, raw in request.parameters.items() if name != "id"},
+        field_extra=tuple(request.unknown),
     )
 
 
@@ -477,6 +484,12 @@ _DATATYPES: Final = frozenset(
     {"BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16",
      "FP32", "FP64", "BYTES", "BF16"}
 )  # fmt: skip
+_INFER_KEYS: Final = frozenset({"id", "parameters", "inputs", "outputs"})
+_INPUT_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("name", "datatype", "shape", "data")),
+    "parameters": {"binary_data_size": None},
+}
+_OUTPUT_KEYS: Final[KeyTree] = {"name": None, "parameters": {"binary_data": None}}
 _DATA_SOURCE_ERROR: Final = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
     " 'shared_memory_region' in 'parameters'. But"
@@ -513,14 +526,21 @@ def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonReq
         return _read_raw_prompt(call.body, model, profile)
     fields = _parse_body_fields(call.body[:length])
     request = TritonRequest(model, read_request_id(fields))
+    beside: dict[FieldPath, Any] = {
+        (name,): fields.get_value(name) for name in fields if name not in _INFER_KEYS
+    }
+    if beside:
+        request.unknown.append(ExtraFields("", beside))
     _read_parameters(request, fields)
     rest = memoryview(call.body)[length:]
-    for value in _read_member(fields, "inputs", "array"):
+    for i, value in enumerate(_read_member(fields, "inputs", "array")):
         rest = _read_input(request, value, rest)
+        if extra := read_extra_fields(value, f"inputs[{i}]", _INPUT_KEYS):
+            request.unknown.append(extra)
     if rest:
         text = f"unexpected additional input data for model '{model}'"
         raise errors.build_value_error("inputs", text)
-    _check_outputs(_read_outputs(fields), model, profile)
+    _check_outputs(_read_outputs(fields, request.unknown), model, profile)
     tensors.check_inputs(request, profile)
     return request
 
@@ -534,7 +554,8 @@ def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
     raw = fields.get("parameters")
     parameters = {} if raw is None else fields.get_value("parameters")
     return RequestedOutputs(
-        _read_outputs(fields) or None, binary_by_default=parameters.get("binary_data_output", False)
+        _read_outputs(fields, []) or None,
+        binary_by_default=parameters.get("binary_data_output", False),
     )
 
 
@@ -676,13 +697,15 @@ def _check_source(members: Mapping[str, Any], parameters: Mapping[str, Any]) -> 
         raise errors.build_value_error("inputs", f"{_DATA_SOURCE_ERROR} {problem}")
 
 
-def _read_outputs(fields: OrderedFields) -> dict[str, bool]:
-    """Read the requested outputs, and whether each is binary."""
+def _read_outputs(fields: OrderedFields, unknown: list[ExtraFields]) -> dict[str, bool]:
+    """Read the requested outputs, and whether each is binary. Add the keys that are unknown."""
     if fields.get("outputs") is None:
         return {}
     outputs: dict[str, bool] = {}
-    for value in _read_member(fields, "outputs", "array"):
+    for i, value in enumerate(_read_member(fields, "outputs", "array")):
         members = _as_object(value)
+        if extra := read_extra_fields(members, f"outputs[{i}]", _OUTPUT_KEYS):
+            unknown.append(extra)
         name = _read_member(members, "name", "string")
         is_binary = _as_object(members.get("parameters")).get("binary_data", False)
         outputs.setdefault(name, _check_kind("binary_data", is_binary, "boolean"))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec import Raw, Struct
 
 from protocols.core.errors import InvalidParameter
+from protocols.core.request import ExtraFields
 from protocols.triton import errors
 from protocols.triton.params import Datatype, InputSpec, TritonProfile
 from protocols.triton.rapidjson import OrderedFields
@@ -39,6 +40,8 @@ class TritonRequest(Struct):
     priority: int | None = None
     timeout: float | None = None
     """The timeout in seconds. Only infer has fields for it and for the priority."""
+    unknown: list[ExtraFields] = []
+    """Keys of infer beside parameters and in tensors, which no worker gets."""
 
     def add_parameter(self, name: str, value: Any, fields: OrderedFields) -> None:
         """Add a field as a parameter, unless there is one of that name."""

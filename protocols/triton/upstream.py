@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from protocols import prompt as protocols_prompt
 from protocols.core.errors import GatewayError, UnsupportedFeature, WorkerFailed
@@ -169,6 +170,22 @@ class TritonUpstream:
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return errors.read_worker_error(status, headers, body)
+
+    def learn_from_error(self, model: str, error: GatewayError) -> bool:
+        """See ``protocols.core.interfaces.LearnsFromErrors``: a model that only streams."""
+        known = self._get_model(model)
+        if known.streams_always or not errors.needs_stream(error):
+            return False
+        if model not in self._adapters and len(self._adapters) >= _MAX_REMEMBERED_MODELS:
+            return False
+        self._adapters[model] = self._build_adapter(
+            replace(known, decoupled=True, streams_always=True)
+        )
+        return True
+
+    def streams_always(self, model: str) -> bool:
+        """Whether the model refuses generate."""
+        return self._get_model(model).streams_always
 
     def _get_model(self, name: str) -> WorkerModel:
         return self._adapters.get(name, self._default_adapter).model

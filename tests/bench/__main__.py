@@ -1,4 +1,4 @@
-"""``python -m tests.bench``: CPU time and memory of gateways on this machine."""
+"""``python -m tests.bench`` measures CPU time and memory of gateways on this machine."""
 
 import subprocess
 import sys
@@ -60,10 +60,10 @@ def run(
     short = quick or bool(names)
     others = [_PEERS[name] for name in chosen if name != NGINX.name]
     baseline = [NGINX] if NGINX.name in chosen else []
-    more = [] if quick else [MANY_MODELS_AND_KEYS]
+    extra_scenarios = [] if quick else [MANY_MODELS_AND_KEYS]
     with _report_failure(), ExitStack() as stack:
         older = [stack.enter_context(at_revision(against))] if against else []
-        own = [INTERLINGUA, *older, ALL_FEATURES, *more]
+        own = [INTERLINGUA, *older, ALL_FEATURES, *extra_scenarios]
         plan = runner.Plan(
             gateways=[*baseline, BARE_SERVER, DIRECT, *own, *others],
             loads=loads,
@@ -91,7 +91,7 @@ def _is_on(choice: bool | None, *, default: bool) -> bool:
 
 
 def _choose_loads(loads: Sequence[Load], names: Sequence[str]) -> Sequence[Load]:
-    """Those whose name contains one of the texts; all of the full form may be chosen."""
+    """Return the loads whose names contain one of the texts, of the full list."""
     if not names:
         return loads
     chosen = [load for load in FULL if any(name.lower() in load.name.lower() for name in names)]
@@ -140,7 +140,7 @@ def profile(load: str, pair: str, seconds: int) -> None:
     [chosen_pair] = [one for one in INTERLINGUA.pairs if one.name == pair]
     longer = msgspec.structs.replace(
         chosen_load, seconds=float(seconds), count=chosen_load.count * 60
-    )  # at most
+    )  # the maximum
     with _report_failure():
         lines = profiles.format_profile(profiles.record_profile(longer, chosen_pair))
     click.echo("\n".join(lines))
@@ -165,7 +165,7 @@ def install(names: tuple[str, ...]) -> None:
 
 @contextmanager
 def _report_failure() -> Iterator[None]:
-    """Report what goes wrong with a run in a line."""
+    """Print an error of a run in one line."""
     try:
         yield
     except BlockingIOError:

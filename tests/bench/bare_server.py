@@ -1,6 +1,6 @@
-"""The least that a gateway in Python can cost: a bare protocol that reads a request and answers.
+"""A minimal HTTP server in Python: the lower bound of a gateway's CPU time.
 
-``bare_server.py PORT``. It parses nothing but the length, asks nobody, and knows no streams.
+``bare_server.py PORT``. It parses only the length, has no worker, and does not stream.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ class BareServer(asyncio.Protocol):
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         if separator and len(body) >= length and self._transport is not None:
             self._data = b""
-            answer = _BODY % ("brown fox" * 100, time.monotonic_ns() // 1000)
-            self._transport.write((_HEAD % len(answer) + answer).encode())
+            response = _BODY % ("brown fox" * 100, time.monotonic_ns() // 1000)
+            self._transport.write((_HEAD % len(response) + response).encode())
 
 
 async def main() -> None:

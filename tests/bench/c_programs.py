@@ -1,4 +1,4 @@
-"""The two programs in C, compiled when they are first used, into a folder that git ignores."""
+"""Compiles the two C programs at first use, into a folder that git ignores."""
 
 import hashlib
 import os
@@ -9,11 +9,11 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 CACHE: Final = HERE.parent.parent / ".bench"
-"""What is built and installed for the benchmark."""
+"""Compiled programs and installed peers."""
 
 
 def build_program(name: str, folder: Path = CACHE) -> Path:
-    """``worker`` or ``load``, compiled again if its source changes.
+    """Compile ``worker`` or ``load`` unless it is newer than its source.
 
     Raises RuntimeError with the compiler's output if that fails.
     """
@@ -26,7 +26,7 @@ def build_program(name: str, folder: Path = CACHE) -> Path:
     if compiler is None:
         raise RuntimeError("there is no C compiler (cc) here")
     folder.mkdir(exist_ok=True)
-    output = program.with_suffix(f".{os.getpid()}")  # another process may build it, too
+    output = program.with_suffix(f".{os.getpid()}")  # another process may compile it, too
     command = [compiler, "-O2", "-o", str(output), str(source)]
     tls = ["-DWITH_TLS", "-lssl", "-lcrypto"] if has_tls() else []
     compiled = subprocess.run([*command, *tls], capture_output=True, text=True, check=False)
@@ -37,5 +37,5 @@ def build_program(name: str, folder: Path = CACHE) -> Path:
 
 
 def has_tls() -> bool:
-    """Whether OpenSSL's header files are installed, so that the load generator speaks TLS."""
+    """Return whether OpenSSL's headers are installed, which TLS in the load generator needs."""
     return Path("/usr/include/openssl/ssl.h").exists()

@@ -1,6 +1,6 @@
-"""What is measured: a gateway is how to start it, and the protocols of its clients and workers.
+"""The measured gateways: how each starts, and the protocols of its clients and workers.
 
-A gateway that is not installed reports that, and how to install it.
+A gateway that is not installed is reported with the way to install it.
 """
 
 import re
@@ -22,10 +22,10 @@ REPEATED_MODEL: Final = "mock"
 
 
 class LaunchContext(Struct, frozen=True):
-    """The ports that a gateway is to use, and a folder for its files.
+    """The ports of a gateway, and a folder for its files.
 
-    ``spare_port`` is for what it would serve besides, and ``tls_port`` for TLS with
-    ``certificate``, a file that also has the private key.
+    ``spare_port`` is for further listeners, and ``tls_port`` for TLS with ``certificate``, a file
+    that also has the private key.
     """
 
     port: int
@@ -37,7 +37,7 @@ class LaunchContext(Struct, frozen=True):
 
 
 class LaunchCommand(Struct, frozen=True):
-    """A command, what is added to its environment, and its working directory."""
+    """A command, its additional environment variables, and its working directory."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = {}
@@ -45,7 +45,7 @@ class LaunchCommand(Struct, frozen=True):
 
 
 class ProtocolPair(Struct, frozen=True):
-    """The protocols of clients and workers. ``end`` is what streams must end with."""
+    """The protocols of clients and workers. ``end`` is the end mark of streams."""
 
     name: str
     kinds: frozenset[Kind]
@@ -58,11 +58,10 @@ class ProtocolPair(Struct, frozen=True):
 
 
 class Gateway(Struct, frozen=True, kw_only=True):
-    """One that can be measured. ``version`` returns None if it is not installed.
+    """A gateway that can be measured. ``version`` returns None if it is not installed.
 
-    ``headers`` are lines that are added to each request, and those of the names in
-    ``removed_headers`` are left out. ``keys``: how many API keys it can have.
-    ``start_timeout`` is in seconds.
+    ``headers`` are lines added to each request, and ``removed_headers`` names those to leave out.
+    ``keys`` is the number of API keys that it supports. ``start_timeout`` is in seconds.
     """
 
     name: str
@@ -74,7 +73,7 @@ class Gateway(Struct, frozen=True, kw_only=True):
     headers: Callable[[LaunchContext], Sequence[str]] = lambda context: ()
     removed_headers: frozenset[str] = frozenset()
     loads: frozenset[str] | None = None
-    """Names of the loads that it gets; None: all."""
+    """Names of its loads; None: all."""
     forms: frozenset[Form] = frozenset({"unary", "stream"})
     keys: int = MANY
     tls: bool = False
@@ -91,7 +90,7 @@ class Gateway(Struct, frozen=True, kw_only=True):
 
 
 TRITON_PREFIX: Final = "triton-"
-"""Of the public names of models whose workers speak Triton's protocol."""
+"""The prefix of public model names whose workers have Triton's protocol."""
 
 
 def _make_openai_requests(wanted: Traffic, form: Form) -> Sequence[Request]:
@@ -135,7 +134,7 @@ FROM_MINDIE: Final = ProtocolPair(
 
 
 def read_version(pattern: str, *command: str) -> str | None:
-    """What a command reports as its version; None if it is not installed."""
+    """Return the version that a command prints, or None if it is not installed."""
     program = shutil.which(command[0])
     if program is None:
         return None
@@ -145,5 +144,5 @@ def read_version(pattern: str, *command: str) -> str | None:
 
 
 def make_constant(version: str) -> Callable[[], str]:
-    """For what is always installed."""
+    """Return a version function for what is always installed."""
     return lambda: version

@@ -1,4 +1,4 @@
-"""The performance goals, and which measurements they are compared with."""
+"""The performance goals and the measurements that they are compared with."""
 
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -30,11 +30,11 @@ _MILLISECOND: Final = 1_000
 
 
 class Goal(Struct, frozen=True, kw_only=True):
-    """A row of the table. ``before`` is revision dd09c6b's; the numbers are upper limits.
+    """A row of the table. ``before`` is for revision dd09c6b; the numbers are upper limits.
 
     ``ratio``: CPU time divided by the baseline's. ``p99`` and ``token p99``: milliseconds added to
     the time without a gateway. ``stream memory``: kB for each open stream. ``processes``: requests
-    per second of two processes divided by those of one; here the numbers are lower limits.
+    per second of two processes divided by those of one, where the numbers are lower limits.
     """
 
     name: str
@@ -153,14 +153,12 @@ GOALS: Final = (
 
 
 def measure_goal(results: Results, goal: Goal) -> list[float]:
-    """The medians of a goal's measurements; empty if there are none."""
-    return _measure(
-        results, goal, [key for key in goal.keys if key in results.list_measured_keys()]
-    )
+    """Return the medians of a goal's measurements, or nothing."""
+    return _measure(results, goal, [key for key in goal.keys if key in results.list_keys()])
 
 
 def measure_baseline(results: Results, goal: Goal) -> float | None:
-    """The same number of the baseline, where it is no ratio to that."""
+    """Return the baseline's number, unless the goal is a ratio to it."""
     if goal.measure == "stream memory":
         return next(
             (one.per_stream for one in results.open_streams if one.gateway == results.baseline),
@@ -188,12 +186,12 @@ def _measure(results: Results, goal: Goal, keys: Sequence[Key]) -> list[float]:
 
 
 def read_p99(sample: Sample) -> float | None:
-    """Of the time until a response is complete, in microseconds."""
+    """Return the 99th percentile of the time to a complete response, in microseconds."""
     return _read_p99(sample.outcome.latency)
 
 
 def read_token_p99(sample: Sample) -> float | None:
-    """Of the time that a token takes from the worker to the client, in microseconds."""
+    """Return the 99th percentile of a token's time from worker to client, in microseconds."""
     return _read_p99(sample.outcome.token)
 
 
@@ -202,7 +200,7 @@ def _read_p99(spread: Spread | None) -> float | None:
 
 
 def render_goal(results: Results, goal: Goal) -> list[str]:
-    """A row: name, before, floor, goal, measured, and whether it is met."""
+    """Render a row: name, before, floor, goal, measured, and whether it is met."""
     value = measure_goal(results, goal)
     nginx = measure_baseline(results, goal)
     name = goal.name.replace("{nginx}", "-" if nginx is None else format_number(nginx))

@@ -1,4 +1,4 @@
-"""The gateway under test: a process of its own, in several configurations."""
+"""The measured gateway: a process of its own, in several configurations."""
 
 import hashlib
 import platform
@@ -79,7 +79,7 @@ _TEMPLATE: Final = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% end
 
 
 class Keywords(Struct, frozen=True):
-    """Keys and values of the configuration that not every revision calls the same."""
+    """Keys and values of the configuration that differ between revisions."""
 
     protocols: str = "protocols"
     protocol: str = "protocol"
@@ -87,7 +87,7 @@ class Keywords(Struct, frozen=True):
 
 
 def keywords(tree: Path) -> Keywords:
-    """Those of the gateway in this folder."""
+    """Return the keywords of the gateway in this folder."""
     if (tree / "protocols" / "core").is_dir():
         return Keywords()
     return Keywords("dialects", "dialect", "template")
@@ -102,9 +102,9 @@ def start(
     models: Sequence[str] = MODELS,
     keys: Sequence[str] = KEYS,
 ) -> LaunchCommand:
-    """``interlingua serve`` with keys, retries, health checks, metrics and the access log.
+    """Start ``interlingua serve`` with keys, retries, health checks, metrics and the access log.
 
-    ``tree`` is the folder whose gateway it is. ``all_features`` adds limits for each key and
+    ``tree`` is the folder of the gateway's source. ``all_features`` adds limits for each key and
     usage rows.
     """
     template = context.folder / "chat.jinja"
@@ -128,8 +128,8 @@ def start(
         features=_ALL_FEATURES.format(folder=context.folder) if all_features else "",
     )
     file.write_text(config, "utf-8")
-    more = ["--processes", str(processes)] if processes > 1 else []
-    command = [sys.executable, "-m", "gateway", "serve", str(file), *more]
+    arguments = ["--processes", str(processes)] if processes > 1 else []
+    command = [sys.executable, "-m", "gateway", "serve", str(file), *arguments]
     return LaunchCommand(command, {"PYTHONPATH": str(tree)}, tree)
 
 
@@ -140,7 +140,7 @@ def _format_models(names: Sequence[str]) -> Iterator[str]:
 
 
 def _format_keys(keys: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """Each may use all models; more keys than usual may use any model."""
+    """Format the keys; beyond the usual number, they have no list of models."""
     allowed = ", ".join([*names, *(TRITON_PREFIX + name for name in names)])
     models = f", models: [{allowed}]" if len(keys) <= len(KEYS) else ""
     for number, key in enumerate(keys):
@@ -150,7 +150,7 @@ def _format_keys(keys: Sequence[str], names: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def at_revision(revision: str) -> Iterator[Gateway]:
-    """The gateway of another revision, in a temporary git worktree.
+    """Check out another revision's gateway in a temporary git worktree.
 
     Raises RuntimeError if there is no such revision.
     """
@@ -177,7 +177,7 @@ def at_revision(revision: str) -> Iterator[Gateway]:
 
 
 def start_bare_server(context: LaunchContext) -> LaunchCommand:
-    """The least that an HTTP response costs in Python."""
+    """Start the minimal HTTP server."""
     return LaunchCommand(
         [sys.executable, str(Path(__file__).with_name("bare_server.py")), str(context.port)]
     )

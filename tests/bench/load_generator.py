@@ -1,4 +1,4 @@
-"""The worker and the clients: the two programs in C, and what they report."""
+"""Runs the two C programs, the worker and the clients, and parses their reports."""
 
 import shutil
 import subprocess
@@ -15,11 +15,11 @@ from tests.bench.c_programs import build_program
 from tests.bench.loads import Load
 
 TOKENS: Final = 100
-"""Of each stream."""
+"""Tokens of each stream."""
 
 
 class Spread(Struct, frozen=True):
-    """Of measured times, in microseconds."""
+    """Percentiles of times, in microseconds."""
 
     p50: float
     p90: float
@@ -28,7 +28,7 @@ class Spread(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What the clients received. ``last_error`` describes the last wrong answer."""
+    """What the clients received. ``last_error`` describes the last incorrect response."""
 
     completed: int
     errors: int
@@ -43,7 +43,7 @@ class Outcome(Struct, frozen=True):
 
 
 class WorkerStats(Struct, frozen=True):
-    """What the worker has received. ``open_streams`` is how many run at present."""
+    """What the worker received. ``open_streams`` are those that run now."""
 
     requests: int
     streams: int
@@ -52,7 +52,7 @@ class WorkerStats(Struct, frozen=True):
 
 
 class Worker:
-    """The worker, until closed; it would end by itself after ``seconds``."""
+    """A running worker, until closed or for ``seconds``."""
 
     def __init__(self, seconds: int, cores: str = "") -> None:
         with tempfile.NamedTemporaryFile(prefix="responses-") as file:
@@ -69,18 +69,18 @@ class Worker:
         httpx.get(f"http://127.0.0.1:{self.port}/_pace/{microseconds}", trust_env=False)
 
     def read_stats(self) -> WorkerStats:
-        """What it has received so far."""
-        answer = httpx.get(f"http://127.0.0.1:{self.port}/_stats", trust_env=False)
-        return msgspec.json.decode(answer.content, type=WorkerStats)
+        """Return what the worker has received so far."""
+        response = httpx.get(f"http://127.0.0.1:{self.port}/_stats", trust_env=False)
+        return msgspec.json.decode(response.content, type=WorkerStats)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the worker."""
         self.process.kill()
         self.process.communicate()
 
 
 class LoadTarget(Struct, frozen=True):
-    """A port and a file of requests; ``end`` is what a stream must end with."""
+    """A port and a file of requests; ``end`` is the end mark of streams."""
 
     port: int
     requests: Path
@@ -88,7 +88,7 @@ class LoadTarget(Struct, frozen=True):
 
 
 def build_command(load: Load, target: LoadTarget, cores: str = "") -> list[str]:
-    """The command that puts the load on a gateway."""
+    """Build the command that sends the load to a gateway."""
     options: dict[str, object] = {
         "clients": load.clients,
         "count": load.count,
@@ -108,20 +108,20 @@ def build_command(load: Load, target: LoadTarget, cores: str = "") -> list[str]:
 
 
 def _count_tokens(load: Load) -> int:
-    """How many tokens each response must have."""
+    """Return how many tokens each response must have."""
     if load.traffic.kind == "embeddings":
         return 0
     return TOKENS if load.form == "stream" else 1
 
 
 def run_load(load: Load, target: LoadTarget, cores: str = "", *, grace: float = 10.0) -> Outcome:
-    """Put the load on a gateway and wait for its end: ``grace`` seconds for the last answers."""
+    """Send the load to a gateway; wait up to ``grace`` seconds for the last responses."""
     command = [*build_command(load, target, cores), f"grace={grace}"]
     completed = subprocess.run(command, capture_output=True, check=True)
     return msgspec.json.decode(completed.stdout, type=Outcome)
 
 
 def pin_to_cores(cores: str) -> list[str]:
-    """The beginning of a command that is to run on these cores, such as ``0,1``."""
+    """Return a command prefix that pins a process to these cores, such as ``0,1``."""
     taskset = shutil.which("taskset")
     return [taskset, "-c", cores] if cores and taskset else []

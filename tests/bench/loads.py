@@ -1,4 +1,4 @@
-"""The loads of the benchmark: which requests, how many clients, at which pace, for how long."""
+"""The loads: kinds of requests, number of clients, pace and duration."""
 
 from typing import Final, Literal
 
@@ -12,21 +12,21 @@ Kind = Literal["mixed", "repeated", "images", "embeddings"]
 
 
 def make_model_names(count: int) -> tuple[str, ...]:
-    """Names of models whose workers answer in all styles in turn."""
+    """Make names of models whose workers respond in each style in turn."""
     return tuple(
         f"{STYLES[number % len(STYLES)]}-{number // len(STYLES)}" for number in range(count)
     )
 
 
 def make_keys(count: int) -> tuple[str, ...]:
-    """API keys."""
+    """Make API keys."""
     return tuple(f"sk-bench-{number}-0123456789abcdef" for number in range(count))
 
 
 MODELS: Final = make_model_names(20)
 KEYS: Final = make_keys(5)
 MANY: Final = 1_000
-"""The models and keys of the gateway that the loads with many models and keys are put on."""
+"""The number of models and keys in the loads with many of them."""
 OPENAI_PAIR: Final = "OpenAI to OpenAI"
 TO_TRITON_PAIR: Final = "OpenAI to Triton"
 FROM_TRITON_PAIR: Final = "Triton to OpenAI"
@@ -38,12 +38,11 @@ MANY_MODELS: Final = "interlingua, 1,000 models and keys"
 class Traffic(Struct, frozen=True, kw_only=True):
     """The requests of a load.
 
-    ``mixed``: distinct requests of chat completions (or of another generating endpoint).
-    ``repeated``: the same bytes each time. ``images``: chat completions whose messages contain
-    images as base64. ``embeddings``: of 1 to 2,000 texts. ``size`` is about how many bytes a body
-    of repeated requests and of those with images has; that of others varies. ``tools`` and
-    ``logprobs`` are the shares of the mixed requests that have tools, and that ask for log
-    probabilities. Keys and models alternate.
+    ``mixed``: distinct chat completions (or requests of another generating endpoint). ``repeated``:
+    the same bytes each time. ``images``: chat completions with base64 images. ``embeddings``: of 1
+    to 2,000 texts. ``size`` is the approximate size of a body in repeated requests and those with
+    images; others vary. ``tools`` and ``logprobs`` are the shares of mixed requests with tools and
+    with log probabilities. Keys and models alternate.
     """
 
     kind: Kind = "mixed"
@@ -57,11 +56,10 @@ class Traffic(Struct, frozen=True, kw_only=True):
 class Load(Struct, frozen=True, kw_only=True):
     """``pace`` is in microseconds between tokens; 0 sends a stream's tokens all at once.
 
-    Requests are started for ``seconds``, at most ``count``. ``rate`` is in requests per second
-    whether earlier ones are answered or not (an open loop); with 0, each client sends a request
-    when its last one is answered. ``pairs`` and ``gateways`` name the protocol pairs and gateways
-    that get the load; None stands for all that can. ``rounds`` is in how many rounds it is run at
-    most.
+    Requests are started for ``seconds``, at most ``count``. ``rate`` is in requests per second,
+    independent of responses (an open loop); with 0, each client sends a request after its last
+    response. ``pairs`` and ``gateways`` name the protocol pairs and gateways that get the load;
+    None: all that can. ``rounds`` is the maximum number of rounds with it.
     """
 
     name: str
@@ -121,7 +119,7 @@ RATE: Final = Load(
     seconds=5.0,
     pairs=_PASSED_THROUGH,
 )
-"""An open loop, for the time that a gateway adds."""
+"""An open loop, which measures the time that a gateway adds."""
 STREAM_RATE: Final = Load(
     name="20 tokens a second, 16 streams a second",
     form="stream",
@@ -152,7 +150,7 @@ def _style_burst(name: str, models: tuple[str, ...], logprobs: float = 0) -> Loa
 
 
 def _name_models(style: str) -> tuple[str, ...]:
-    """Those of a style whose chunks are not padded by ``obfuscation``."""
+    """Name the models of a style whose chunks are not padded with ``obfuscation``."""
     return tuple(f"{style}-{number}" for number in range(4))
 
 
@@ -234,7 +232,7 @@ QUICK: Final = (
 )
 """The loads of the goals.
 
-Paced streams come last: right after them, other loads were seen to cost two times as much.
+Paced streams come last: immediately after them, other loads cost up to twice as much.
 """
 FULL: Final = (
     *QUICK[: QUICK.index(LARGEST)],
@@ -246,7 +244,7 @@ FULL: Final = (
     *QUICK[QUICK.index(RATE) :],
 )
 COMPARED: Final = frozenset(load.name for load in (UNARY, TOOLS, BURST, PACED, *BODY_SIZES))
-"""What other gateways than nginx get."""
+"""The loads of gateways other than nginx."""
 OPEN: Final = Load(
     name="open streams",
     form="stream",
@@ -256,4 +254,4 @@ OPEN: Final = Load(
     seconds=10.0,
     pairs=_PASSED_THROUGH,
 )
-"""The memory that open streams take is measured when all are open."""
+"""The memory of open streams is measured while all are open."""

@@ -1,6 +1,6 @@
 """The CPU time of single steps: functions that are called repeatedly in this process.
 
-They locate a change that a load showed: which step became slower.
+They show which step caused a change in a load's result.
 """
 
 import gc
@@ -44,7 +44,7 @@ Call = Callable[[], object]
 
 
 def measure_steps(seconds: float) -> list[Step]:
-    """Every step, in microseconds of CPU time a call; each repetition takes so many seconds."""
+    """Return microseconds of CPU time per call of every step, by repetition."""
     gc.collect()
     return [_measure_step(name, call, seconds) for name, call in list_steps()]
 
@@ -59,7 +59,7 @@ def _measure_step(name: str, call: Call, seconds: float) -> Step:
 
 
 def _time_calls(call: Call, calls: int) -> float:
-    """Seconds of CPU time."""
+    """Return seconds of CPU time."""
     started = time.process_time()
     for _ in itertools.repeat(None, calls):
         call()
@@ -67,7 +67,7 @@ def _time_calls(call: Call, calls: int) -> float:
 
 
 def list_steps() -> Iterator[tuple[str, Call]]:
-    """The steps of a request in their order, each with the function to call."""
+    """Return the steps of a request in order, each with the function to call."""
     yield from _request_steps()
     yield from _event_steps()
     yield from _accounting_steps()
@@ -88,7 +88,7 @@ def _call(size: int = 650, form: Form = "unary") -> ClientRequest:
 
 
 def _request_steps() -> Iterator[tuple[str, Call]]:
-    """What is done for each request."""
+    """Return the steps of each request."""
     openai, context = OpenAI(), _response_context()
     for size, label in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
         call = _call(size)
@@ -107,7 +107,7 @@ def _request_steps() -> Iterator[tuple[str, Call]]:
 
 
 def _event_steps() -> Iterator[tuple[str, Call]]:
-    """What is done for each token."""
+    """Return the steps of each token."""
     openai, triton, context = OpenAI(), Triton("vllm"), _response_context()
     call = _call(form="stream")
     request = openai.decode_request(call)
@@ -138,7 +138,7 @@ def _event_steps() -> Iterator[tuple[str, Call]]:
 
 
 def _accounting_steps() -> Iterator[tuple[str, Call]]:
-    """What is done at the end of a request."""
+    """Return the steps at the end of a request."""
     usage = Usage(120, 100, source="worker")
     record = RequestRecord(
         "r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same"

@@ -1,4 +1,4 @@
-"""Other gateways, in the fastest form that their documentation describes: one thread, no logs."""
+"""Other gateways in the fastest form that they document: one thread, no logs."""
 
 import shutil
 import subprocess
@@ -105,10 +105,10 @@ _LITELLM_MODEL: Final = """\
 
 
 class Environment(Struct, frozen=True):
-    """What is installed in a folder of its own. ``packages`` are pins.
+    """Software installed in a folder of its own. ``packages`` are pins.
 
-    ``npm`` packages come with ``overrides``. Debian's packages are unpacked, not installed, so that
-    this needs no root; the first holds the program.
+    ``npm`` packages have ``overrides``. Debian packages are unpacked, so that root is not needed;
+    the first has the program.
     """
 
     name: str
@@ -118,21 +118,21 @@ class Environment(Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Its folder."""
         return CACHE / self.name
 
     def program(self, name: str) -> Path:
-        """One of its commands."""
+        """Return the path of one of its commands."""
         folder = {"pip": "bin", "npm": "node_modules/.bin", "debian": "usr/sbin"}[self.source]
         return self.folder / folder / name
 
     @property
     def is_installed(self) -> bool:
-        """Whether exactly these packages are installed."""
+        """Return whether exactly these packages are installed."""
         return self._stamp.exists() and self._stamp.read_text("utf-8") == self._pins
 
     def version(self) -> str | None:
-        """The pinned one, if it is installed."""
+        """Return the pinned version if it is installed."""
         return self.packages[0].rpartition("==")[2] if self.is_installed else None
 
     def install(self) -> None:
@@ -168,7 +168,7 @@ class Environment(Struct, frozen=True):
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> None:
-    """Raises CalledProcessError with the command's output."""
+    """Run a command. Raises CalledProcessError with its output."""
     subprocess.run(
         command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -191,7 +191,7 @@ _SGLANG: Final = Environment("sglang-router", ("sglang-router==0.3.2",))
 _PORTKEY: Final = Environment(
     "portkey", ("@portkey-ai/gateway==1.15.2",), "npm", {"@hono/node-server": "1.3.3"}
 )
-"""With the version of @hono/node-server that it asks for, every stream is answered with 500."""
+"""With the version of @hono/node-server that it requires, every stream gets status 500."""
 _LITELLM_HOME: Final = Environment("litellm", ("litellm[proxy]==1.106.2",))
 ENVIRONMENTS: Final = (
     _NGINX_HOME,
@@ -205,12 +205,12 @@ ENVIRONMENTS: Final = (
 
 
 def _find_program(environment: Environment, name: str) -> str:
-    """The unpacked one, or else the system's."""
+    """Return the unpacked program, or else the system's."""
     program = environment.program(name)
     return str(program) if program.exists() else shutil.which(name) or name
 
 
-def _write_config(context: LaunchContext, name: str, text: str, **more: str) -> str:
+def _write_config(context: LaunchContext, name: str, text: str, **values: str) -> str:
     file = context.folder / name
     config = text.format(
         port=context.port,
@@ -219,7 +219,7 @@ def _write_config(context: LaunchContext, name: str, text: str, **more: str) -> 
         key=KEY,
         tls_port=context.tls_port,
         certificate=context.certificate,
-        **more,
+        **values,
     )
     file.write_text(config, "utf-8")
     return str(file)
@@ -250,12 +250,12 @@ def _read_haproxy_version() -> str | None:
 def _start_envoy(context: LaunchContext) -> LaunchCommand:
     file = _write_config(context, "envoy.yaml", _ENVOY)
     program = str(_ENVOY_HOME.program("envoy"))
-    more = ["--concurrency", "1", "-l", "error", "--use-dynamic-base-id"]
-    return LaunchCommand([program, "-c", file, *more])
+    arguments = ["--concurrency", "1", "-l", "error", "--use-dynamic-base-id"]
+    return LaunchCommand([program, "-c", file, *arguments])
 
 
 def _router(environment: Environment, *command: str) -> Gateway:
-    """Those of vLLM and SGLang have one origin, and the same options."""
+    """Make the router of vLLM or of SGLang, which have the same origin and options."""
 
     def start(context: LaunchContext) -> LaunchCommand:
         program = str(environment.program(command[0]))
@@ -283,8 +283,8 @@ def _router(environment: Environment, *command: str) -> Gateway:
 
 def _start_portkey(context: LaunchContext) -> LaunchCommand:
     server = _PORTKEY.folder / "node_modules/@portkey-ai/gateway/build/start-server.js"
-    more = ["--headless", f"--port={context.port}"]
-    return LaunchCommand(["node", str(server), *more], {"NODE_ENV": "production"})
+    arguments = ["--headless", f"--port={context.port}"]
+    return LaunchCommand(["node", str(server), *arguments], {"NODE_ENV": "production"})
 
 
 def _portkey_headers(context: LaunchContext) -> Sequence[str]:
@@ -296,13 +296,15 @@ def _start_litellm(context: LaunchContext) -> LaunchCommand:
     names = (REPEATED_MODEL, *MODELS)
     models = "".join(_LITELLM_MODEL.format(name=name, worker=context.worker_port) for name in names)
     file = _write_config(context, "litellm.yaml", _LITELLM, models=models)
-    more = ["--port", str(context.port), "--host", "127.0.0.1", "--num_workers", "1"]
+    arguments = ["--port", str(context.port), "--host", "127.0.0.1", "--num_workers", "1"]
     quiet = {
         "LITELLM_LOG": "ERROR",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_TELEMETRY": "False",
     }
-    return LaunchCommand([str(_LITELLM_HOME.program("litellm")), "--config", file, *more], quiet)
+    return LaunchCommand(
+        [str(_LITELLM_HOME.program("litellm")), "--config", file, *arguments], quiet
+    )
 
 
 NGINX: Final = Gateway(
@@ -351,7 +353,7 @@ PEERS: Final = (
         pairs=(OPENAI,),
         loads=COMPARED,
         keys=1,
-        removed_headers=frozenset({"Accept-Encoding"}),  # the clients read no gzip
+        removed_headers=frozenset({"Accept-Encoding"}),  # the clients do not decode gzip
         start_timeout=60.0,
     ),
 )

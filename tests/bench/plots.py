@@ -14,7 +14,7 @@ from tests.bench.peers import NGINX
 from tests.bench.results import Results, format_number
 
 FOLDER: Final = "images"
-"""Beside the page that shows the plots."""
+"""Beside the page with the plots."""
 
 _WIDTH, _HEIGHT = 720, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 150, 44, 52
@@ -30,7 +30,7 @@ _STYLE: Final = """
 
 
 class Plot(Struct, frozen=True):
-    """CPU time per request over one variable; both axes are logarithmic."""
+    """CPU time per request over one variable, with logarithmic axes."""
 
     file: str
     title: str
@@ -39,7 +39,7 @@ class Plot(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """The measurements of one gateway: the variable's value and microseconds of CPU time."""
+    """One gateway's measurements: the variable's value and microseconds of CPU time."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -72,11 +72,11 @@ PLOTS: Final = (
     ),
 )
 _SLOW: Final = ("portkey", "litellm")
-"""These would compress the others at the bottom of the plot."""
+"""These would compress the other lines at the bottom of the plot."""
 
 
 def find_lines(results: Results, plot: Plot) -> list[Line]:
-    """The gateways with at least two points of a plot, in the order of the results."""
+    """Return the gateways with at least two points of a plot, in the order of the results."""
     names = dict.fromkeys(sample.gateway for sample in results.samples)
     own = [INTERLINGUA.name, MANY_MODELS_AND_KEYS.name, NGINX.name]
     ordered = [*(name for name in own if name in names), *names]
@@ -92,13 +92,13 @@ def find_lines(results: Results, plot: Plot) -> list[Line]:
 
 
 def render_plots(results: Results) -> dict[str, str]:
-    """Each plot that has lines, by its file's name."""
+    """Render each plot that has lines, by file name."""
     drawn = ((plot, find_lines(results, plot)) for plot in PLOTS)
     return {plot.file: render_plot(plot, lines) for plot, lines in drawn if lines}
 
 
 def render_plot(plot: Plot, lines: Sequence[Line]) -> str:
-    """The plot as SVG."""
+    """Render the plot as SVG."""
     horizontal = _Axis([x for line in lines for x, _ in line.points], _LEFT, _WIDTH - _RIGHT)
     vertical = _Axis([y for line in lines for _, y in line.points], _HEIGHT - _BOTTOM, _TOP)
     parts = [
@@ -143,7 +143,7 @@ class _Axis:
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self._least, self._most = log10(min(values)), log10(max(values))
-        if self._most - self._least < 1:  # at least a factor of ten, so that noise stays small
+        if self._most - self._least < 1:  # at least a factor of ten, which keeps noise small
             middle = (self._least + self._most) / 2
             self._least, self._most = middle - 0.5, middle + 0.5
         self._start, self._end = start, end
@@ -153,7 +153,7 @@ class _Axis:
         return self._start + part * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """1, 2 and 5 times the powers of ten; only these powers on a long axis."""
+        """Return 1, 2 and 5 times the powers of ten, or only the powers on a long axis."""
         factors = (1,) if self._most - self._least > 2.5 else (1, 2, 5)
         exponents = range(floor(self._least), ceil(self._most) + 1)
         values = [factor * 10.0**power for power in exponents for factor in factors]

@@ -1,4 +1,4 @@
-"""CPU time and memory of processes, and the load of the machine, read from /proc."""
+"""CPU time and memory of processes, and the machine's load, from /proc."""
 
 import os
 import platform
@@ -10,12 +10,12 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 _BUSY_COLUMNS: Final = (0, 1, 2, 5, 6, 7)
-"""Of the columns of /proc/stat: user, nice, system, irq, softirq, steal."""
+"""Columns of /proc/stat: user, nice, system, irq, softirq, steal."""
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def list_tree(pid: int) -> Iterator[int]:
-    """A process and all that it started, directly or not."""
+    """Return a process and its descendants."""
     yield pid
     with suppress(*_GONE):
         for task in (_PROC / str(pid) / "task").iterdir():
@@ -25,7 +25,7 @@ def list_tree(pid: int) -> Iterator[int]:
 
 
 def read_cpu_time(pid: int) -> int:
-    """Nanoseconds that the threads of a tree of processes were on a CPU."""
+    """Return the CPU time of all threads in a process tree, in nanoseconds."""
     total = 0
     for one in list_tree(pid):
         with suppress(*_GONE):
@@ -36,7 +36,7 @@ def read_cpu_time(pid: int) -> int:
 
 
 def read_memory(pid: int) -> float:
-    """The memory of a tree of processes in MB: its proportional share (PSS)."""
+    """Return the memory of a process tree in MB: its proportional set size (PSS)."""
     total = 0
     for one in list_tree(pid):
         with suppress(*_GONE):
@@ -47,7 +47,7 @@ def read_memory(pid: int) -> float:
 
 
 def measure_machine_load(seconds: float) -> float:
-    """The share of the machine that is in use during these seconds, from 0 to 1."""
+    """Return the used share of the machine during these seconds, from 0 to 1."""
     before = _read_ticks()
     time.sleep(seconds)
     used, total = (now - then for now, then in zip(_read_ticks(), before, strict=True))
@@ -60,7 +60,7 @@ def _read_ticks() -> tuple[int, int]:
 
 
 def describe_machine() -> str:
-    """Cores, CPU model and kernel, in a line."""
+    """Return cores, CPU model and kernel in a line."""
     lines = (_PROC / "cpuinfo").read_text("utf-8").splitlines()
     model = next((one.partition(":")[2].strip() for one in lines if "model name" in one), "?")
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}"

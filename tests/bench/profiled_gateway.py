@@ -1,7 +1,7 @@
-"""The gateway under a sampling profiler, which reads the stack once per millisecond of CPU time.
+"""The gateway under a sampling profiler that reads the stack every millisecond of CPU time.
 
-``profiled_gateway.py OUT ARGUMENTS...`` runs ``python -m gateway ARGUMENTS...``. At its end it
-writes to OUT each stack that was sampled, the innermost function first, and how often.
+``profiled_gateway.py OUT ARGUMENTS...`` runs ``python -m gateway ARGUMENTS...``. At the end it
+writes each sampled stack to OUT, innermost function first, and its count.
 """
 
 import atexit
@@ -15,12 +15,12 @@ from types import FrameType
 import msgspec
 
 _EVERY = 0.001
-"""Seconds of CPU time; the kernel's own clock may be coarser."""
+"""Seconds of CPU time; the kernel's clock may be coarser."""
 
 
 def main(out: Path, arguments: list[str]) -> None:
-    """Run it. It ends as it would by itself."""
-    seen = Counter[tuple[str, ...]]()
+    """Run the gateway until it exits."""
+    stacks = Counter[tuple[str, ...]]()
 
     def look(number: int, frame: FrameType | None) -> None:
         del number
@@ -28,9 +28,9 @@ def main(out: Path, arguments: list[str]) -> None:
         while frame is not None:
             stack.append(f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}")
             frame = frame.f_back
-        seen[tuple(stack)] += 1
+        stacks[tuple(stack)] += 1
 
-    atexit.register(lambda: out.write_bytes(msgspec.json.encode([*seen.items()])))
+    atexit.register(lambda: out.write_bytes(msgspec.json.encode([*stacks.items()])))
     signal.signal(signal.SIGPROF, look)
     signal.setitimer(signal.ITIMER_PROF, _EVERY, _EVERY)
     sys.argv[1:] = arguments

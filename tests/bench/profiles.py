@@ -1,7 +1,7 @@
-"""Where the gateway spends its time under a load: its functions, and its packages.
+"""The functions and packages in which the gateway spends its time under a load.
 
-What runs in C, the loop's own work and the kernel's among it, counts for the function of Python
-that calls it, or that comes next.
+C code, including the event loop and the kernel, counts for the Python function that calls it or
+that comes next.
 """
 
 import sys
@@ -23,25 +23,25 @@ _ROOT: Final = Path(__file__).parents[2]
 _PROFILED_GATEWAY: Final = Path(__file__).with_name("profiled_gateway.py")
 _PACKAGES: Final = ("gateway", "backends", "protocols")
 _LOOP: Final = "the event loop"
-"""Where no function of Python is at work."""
+"""No Python function is running."""
 _LISTED: Final = 30
-"""Functions that are listed."""
+"""The number of listed functions."""
 
 Stacks = Sequence[tuple[Sequence[str], int]]
-"""``file:function`` from the innermost on, and how often that was seen."""
+"""``file:function`` from the innermost on, and the number of samples."""
 
 
 def record_profile(load: Load, pair: ProtocolPair) -> Stacks:
-    """Put a load on the gateway, and sample its stacks. Raises RuntimeError where it fails.
+    """Run a load on the gateway and sample its stacks. Raises RuntimeError on failure.
 
-    Only what the event loop runs counts, without what runs the loop.
+    Only what the event loop runs counts, without the code that runs the loop.
     """
     with tempfile.TemporaryDirectory(prefix="profile-") as folder:
         out = Path(folder) / "stacks.json"
 
         def start(context: LaunchContext) -> LaunchCommand:
             command = interlingua.start(context)
-            _, _, _, *arguments = command.command  # what follows "python -m gateway"
+            _, _, _, *arguments = command.command  # after "python -m gateway"
             return replace(
                 command, command=[sys.executable, str(_PROFILED_GATEWAY), str(out), *arguments]
             )
@@ -68,7 +68,7 @@ def record_profile(load: Load, pair: ProtocolPair) -> Stacks:
 
 
 def format_profile(stacks: Stacks) -> Iterator[str]:
-    """Lines: the share of each package, and of the functions with the largest shares."""
+    """Format the shares of each package, and of the functions with the largest shares."""
     packages, functions = Counter[str](), Counter[str]()
     for stack, count in stacks:
         own = next(filter(None, map(_find_place, stack)), "")
@@ -83,7 +83,7 @@ def format_profile(stacks: Stacks) -> Iterator[str]:
 
 
 def _find_place(entry: str) -> str:
-    """A function of this project, by its path; "" of others."""
+    """Return a function of this project by its path, "" for others."""
     file, _, function = entry.rpartition(":")
     path = Path(file)
     if not path.is_relative_to(_ROOT) or path.relative_to(_ROOT).parts[0] not in _PACKAGES:
@@ -92,7 +92,7 @@ def _find_place(entry: str) -> str:
 
 
 def _find_package(place: str) -> str:
-    """The folder, or the file where that is of the first row."""
+    """Return the folder, or the file if it is at the top."""
     return "/".join(place.partition(":")[0].split("/")[:2]) or _LOOP
 
 

@@ -1,11 +1,12 @@
-"""The worker's responses, in the styles of real servers, as templates that the worker fills in.
+"""The worker's responses in the styles of real servers, as templates that the worker fills in.
 
 ``vllm``, ``tgi`` and ``llama-cpp`` are OpenAI's API as these servers write it, and ``python`` is
-what a server of one's own writes with json.dumps. The part of a model's name before its last ``-``
-chooses the style; any other model has the style ``mock``, whose chunks differ in their text alone.
-A request with ``"logprobs": true`` gets log probabilities. A request with tools and without a
-tool's result gets a tool call. The chunks of models whose name ends in ``-4`` carry the field
-``obfuscation``, as OpenAI's own do.
+that of a server with json.dumps. The part of a model's name before its last ``-`` selects the
+style; any other model has the style ``mock``, whose chunks differ only in their text.
+
+A request with ``"logprobs": true`` gets log probabilities. A request with tools and without a tool
+result gets a tool call. Chunks of models whose name ends in ``-4`` have the field ``obfuscation``,
+like OpenAI's own.
 """
 
 import json
@@ -22,10 +23,10 @@ PLACEHOLDERS: Final = (
 """What the worker fills in, in the order of ``enum placeholder`` in worker.c.
 
 ``token`` and ``text`` are random words and the mark by which clients recognise a token, ``bare
-token`` is the mark alone. ``created`` is the present second, ``started`` that of the response.
+token`` is only the mark. ``created`` is the current second, ``started`` that of the response.
 """
 _FIRST_CODE: Final = 14
-"""Placeholders stand in templates as control characters from this one on."""
+"""Placeholders in templates are control characters from this code on."""
 
 WORDS: Final = (
     *(" the", " quick", " brown", " fox", " jumps", " over", " lazy", " dog", ",", ".", " and"),
@@ -58,19 +59,19 @@ Templates = Mapping[str, str]
 
 
 def _write(value: object, *, spaces: bool = False) -> str:
-    """JSON; a string that begins with # is a number."""
+    """Encode JSON; a string that starts with # is a number."""
     separators = (", ", ": ") if spaces else (",", ":")
     return re.sub(r'"#([^"]*)"', r"\1", json.dumps(value, separators=separators))
 
 
 def _generate(text: str, token: str) -> Templates:
-    """Triton's generate extension, as its vLLM backend answers."""
+    """Build responses of Triton's vLLM backend."""
     before = '{"model_name":"<model>","model_version":"1","text_output":"'
     return {"generate.unary": f'{before}{text}"}}', "generate.token": f'{before}{token}"}}'}
 
 
 def _answer_with_tool_call(unary: Mapping[str, Any], *, spaces: bool = False) -> str:
-    """The same response, with a tool call in the place of the text."""
+    """Return the same response with a tool call instead of the text."""
     response = deepcopy(dict(unary))
     [choice] = response["choices"]
     arguments = json.dumps({"city": "Paris<bare token>", "unit": "celsius"})
@@ -82,15 +83,15 @@ def _answer_with_tool_call(unary: Mapping[str, Any], *, spaces: bool = False) ->
 
 
 def _stream_tool_call(write_chunk: Callable[..., str]) -> Templates:
-    """Chunks of a tool call whose arguments come token by token.
+    """Build chunks of a tool call whose arguments arrive token by token.
 
     ``write_chunk`` takes the fields of a delta, and further fields of the choice.
     """
 
-    def write(arguments: str, function: Mapping[str, str] = {}, **more: Any) -> str:
+    def write(arguments: str, function: Mapping[str, str] = {}, **fields: Any) -> str:
         call = {"index": 0, "function": {**function, "arguments": arguments}}
         head = {"id": "call_<id>", "type": "function"} if function else {}
-        return write_chunk({"tool_calls": [{**head, **call}]}, **more)
+        return write_chunk({"tool_calls": [{**head, **call}]}, **fields)
 
     return {
         "chat.first+tools": write('{"city": "<bare token>', {"name": "get_weather"}),
@@ -133,14 +134,14 @@ def _mock() -> Templates:
 
 
 def _vllm() -> Templates:
-    def chunk(choices: list[Any], **more: Any) -> str:
+    def chunk(choices: list[Any], **fields: Any) -> str:
         head = {"id": "chatcmpl-<id>", "object": "chat.completion.chunk"}
         return _write(
-            {**head, "created": "#<started>", "model": "<model>", "choices": choices} | more
+            {**head, "created": "#<started>", "model": "<model>", "choices": choices} | fields
         )
 
-    def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
-        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
+    def choice(delta: Mapping[str, Any], **fields: Any) -> list[Any]:
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | fields]
 
     unary: dict[str, Any] = {
         "id": "chatcmpl-<id>",
@@ -179,7 +180,7 @@ def _vllm() -> Templates:
         "chat.unary": _write(unary),
         "chat.unary+logprobs": _with_logprobs(_write(unary)),
         "chat.unary+tools": _answer_with_tool_call(unary),
-        **_stream_tool_call(lambda delta, **more: chunk(choice(delta, **more))),
+        **_stream_tool_call(lambda delta, **fields: chunk(choice(delta, **fields))),
         "chat.open": chunk(choice({"role": "assistant", "content": ""}), prompt_token_ids=None),
         "chat.token": chunk(choice(token, token_ids=None)),
         "chat.token+logprobs": chunk(choice(token, logprobs=_LOGPROBS, token_ids=None)),
@@ -193,17 +194,17 @@ def _vllm() -> Templates:
 def _tgi() -> Templates:
     fingerprint = "3.3.4-sha-9f38d93"
 
-    def chunk(choices: list[Any], **more: Any) -> str:
+    def chunk(choices: list[Any], **fields: Any) -> str:
         head = {"object": "chat.completion.chunk", "id": "", "created": "#<created>"}
         head |= {"model": "<model>", "system_fingerprint": fingerprint}
-        return _write({**head, "choices": choices, "usage": None} | more)
+        return _write({**head, "choices": choices, "usage": None} | fields)
 
-    def choice(text: str, **more: Any) -> list[Any]:
-        return choice_of({"content": text}, **more)
+    def choice(text: str, **fields: Any) -> list[Any]:
+        return choice_of({"content": text}, **fields)
 
-    def choice_of(delta: Mapping[str, Any], **more: Any) -> list[Any]:
+    def choice_of(delta: Mapping[str, Any], **fields: Any) -> list[Any]:
         delta = {"role": "assistant", **delta}
-        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | fields]
 
     unary = {
         "object": "chat.completion",
@@ -227,7 +228,7 @@ def _tgi() -> Templates:
         "chat.unary": _write(unary),
         "chat.unary+logprobs": _with_logprobs(_write(unary)),
         "chat.unary+tools": _answer_with_tool_call(unary),
-        **_stream_tool_call(lambda delta, **more: chunk(choice_of(delta, **more))),
+        **_stream_tool_call(lambda delta, **fields: chunk(choice_of(delta, **fields))),
         "chat.token": chunk(choice("<token>")),
         "chat.token+logprobs": chunk(choice("<token>", logprobs=_LOGPROBS)),
         "chat.token+obfuscation": chunk(choice("<token>"), obfuscation="<padding>"),
@@ -240,13 +241,13 @@ def _tgi() -> Templates:
 def _llama_cpp() -> Templates:
     fingerprint = "b6692-35266573"
 
-    def chunk(choices: list[Any], **more: Any) -> str:
+    def chunk(choices: list[Any], **fields: Any) -> str:
         head = {"choices": choices, "created": "#<created>", "id": "chatcmpl-<id>"}
         head |= {"model": "<model>", "system_fingerprint": fingerprint}
-        return _write({**head, "object": "chat.completion.chunk"} | more)
+        return _write({**head, "object": "chat.completion.chunk"} | fields)
 
-    def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
-        return [{"finish_reason": None, "index": 0, "delta": delta} | more]
+    def choice(delta: Mapping[str, Any], **fields: Any) -> list[Any]:
+        return [{"finish_reason": None, "index": 0, "delta": delta} | fields]
 
     unary = {
         "choices": [
@@ -272,7 +273,7 @@ def _llama_cpp() -> Templates:
         "chat.unary": _write(unary),
         "chat.unary+logprobs": _with_logprobs(_write(unary)),
         "chat.unary+tools": _answer_with_tool_call(unary),
-        **_stream_tool_call(lambda delta, **more: chunk(choice(delta, **more))),
+        **_stream_tool_call(lambda delta, **fields: chunk(choice(delta, **fields))),
         "chat.open": chunk(choice({"role": "assistant", "content": None})),
         "chat.token": chunk(choice(token)),
         "chat.token+logprobs": chunk(choice(token, logprobs=_LOGPROBS)),
@@ -285,31 +286,31 @@ def _llama_cpp() -> Templates:
 
 def _python() -> Templates:
     def build(
-        choices: list[Any], kind: str = "chat.completion.chunk", **more: Any
+        choices: list[Any], kind: str = "chat.completion.chunk", **fields: Any
     ) -> dict[str, Any]:
         head = {"id": "chatcmpl-<id>", "object": kind, "created": "#<started>", "model": "<model>"}
-        return {**head, "choices": choices} | more
+        return {**head, "choices": choices} | fields
 
-    def write(choices: list[Any], **more: Any) -> str:
-        return _write(build(choices, **more), spaces=True)
+    def write(choices: list[Any], **fields: Any) -> str:
+        return _write(build(choices, **fields), spaces=True)
 
-    def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
-        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
+    def choice(delta: Mapping[str, Any], **fields: Any) -> list[Any]:
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | fields]
 
     message = {"role": "assistant", "content": "<ascii text>"}
-    answer = build(
+    response = build(
         [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "chat.completion",
         usage=_USAGE,
     )
-    unary = _write(answer, spaces=True)
+    unary = _write(response, spaces=True)
     token = {"content": "<ascii token>"}
     return {
         "head": _UVICORN,
         "chat.unary": unary,
         "chat.unary+logprobs": _with_logprobs(unary),
-        "chat.unary+tools": _answer_with_tool_call(answer, spaces=True),
-        **_stream_tool_call(lambda delta, **more: write(choice(delta, **more))),
+        "chat.unary+tools": _answer_with_tool_call(response, spaces=True),
+        **_stream_tool_call(lambda delta, **fields: write(choice(delta, **fields))),
         "chat.open": write(choice({"role": "assistant", "content": ""})),
         "chat.token": write(choice(token)),
         "chat.token+logprobs": write(choice(token, logprobs=_LOGPROBS)),
@@ -321,7 +322,7 @@ def _python() -> Templates:
 
 
 def _with_logprobs(unary: str) -> str:
-    """A unary response with the log probabilities of twenty tokens, in its own spacing."""
+    """Build a unary response with the log probabilities of twenty tokens, in its own spacing."""
     spaces = '"logprobs": null' in unary
     some = _write({"content": _LOGPROBS["content"] * 20}, spaces=spaces)
     return re.sub(r'("logprobs": ?)null', lambda response: response[1] + some, unary, count=1)
@@ -338,7 +339,7 @@ _ALL: Final[Mapping[str, Templates]] = {
 
 
 def encode() -> bytes:
-    """What the worker reads: a template a line, and before them the words to write."""
+    """Encode the worker's input: the words to write, and then a template per line."""
     return "".join(f"{line}\n" for line in _lines()).encode()
 
 

@@ -1,4 +1,4 @@
-"""The results of a run, as a file has them, and what is computed from them."""
+"""The results of a run as stored in a file, and values computed from them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,16 +12,16 @@ from tests.bench.load_generator import Outcome
 Key = tuple[str, str, str]
 """Gateway, protocol pair and load."""
 NOISY = 0.10
-"""The share of the machine beyond which other load makes absolute times worthless."""
+"""The share of the machine beyond which other load makes absolute times useless."""
 MOVED = 0.25
-"""By how much the baseline may change around a measurement."""
+"""How much the baseline may change around a measurement."""
 
 
 class Sample(Struct, frozen=True):
-    """One load on one gateway. ``cpu`` is the gateway's, in microseconds for each ``unit``.
+    """One load on one gateway. ``cpu`` is in microseconds for each ``unit``.
 
-    ``baseline_cpu`` is the mean of the baseline's just before and just after, and ``stable``
-    whether these two were about the same.
+    ``baseline_cpu`` is the mean of the baseline's before and after, and ``stable`` whether these
+    two were about the same.
     """
 
     gateway: str
@@ -46,7 +46,7 @@ class Sample(Struct, frozen=True):
 
 
 class StartMeasurement(Struct, frozen=True):
-    """A start: ``seconds`` until the first answer, and what is then in memory, in MB.
+    """A start: ``seconds`` until the first response, and the memory then, in MB.
 
     ``memory_after`` is the memory at the end of the round.
     """
@@ -59,7 +59,7 @@ class StartMeasurement(Struct, frozen=True):
 
 
 class OpenStreams(Struct, frozen=True):
-    """How many streams were open, and the memory that each took, in kB."""
+    """The number of open streams, and the memory of each in kB."""
 
     gateway: str
     streams: int
@@ -67,7 +67,7 @@ class OpenStreams(Struct, frozen=True):
 
 
 class ScalingSample(Struct, frozen=True):
-    """One or several processes under load: CPU in microseconds for each request, and the rate.
+    """One or several processes under load: CPU in microseconds per request, and the rate.
 
     ``apart``: the clients ran on other cores, so that the rate is that of the processes' cores.
     """
@@ -79,7 +79,7 @@ class ScalingSample(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True):
-    """A microbenchmark: ``cpu`` is in microseconds a call."""
+    """A microbenchmark: ``cpu`` is in microseconds per call."""
 
     name: str
     cpu: float
@@ -88,7 +88,7 @@ class Step(Struct, frozen=True):
 
 
 class Spread(Struct, frozen=True):
-    """Of what was measured several times."""
+    """The spread of repeated measurements."""
 
     median: float
     least: float
@@ -101,7 +101,7 @@ class Spread(Struct, frozen=True):
 
 
 class Results(Struct, frozen=True):
-    """A whole run. ``other_load`` is the share of the machine in use without it, from 0 to 1."""
+    """A run. ``other_load`` is the used share of the machine without it, from 0 to 1."""
 
     when: str
     machine: str
@@ -117,19 +117,19 @@ class Results(Struct, frozen=True):
     open_streams: list[OpenStreams] = []
     scaling: list[ScalingSample] = []
     against: str = ""
-    """The gateway that the gateway under test is compared with."""
+    """The gateway that the measured gateway is compared with."""
 
     @property
     def noisy(self) -> bool:
-        """Whether absolute times would log more of the machine than of the gateways."""
+        """Whether absolute times would mostly show other load on the machine."""
         return self.other_load > NOISY or not all(sample.stable for sample in self.samples)
 
-    def list_measured_keys(self) -> list[Key]:
-        """Gateway, pair and load of everything that was measured, in its order."""
+    def list_keys(self) -> list[Key]:
+        """Return gateway, pair and load of everything measured, in order."""
         return list(dict.fromkeys(sample.key for sample in self.samples))
 
     def loads(self) -> list[str]:
-        """Their names, in their order."""
+        """The names of the loads, in order."""
         return list(dict.fromkeys(sample.load for sample in self.samples))
 
     def ratio(self, key: Key) -> Spread | None:
@@ -137,14 +137,14 @@ class Results(Struct, frozen=True):
         return compute_spread([one.ratio for one in self._of(key) if one.ratio is not None])
 
     def ratio_to(self, other: str, key: Key) -> Spread | None:
-        """The CPU time divided by that of another gateway in the same round, over all rounds."""
+        """Return the CPU time divided by another gateway's in the same round, over all rounds."""
         cpus = {one.round: one.cpu for one in self._of((other, *key[1:]))}
         return compute_spread(
             [one.cpu / cpus[one.round] for one in self._of(key) if cpus.get(one.round)]
         )
 
     def added(self, other: str, key: Key, read: Callable[[Sample], float | None]) -> Spread | None:
-        """What a number has more than another gateway's in the same round, over all rounds."""
+        """Return what a number exceeds another gateway's by in the same round, over all rounds."""
         lowest = {one.round: read(one) for one in self._of((other, *key[1:]))}
         pairs = [(read(one), lowest.get(one.round)) for one in self._of(key)]
         return compute_spread(
@@ -152,10 +152,10 @@ class Results(Struct, frozen=True):
         )
 
     def compute_scaling(self) -> float | None:
-        """How many times the requests per second of one process two have; None if not measured.
+        """Return the requests per second of two processes divided by those of one, if measured.
 
-        On a machine where the clients need a part of the two cores, it is computed from the CPU
-        time of a request.
+        On a machine where the clients need part of the two cores, it is computed from the CPU time
+        of a request.
         """
         one, two = ([each for each in self.scaling if each.processes == n] for n in (1, 2))
         if not one or not two:
@@ -165,11 +165,11 @@ class Results(Struct, frozen=True):
         return 2 * median(each.cpu for each in one) / median(each.cpu for each in two)
 
     def cpu(self, key: Key) -> Spread | None:
-        """Over all rounds, in microseconds."""
+        """Return microseconds over all rounds."""
         return compute_spread([one.cpu for one in self._of(key)])
 
     def errors(self, key: Key) -> int:
-        """In all rounds together."""
+        """Return the errors of all rounds."""
         return sum(one.outcome.errors for one in self._of(key))
 
     def _of(self, key: Key) -> Iterator[Sample]:
@@ -177,17 +177,17 @@ class Results(Struct, frozen=True):
 
 
 def compute_spread(values: Sequence[float]) -> Spread | None:
-    """None of nothing."""
+    """Return the spread of values, None if there are none."""
     return Spread(median(values), min(values), max(values)) if values else None
 
 
 def format_number(value: float) -> str:
-    """With three significant digits."""
+    """Format with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def read(file: Path) -> Results:
-    """Raises OSError, and msgspec.MsgspecError for what is no file of results."""
+    """Read results. Raises OSError, and msgspec.MsgspecError for another kind of file."""
     return msgspec.json.decode(file.read_bytes(), type=Results)

@@ -1,9 +1,8 @@
-"""A run: all gateways are started, and each load is put on one after the other, round by round.
+"""A run: all gateways are started, and each load is sent to one after the other, in rounds.
 
-So compared measurements are close in time, and other load of the machine disturbs all of them
-alike. The baseline is measured before and after each group of them; where it changed, the group is
-measured again if there is time, and marked if it changed again. Everything is bounded in count and
-in time.
+So compared measurements are close in time, and other load of the machine affects all of them. The
+baseline is measured before and after each group of them; if it changed, the group is measured again
+if there is time, and marked if it changed again. Everything is bounded in count and in time.
 """
 
 import fcntl
@@ -11,7 +10,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -48,46 +46,47 @@ from tests.bench.results import (
 )
 from tests.bench.traffic import Request, encode_all
 from tests.fault.certificates import Authority
+from tests.support.ports import reserve_port
 
 _WARM_UP: Final = (
     Load(name="the first requests", count=400, clients=8, seconds=1.0),
     Load(name="the first streams", form="stream", count=16, clients=8, seconds=1.0),
 )
 _WATCH_TIME: Final = 1.0
-"""Seconds for which other load of the machine is watched, at the beginning and at the end."""
+"""Seconds for which other load is measured, at the start and at the end."""
 _MARGIN: Final = 120
-"""Seconds by which a run may be late: what has begun is completed."""
+"""Seconds by which a run may be late: a started measurement is completed."""
 _OPEN_FILES: Final = 32_768
 _OPEN_TIMEOUT: Final = 60.0
 """Seconds until all streams must be open."""
 _APART: Final = 4
-"""From so many cores on, two processes and the clients have cores of their own."""
+"""From this number of cores on, two processes and the clients have cores of their own."""
 _SCALING_ROUNDS: Final = 3
 
 Log = Callable[[str], None]
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """``gateways``: the first is the baseline. ``seconds`` is how long the rounds may take."""
+    """``gateways``: the first is the baseline. ``seconds`` limits the time of the rounds."""
 
     gateways: Sequence[Gateway]
     loads: Sequence[Load]
     rounds: int
     seconds: int
     group_size: int
-    """How many are measured between one measurement of the baseline and the next."""
+    """The number of measurements between two of the baseline."""
     attempts: int
     """How often a group is measured at most."""
     open_streams: Sequence[Gateway] = ()
-    """Whose memory with many open streams is measured."""
+    """Gateways whose memory with many open streams is measured."""
     scaling: bool = False
     """Whether one process and two are compared."""
     against: str = ""
-    """The gateway that the gateway under test is compared with."""
+    """The gateway that the measured gateway is compared with."""
 
 
 class RunningGateway(Struct, frozen=True):
-    """A gateway that answers."""
+    """A gateway that responds."""
 
     gateway: Gateway
     pid: int
@@ -95,12 +94,12 @@ class RunningGateway(Struct, frozen=True):
 
 
 class StartFailed(Exception):
-    """A gateway does not start, or its answers are wrong."""
+    """A gateway does not start, or responds incorrectly."""
 
 
 @contextmanager
 def lock_machine() -> Iterator[None]:
-    """One run at a time on this machine. Raises BlockingIOError while there is another."""
+    """Allow one run at a time on this machine. Raises BlockingIOError during another."""
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +151,7 @@ class _Runner:
         several = len(self._cores) > 1
         self._gateway_cores = str(self._cores[0]) if several else ""
         self.client_cores = str(self._cores[-1]) if several else ""
-        """Where the clients and the worker run."""
+        """The cores of the clients and the worker."""
         self.baseline = ""
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
@@ -164,7 +163,7 @@ class _Runner:
     # --- rounds -----------------------------------------------------------------------------------
 
     def run_rounds(self, worker: Worker) -> None:
-        """Run the rounds, as long as there is time."""
+        """Run the rounds while there is time."""
         for gateway in self._plan.gateways:
             if (version := gateway.version()) is None:
                 self.missing[gateway.name] = f"not installed: {gateway.install_hint}"
@@ -211,7 +210,14 @@ class _Runner:
         folder = self._folder / gateway.name
         folder.mkdir(exist_ok=True)
         context = LaunchContext(
-            *(_free_port(), worker.port, folder, _free_port(), _free_port(), self._certificate)
+            *(
+                reserve_port(),
+                worker.port,
+                folder,
+                reserve_port(),
+                reserve_port(),
+                self._certificate,
+            )
         )
         started, popen = time.monotonic(), worker.process
         if gateway.start is None:
@@ -241,7 +247,7 @@ class _Runner:
         pair: ProtocolPair,
         load: Load,
     ) -> LoadTarget:
-        """The port of a gateway and the file of requests for a load, written when first needed."""
+        """Return the port of a gateway and the file of a load's requests, written at first use."""
         removed = gateway.removed_headers
         shared = not headers and not removed and gateway.keys >= load.traffic.keys
         traffic = replace(load.traffic, keys=min(gateway.keys, load.traffic.keys))
@@ -290,7 +296,7 @@ class _Runner:
     def _run_load(
         self, number: int, load: Load, running: Sequence[RunningGateway], worker: Worker
     ) -> None:
-        """Put a load on each gateway, and on the baseline between them."""
+        """Run a load on each gateway, and on the baseline between them."""
         if load.tls and not has_tls():
             self._log(f"  {load.name} is left out: OpenSSL's header files are not installed")
             return
@@ -306,7 +312,7 @@ class _Runner:
             if pair.name == name and pair.supports(load)
         ]
         if number % 2 == 0:
-            pairs.reverse()  # whoever is measured first has no advantage
+            pairs.reverse()  # so that the order gives no gateway an advantage
         before = self._measure_baseline(load, baseline)
         for start in range(0, len(pairs), self._plan.group_size):
             if self._time_is_up:
@@ -323,7 +329,7 @@ class _Runner:
         baseline: RunningGateway | None,
         before: float | None,
     ) -> float | None:
-        """Measure these; returns the baseline's CPU time after them."""
+        """Measure a group; return the baseline's CPU time after it."""
         for left in reversed(range(self._plan.attempts)):
             rows = [(one, pair, *self._measure_cpu(load, one, pair)) for one, pair in pairs]
             after = self._measure_baseline(load, baseline)
@@ -350,7 +356,7 @@ class _Runner:
     def _measure_cpu(
         self, load: Load, one: RunningGateway, pair: ProtocolPair
     ) -> tuple[float, Outcome]:
-        """The gateway's CPU time under a load, in microseconds for each of its units."""
+        """Measure the gateway's CPU time under a load, in microseconds per unit."""
         target = one.find_target(pair, load)
         before = process.read_cpu_time(one.pid)
         outcome = run_load(load, target, self.client_cores)
@@ -359,7 +365,7 @@ class _Runner:
         return used / 1000 / max(units, 1), outcome
 
     def _measure_memory(self, number: int, running: Sequence[RunningGateway]) -> None:
-        """The memory after all loads of a round."""
+        """Measure the memory after all loads of a round."""
         pids = {one.gateway.name: one.pid for one in running if one.gateway.start is not None}
         for place, start in enumerate(self.starts):
             if start.round == number and start.gateway in pids:
@@ -369,7 +375,7 @@ class _Runner:
     # --- open streams -----------------------------------------------------------------------------
 
     def measure_open_streams(self, worker: Worker) -> None:
-        """The memory that many open streams take, in a newly started process of each gateway."""
+        """Measure the memory of many open streams, in a new process of each gateway."""
         for gateway in self._plan.open_streams:
             if gateway.name in self.missing or gateway.version() is None:
                 continue
@@ -397,7 +403,7 @@ class _Runner:
             while streams < OPEN.clients and time.monotonic() < deadline and load.poll() is None:
                 time.sleep(0.5)
                 streams = worker.read_stats().open_streams
-            time.sleep(OPEN.pace * 1.5 / 1e6)  # each has had a token by then
+            time.sleep(OPEN.pace * 1.5 / 1e6)  # each stream has a token by then
             memory = process.read_memory(one.pid)
             load.kill()
         return OpenStreams(one.gateway.name, streams, (memory - before) * 1024 / max(streams, 1))
@@ -405,7 +411,7 @@ class _Runner:
     # --- processes --------------------------------------------------------------------------------
 
     def measure_scaling(self, worker: Worker) -> None:
-        """Compare one process with two, on two cores; the clients have others if there are some."""
+        """Compare one process with two on two cores; clients get other cores if there are some."""
         if not self._plan.scaling or len(self._cores) < 2:
             return
         apart = len(self._cores) >= _APART
@@ -432,7 +438,7 @@ class _Runner:
     def _measure_processes(
         self, processes: int, load: Load, worker: Worker, cores: str, clients: str
     ) -> ScalingSample:
-        """Put a load on so many processes on these cores. Raises StartFailed."""
+        """Run a load on this many processes on these cores. Raises StartFailed."""
         gateway = replace(
             interlingua.INTERLINGUA,
             name=f"{processes} processes",
@@ -467,7 +473,7 @@ def _format_sample(sample: Sample) -> str:
 def _run_process(
     command: LaunchCommand, folder: Path, cores: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A gateway's process, with all that it starts itself."""
+    """Run a gateway's process; stop it and its descendants at the end."""
     with (folder / "log").open("wb") as log:
         popen = subprocess.Popen(
             [*pin_to_cores(cores), *command.command],
@@ -485,7 +491,7 @@ def _run_process(
 
 
 def _stop_process(popen: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # SIGINT waits for nobody
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # SIGINT stops without draining
         try:
             os.killpg(popen.pid, number)
             popen.wait(5)
@@ -494,13 +500,6 @@ def _stop_process(popen: "subprocess.Popen[bytes]") -> None:
         except ProcessLookupError:
             popen.wait()
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def _revision() -> str:

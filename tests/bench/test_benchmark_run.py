@@ -1,4 +1,4 @@
-"""A run on real processes, as small as can be, and what keeps it within its bounds."""
+"""A minimal run with real processes stays within its bounds."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ ABSENT = Gateway(name="absent", start=None, version=lambda: None, install_hint="
 
 @pytest.fixture(autouse=True)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock of the test's own, and no watching of the machine."""
+    """Use a lock of the test's own, and measure no other load."""
     monkeypatch.setattr(runner, "CACHE", tmp_path)
     monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
@@ -60,8 +60,9 @@ def test_every_gateway_runs_every_supported_load() -> None:
     )
     results = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), messages.append)
 
-    keys = results.list_measured_keys()
+    keys = results.list_keys()
     both = [(DIRECT.name, OPENAI.name, load) for load in ("unary", "stream")]
+
     assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "unary"), *both])
     assert {sample.round for sample in results.samples} == {1, 2}
     assert [results.errors(key) for key in keys] == [0] * len(keys)
@@ -93,8 +94,10 @@ def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
     ]
     plan = replace(make_plan(INTERLINGUA, *variants), loads=every)
     results = run(plan, lambda _: None)
+
     assert not results.missing
-    keys = results.list_measured_keys()
+
+    keys = results.list_keys()
     assert {key[0] for key in keys} == {one.name for one in plan.gateways}
     assert {key[2] for key in keys} == {load.name for load in every}
     assert {key[1] for key in keys} == {pair.name for pair in INTERLINGUA.pairs}
@@ -117,6 +120,7 @@ def test_open_streams_and_processes_are_measured(
     plan = replace(make_plan(DIRECT), loads=[], open_streams=[INTERLINGUA, ABSENT], scaling=True)
     results = run(plan, lambda _: None)
     [streams] = results.open_streams
+
     assert (streams.gateway, streams.streams) == (INTERLINGUA.name, 50)
     assert streams.per_stream > 1
     assert [one.processes for one in results.scaling] == [1, 2]
@@ -125,10 +129,11 @@ def test_open_streams_and_processes_are_measured(
 
 
 def test_order_of_gateways_is_reversed_every_round() -> None:
-    """The rounds run to and fro, so that none is always before the other."""
+    """So no gateway always precedes another."""
     other = replace(DIRECT, name="other")
     results = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
     order = [(one.round, one.gateway) for one in results.samples if one.load == "unary"]
+
     assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
     assert results.against == "other"
 
@@ -157,7 +162,9 @@ def test_gateway_with_incorrect_responses_is_not_measured() -> None:
         version=make_constant("1"),
         pairs=(OPENAI,),
     )
+
     results = run(make_plan(wrong), lambda _: None)
+
     assert results.samples == []
     assert "wrong" in results.missing
 
@@ -172,21 +179,25 @@ def test_concurrent_runs_are_prevented() -> None:
     with lock_machine(), pytest.raises(BlockingIOError):
         run(make_plan(DIRECT), lambda _: None)
     with lock_machine():
-        pass  # it is free again
+        pass  # the lock is free again
 
 
 def test_process_usage_includes_its_children() -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     busy = "b = bytearray(40 << 20); sum(range(5_000_000)); print(flush=True); input()"
+
     with subprocess.Popen(
         [sys.executable, "-c", script, busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
         assert parent.stdout is not None
+
         parent.stdout.readline()
         assert len([*process.list_tree(parent.pid)]) == 2
         assert process.read_memory(parent.pid) > 40
         assert process.read_cpu_time(parent.pid) > 10_000_000
+
         parent.communicate(b"\n")
+
     assert process.read_cpu_time(parent.pid) == 0
     assert process.read_memory(parent.pid) == 0.0
 

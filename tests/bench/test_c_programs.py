@@ -1,4 +1,4 @@
-"""The worker and the clients in C: what they count as right, and what not."""
+"""The C programs: which responses the clients count as correct."""
 
 import asyncio
 import json
@@ -49,6 +49,7 @@ def test_unary_responses_are_counted_as_correct(worker: Worker, tmp_path: Path, 
     ) == (4, 0, 4, 2)
     assert load_result.latency is not None
     assert load_result.latency.p50 <= load_result.latency.max
+
     stats = worker.read_stats()
     assert (stats.requests, stats.streams) == (4, 0)
 
@@ -62,7 +63,9 @@ def test_worker_response_format_matches_the_request(
     text = httpx.post(url, json={"stream": stream}, trust_env=False).text
     data = text.partition("data: ")[2].partition("\n")[0] if stream else text
     one = json.loads(data)
+
     assert one["object"].startswith(begins)
+
     inside = (
         one["choices"][0] if path == TEXT else one["choices"][0]["delta" if stream else "message"]
     )
@@ -80,6 +83,7 @@ def test_streams_are_counted_as_correct(
     load_result = run_load(
         STREAM, make_target(worker.port, tmp_path, path, end=end, body='{"stream": true}')
     )
+
     assert (load_result.completed, load_result.errors, load_result.tokens) == (4, 0, 4 * TOKENS)
     assert load_result.token is not None
     assert load_result.first_token is not None
@@ -91,10 +95,12 @@ def test_streams_are_counted_as_correct(
 def test_open_loop_latency_includes_the_wait(
     worker: Worker, tmp_path: Path, rate: int, *, waited: bool
 ) -> None:
-    """One client, and five requests that are due at once: the last waits for all the others."""
+    """With one client and five requests due at once, the last waits for all others."""
     worker.set_pace(500)
     load = Load(name="open", form="stream", clients=1, rate=rate, count=5, seconds=9.0)
+
     load_result = run_load(load, make_target(worker.port, tmp_path, CHAT, body='{"stream": true}'))
+
     assert (load_result.completed, load_result.errors, load_result.connections) == (5, 0, 1)
     assert load_result.latency is not None
     assert (load_result.latency.max > load_result.seconds * 1e6 / 2) == waited
@@ -123,25 +129,29 @@ async def test_requests_are_sent_over_tls(tmp_path: Path, size: int) -> None:
 
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(Authority(tmp_path).issue())
+
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
         port = server.sockets[0].getsockname()[1]
         target = make_target(port, tmp_path, CHAT, body="x" * size)
         load_result = await asyncio.to_thread(run_load, replace(ONCE, tls=True), target)
         plain = await asyncio.to_thread(run_load, ONCE, target, grace=0.1)
+
     assert (load_result.completed, load_result.errors, load_result.connections) == (4, 0, 2)
     assert received == [size] * 4
     assert plain.errors
 
 
 async def test_requests_are_sent_round_robin(tmp_path: Path) -> None:
-    """Two clients and five requests: each is sent once before the first is sent again."""
+    """With two clients and five requests, each is sent once before any is repeated."""
     file = tmp_path / "requests"
     paths = [f"/{number}" for number in range(5)]
     file.write_bytes(encode_all([Request(path, ["X-Id: 1"], b"{}") for path in paths]))
+
     async with ScriptedWorker([make_reply(make_tokens(0))]) as worker:
         port = int(worker.url.rpartition(":")[2])
         load = Load(name="turns", clients=2, count=10, seconds=5.0)
         load_result = await asyncio.to_thread(run_load, load, LoadTarget(port, file))
+
     assert (load_result.completed, load_result.errors) == (10, 0)
     assert sorted(request.path for request in worker.requests) == sorted(paths * 2)
 
@@ -213,13 +223,17 @@ def test_program_is_rebuilt_only_if_its_source_changes(
     source.write_text("int main(void) { return 0; }")
     first = build_program("small", tmp_path)
     build_time = first.stat().st_mtime_ns
+
     assert build_program("small", tmp_path) == first
     assert first.stat().st_mtime_ns == build_time
+
     source.write_text("int main(void) { return 1; }")
     assert build_program("small", tmp_path) != first
+
     source.write_text("int main(void) { return")
     with pytest.raises(RuntimeError, match=r"small\.c can't be compiled"):
         build_program("small", tmp_path)
+
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="no C compiler"):
         build_program("small", tmp_path)

@@ -1,4 +1,4 @@
-"""The gateway under test: its configuration in each revision's words, and another revision."""
+"""The measured gateway's configuration in the keywords of each revision."""
 
 import subprocess
 from pathlib import Path
@@ -31,8 +31,10 @@ def test_benchmark_configuration_uses_the_keys_of_its_revision(
     tree = tmp_path / "tree"
     (tree / folder).mkdir(parents=True)
     begun = interlingua.start(context, tree)
+
     assert begun.folder == tree
     assert begun.environment == {"PYTHONPATH": str(tree)}
+
     config = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))
     [listener] = config["listeners"]
     assert listener[protocols][0] == "openai"
@@ -48,6 +50,7 @@ def test_tls_and_all_features_are_configured(tmp_path: Path) -> None:
     interlingua.start(context, all_features=True)
     config = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))
     plain, tls = config["listeners"]
+
     assert "tls" not in plain
     assert tls["address"] == "127.0.0.1:43212"
     assert tls["tls"] == {"cert": str(pem), "key": str(pem)}
@@ -77,6 +80,7 @@ def test_compared_revision_runs_from_its_own_worktree(
     with interlingua.at_revision("HEAD") as gateway:
         assert gateway.name == "revision HEAD"
         assert gateway.start is not None
+
         tree = gateway.start(context).folder
         assert tree is not None
         assert (tree / "protocols" / "core" / "file").read_text() == "old"
@@ -89,6 +93,7 @@ def test_compared_revision_runs_from_its_own_worktree(
         interlingua.at_revision("nothing"),
     ):
         pass
+
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="needs git"), interlingua.at_revision("HEAD"):
         pass

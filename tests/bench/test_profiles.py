@@ -1,4 +1,4 @@
-"""A profile tells where the gateway is under a real load, and shares of what was seen."""
+"""A profile shows the gateway's functions under a real load, with their shares."""
 
 from pathlib import Path
 
@@ -16,16 +16,18 @@ LOAD = Load(name="unary", clients=4, count=2_000, seconds=5.0)
 
 @pytest.fixture(autouse=True)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock of the test's own, and no watching of the machine."""
+    """Use a lock of the test's own, and measure no other load."""
     monkeypatch.setattr(runner, "CACHE", tmp_path)
     monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
 
 def test_profile_contains_request_functions_but_no_runner() -> None:
-    seen = {entry for stack, _ in profiles.record_profile(LOAD, OPENAI) for entry in stack}
+    entries = {entry for stack, _ in profiles.record_profile(LOAD, OPENAI) for entry in stack}
 
-    assert any(entry.endswith(":RequestHandler.handle") for entry in seen)
-    assert not any("gateway/cli/__init__.py" in entry or ":Runner.run" in entry for entry in seen)
+    assert any(entry.endswith(":RequestHandler.handle") for entry in entries)
+    assert not any(
+        "gateway/cli/__init__.py" in entry or ":Runner.run" in entry for entry in entries
+    )
 
 
 def test_failed_load_has_no_profile() -> None:

@@ -1,4 +1,4 @@
-"""What is told of results: medians and spreads, ratios alone where the machine was noisy."""
+"""The report has medians and spreads, and only ratios if the machine was noisy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ def make_sample(gateway: str, cpu: float, *, round_: int = 1, load: str = "unary
 
 
 def make_results(*cpus: float, other_load: float = 0.01) -> Results:
-    """Of a gateway that took so much, in one round each."""
+    """Make results of a gateway with these CPU times, one per round."""
     samples = [make_sample("nginx", 20.0)]
     samples += [make_sample("interlingua", cpu, round_=n) for n, cpu in enumerate(cpus, 1)]
     return Results(
@@ -92,6 +92,7 @@ def test_report_of_a_noisy_machine_contains_only_ratios() -> None:
     assert "| unary | default | OpenAI to OpenAI | 2.50 (2.00-3.00) | 0 |" in text
     assert "| interlingua | 40.0 (40.0-40.0) | 44.0 (44.0-44.0) | 28.4 (4,990) |\n" in text
     assert "| more | 10.0 |" in text
+
     moved = make_results(40.0)
     moved = replace(moved, samples=[replace(moved.samples[0], stable=False)])
     assert moved.noisy
@@ -102,7 +103,9 @@ def test_report_compares_gateways_side_by_side() -> None:
     bad = replace(GOOD, errors=1)
     peer = replace(make_sample("envoy", 60.0), outcome=bad)
     results = make_results(40.0)
+
     text = report.render_report(replace(results, samples=[*results.samples, peer]))
+
     assert "| load | nginx | interlingua | envoy |" in text
     assert "| unary | 1.00 | 2.00 | 3.00\\* |" in text
 
@@ -114,21 +117,25 @@ def test_report_compares_varied_and_repeated_traffic() -> None:
     ]
     text = report.render_report(replace(make_results(), samples=samples))
     row = f"| {UNARY.name} | OpenAI to OpenAI | 4.00 (4.00-4.00) | 2.00 (2.00-2.00) | 2.00 |"
+
     assert row in text
 
 
-def test_report_states_what_a_core_carries() -> None:
+def test_report_has_the_capacity_of_a_core() -> None:
     sample = make_sample("interlingua", 80.0, load=UNARY.name)
     results = replace(make_results(), samples=[sample])
     text = report.render_report(results)
+
     assert "| 80.0 µs | 12,000 requests/s | 8,800 requests/s |" in text
     assert "--processes 2" not in text
+
     shared = [
         ScalingSample(1, 100.0, 5_000.0, apart=False),
         ScalingSample(2, 104.0, 6_000.0, False),
     ]
     text = report.render_report(replace(results, scaling=shared))
     assert "two cores carry 1.92 times as much as one (computed from the CPU time" in text
+
     apart = [replace(one, apart=True) for one in shared]
     text = report.render_report(replace(results, scaling=apart))
     assert "two cores carry 1.20 times as much as one (measured with the clients" in text
@@ -144,6 +151,7 @@ def make_goal_results(*samples: Sample) -> Results:
 def test_goal_is_judged_by_its_limits(cpu: float, row: str) -> None:
     text = report.render_report(make_goal_results(make_sample("interlingua", cpu, load=UNARY.name)))
     name = "non-streaming, passed through, 32 clients"
+
     assert f"| {name} | 5.8 | 4.00 | 3.00 | {row} |" in text
     assert "tools and tool turns, passed through" not in text
 
@@ -154,7 +162,9 @@ def test_goal_with_several_measurements_is_judged_by_the_worst() -> None:
         make_sample("interlingua", cpu, load=load.name)
         for cpu, load in zip(cpus, STYLE_BURSTS, strict=False)
     ]
+
     text = report.render_report(make_goal_results(*samples))
+
     assert "| 2.3 to 11.8 | 3.00 | 2.00 | 1.00 to 2.50 | floor |" in text
 
 
@@ -167,6 +177,7 @@ def test_added_latency_is_relative_to_no_gateway() -> None:
         time("no gateway", 1_000), time("nginx", 1_340), time("interlingua", 1_700)
     )
     text = report.render_report(results)
+
     assert (
         "| p99 added at 200 requests/s, ms (nginx 0.34) | 0.9 | 0.80 | 0.60 | 0.70 | floor |"
         in text
@@ -176,6 +187,7 @@ def test_added_latency_is_relative_to_no_gateway() -> None:
 def test_memory_and_processes_are_judged() -> None:
     scaling = [ScalingSample(1, 100.0, 1.0, apart=False), ScalingSample(2, 101.0, 1.0, apart=False)]
     text = report.render_report(replace(make_results(40.0), scaling=scaling))
+
     assert "kB (nginx 16.0) | 28 to 36 |  | 20.0 | 28.4 | missed |" in text
     assert (
         "| two processes, requests per second of one = 1 | 1.93 | 1.93 |  | 1.98 | goal |" in text
@@ -190,16 +202,21 @@ def test_plots_show_each_gateway_on_the_page(tmp_path: Path) -> None:
     ]
     results = make_goal_results(*samples)
     assert [*plots.render_plots(results)] == ["performance-body-size.svg"]
+
     file, page = tmp_path / "results.json", tmp_path / "page.md"
     file.write_bytes(msgspec.json.encode(results))
     page.write_text("Text.\n")
+
     assert CliRunner().invoke(main, ["table", str(file), "--into", str(page)]).exit_code == 0
     assert "](images/performance-body-size.svg)" in page.read_text()
+
     svg = (tmp_path / "images" / "performance-body-size.svg").read_text()
     root = ET.fromstring(svg)  # noqa: S314 - our own
     space = "{http://www.w3.org/2000/svg}"
+
     assert len(root.findall(f"{space}polyline")) == 2
     assert len(root.findall(f"{space}circle")) == 2 * len(BODY_SIZES)
+
     words = {one.text for one in root.iter(f"{space}text")}
     assert {"nginx", "interlingua", "1k", "10M", "µs"} <= words
     assert "prefers-color-scheme: dark" in svg
@@ -209,7 +226,9 @@ def test_plot_labels_do_not_overlap() -> None:
     lines = [plots.Line(name, [(1, 10.0), (10, 10.0)]) for name in ("a", "b", "c")]
     root = ET.fromstring(plots.render_plot(plots.PLOTS[0], lines))  # noqa: S314 - our own
     labels = [one for one in root.iter() if one.text in {"a", "b", "c"}]
+
     places = [float(one.attrib["y"]) for one in labels]
+
     assert len({*places}) == 3
     assert places[-1] - places[0] >= 30
 
@@ -220,7 +239,9 @@ def test_revisions_are_compared_round_by_round() -> None:
     ]
     results = make_results(44.0, 60.0, 50.0)
     results = replace(results, samples=[*results.samples, *older], against="revision 1")
+
     text = report.render_report(results)
+
     assert "### Compared with revision 1" in text
     assert "| unary | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
     assert "### Compared" not in report.render_report(make_results(40.0))
@@ -238,6 +259,7 @@ def test_report_omits_sections_without_measurements() -> None:
     text = report.render_report(replace(make_results(40.0), steps=[], missing={}))
     assert "Single steps" not in text
     assert "Not measured" not in text
+
     alone = replace(make_sample("interlingua", 3.0, load="paced"), baseline_cpu=None)
     assert (
         "| paced | default | OpenAI to OpenAI | - | 3.00 (3.00-3.00) | 500 | 100 / 200 | 0 |"
@@ -249,6 +271,7 @@ def test_only_errors_of_this_gateway_fail_a_run() -> None:
     bad = replace(GOOD, errors=1, last_error="time is up")
     run = make_results(40.0)
     assert report.count_errors(run) == 0
+
     peers = [replace(one, outcome=bad) for one in run.samples if one.gateway == "nginx"]
     assert report.count_errors(replace(run, samples=peers)) == 0
     assert report.count_errors(replace(run, samples=[replace(run.samples[-1], outcome=bad)])) == 1
@@ -275,7 +298,9 @@ def test_result_is_worse_only_beyond_the_spread(
 def test_change_within_the_baseline_noise_is_not_worse() -> None:
     old, new = make_results(40.0, 42.0), make_results(50.0, 52.0)
     shaky = replace(new, samples=[make_sample("nginx", 26.0, round_=2), *new.samples])
+
     assert report.compare_results(old, new)[1]
+
     for pair in ((old, shaky), (replace(old, samples=[*shaky.samples[:2], *old.samples]), new)):
         lines, worse = report.compare_results(*pair)
         assert not worse
@@ -292,9 +317,11 @@ def test_results_with_different_baselines_are_not_comparable() -> None:
         [],
         False,
     )
+
     peer = replace(make_results(40.0), samples=[make_sample("haproxy", 20.0)])
     slower = replace(peer, samples=[make_sample("haproxy", 90.0)])
     lines, worse = report.compare_results(peer, slower)
+
     assert lines[0].endswith("WORSE")
     assert not worse
 
@@ -303,7 +330,9 @@ def test_results_are_read_and_compared_from_files(tmp_path: Path) -> None:
     old, new, page = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "page.md"
     old.write_bytes(msgspec.json.encode(make_results(40.0)))
     new.write_bytes(msgspec.json.encode(make_results(80.0)))
+
     assert read(new) == make_results(80.0)
+
     invoke = CliRunner().invoke
     assert (
         invoke(main, ["table", str(old)]).output.strip()
@@ -311,6 +340,7 @@ def test_results_are_read_and_compared_from_files(tmp_path: Path) -> None:
     )
     assert invoke(main, ["compare", str(old), str(new)]).exit_code == 1
     assert invoke(main, ["compare", str(old), str(old)]).exit_code == 0
+
     page.write_text("How it is done.\n")
     for file in (old, new):
         assert invoke(main, ["table", str(file), "--into", str(page)]).exit_code == 0
@@ -370,8 +400,10 @@ def test_command_line_options_set_the_benchmark_plan(
     monkeypatch.setattr(micro, "measure_steps", lambda seconds: [Step("peek", seconds, 0.1, 0.2)])
     out = tmp_path / "out.json"
     result = CliRunner().invoke(main, ["run", "--json", str(out), *words])
+
     assert result.exit_code == 0
     assert result.output.startswith("round 1\n2026-01-02")
+
     [plan] = plans
     assert [one.name for one in plan.gateways] == gateways
     assert plan.against == ("revision 1" if "--against" in words else "")
@@ -393,11 +425,13 @@ def test_single_loads_are_chosen_by_a_part_of_their_name(monkeypatch: pytest.Mon
     monkeypatch.setattr(runner, "run", run)
     result = CliRunner().invoke(main, ["run", "--only", "tls", "--only", "10 MB", "--memory"])
     assert result.exit_code == 0
+
     [plan] = plans
     assert [load.name for load in plan.loads] == [LARGEST.name, TLS.name]
     assert [one.name for one in plan.gateways if one in PEERS] == ["nginx"]
     assert len(plan.open_streams) == 2
     assert not plan.scaling
+
     result = CliRunner().invoke(main, ["run", "--only", "nothing"])
     assert result.exit_code == 2
     assert "--only: no load has this in its name" in result.output
@@ -416,6 +450,7 @@ def test_failed_run_reports_the_reason(
 
     monkeypatch.setattr(runner, "run", run)
     result = CliRunner().invoke(main, ["run", "--quick"])
+
     assert result.exit_code == 1
     assert message in result.output
 
@@ -423,7 +458,9 @@ def test_failed_run_reports_the_reason(
 def test_file_without_results_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text("{}")
+
     result = CliRunner().invoke(main, ["table", str(file)])
+
     assert result.exit_code == 1
     assert "holds no results" in result.output
 

@@ -1,4 +1,4 @@
-"""Varied requests: distinct, the same for the same seed, and as real clients send them."""
+"""Varied requests are distinct, reproducible by seed, and like those of real clients."""
 
 import json
 from base64 import b64decode
@@ -60,6 +60,7 @@ def test_same_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]
     requests = [*make(Traffic(), "stream")]
     make.cache_clear()  # type: ignore[attr-defined]
     assert requests == [*make(Traffic(), "stream")]
+
     other = make(Traffic(), "stream", seed=21)
     assert not {request.body for request in requests} & {request.body for request in other}
 
@@ -69,12 +70,14 @@ def test_keys_and_models_alternate(pair: ProtocolPair) -> None:
     requests = make_varied_requests(pair)
     keys = Counter(parse_headers(request)["authorization"] for request in requests)
     assert {key.removeprefix("bearer ") for key in keys} == {*KEYS}
+
     names = Counter(get_model_name(pair, request) for request in requests)
     prefix = "triton-" if pair is TO_TRITON else ""
     assert {*names} == {prefix + model for model in MODELS}
     assert len(MODELS) == 20
     assert min(keys.values()) > COUNT / len(KEYS) / 2
     assert min(names.values()) > COUNT / len(MODELS) / 2
+
     same = sum(
         get_model_name(pair, one) == get_model_name(pair, two) for one, two in pairwise(requests)
     )
@@ -118,12 +121,15 @@ def test_some_chat_requests_have_tools_tool_results_and_logprobs() -> None:
     bodies = [json.loads(request.body) for request in make_varied_requests(OPENAI)]
     tools = [body for body in bodies if "tools" in body]
     turns = [body for body in tools if body["messages"][-1]["role"] == "tool"]
+
     assert 0.07 < len(tools) / COUNT < 0.13
     assert 0.3 < len(turns) / len(tools) < 0.7
+
     for body in turns:
         called, answered = body["messages"][-2:]
         assert called["tool_calls"][0]["id"] == answered["tool_call_id"]
     assert 0.07 < sum("logprobs" in body for body in bodies) / COUNT < 0.13
+
     plain = [json.loads(request.body) for request in make_varied_requests(TO_TRITON)]
     assert not any(body.keys() & {"tools", "logprobs"} for body in plain)
 
@@ -131,7 +137,9 @@ def test_some_chat_requests_have_tools_tool_results_and_logprobs() -> None:
 def test_headers_match_the_sdks() -> None:
     headers = [parse_headers(request) for request in make_varied_requests(OPENAI)]
     languages = Counter(one["x-stainless-lang"] for one in headers)
+
     assert languages["python"] > languages["js"] > 0
+
     for one in headers:
         agent = "openai/python" if one["x-stainless-lang"] == "python" else "openai/js"
         assert one["user-agent"] == f"{agent} {one['x-stainless-package-version']}"
@@ -145,6 +153,7 @@ def test_stream_load_requests_streams(form: Form) -> None:
         with_usage = sum("stream_options" in body for body in bodies)
         assert (COUNT / 3 < with_usage < COUNT) == (form == "stream")
     paths = {request.path.rpartition("/")[2] for request in make_varied_requests(FROM_TRITON, form)}
+
     assert paths == {"generate_stream" if form == "stream" else "generate"}
 
 
@@ -161,6 +170,7 @@ def test_tool_load_has_tools_in_every_request() -> None:
         json.loads(request.body) for request in OPENAI.make_requests(Traffic(tools=1), "unary")
     ]
     assert all("tools" in body for body in bodies)
+
     turns = sum(body["messages"][-1]["role"] == "tool" for body in bodies)
     assert 0.4 < turns / COUNT < 0.6
 
@@ -169,6 +179,7 @@ def test_tool_load_has_tools_in_every_request() -> None:
 def test_image_load_has_distinct_bodies_of_its_size(load: Any) -> None:
     requests = OPENAI.make_requests(load.traffic, "unary")
     assert 6 <= len({request.body for request in requests}) == len(requests) <= COUNT
+
     for request in requests[:6]:
         assert load.traffic.size * 0.8 < len(request.body) < load.traffic.size * 1.1 + 4_000
         parts = json.loads(request.body)["messages"][-1]["content"]
@@ -181,9 +192,11 @@ def test_embedding_load_has_one_to_two_thousand_inputs() -> None:
     requests = OPENAI.make_requests(Traffic(kind="embeddings"), "unary")
     bodies = [json.loads(request.body) for request in requests]
     sizes = sorted(1 if isinstance(body["input"], str) else len(body["input"]) for body in bodies)
+
     assert sizes[0] == 1
     assert 1_500 < sizes[-1] <= 2_000
     assert 20 < sizes[len(sizes) // 2] < 100
+
     formats = Counter(body.get("encoding_format") for body in bodies)
     assert formats["base64"] > formats[None] > 0
     assert {request.path for request in requests} == {"/v1/embeddings"}
@@ -207,7 +220,9 @@ def test_encoded_requests_have_a_length_prefix() -> None:
         b"POST /a HTTP/1.1\r\nHost: llm.example.com\r\nX-Id: 1\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /b HTTP/1.1\r\nHost: llm.example.com\r\nContent-Length: 2\r\n\r\n\xc3\xa9",
     )
+
     written = traffic.encode_all(requests)
+
     assert written == b"%d\n%s%d\n%s" % (len(first), first, len(second), second)
     assert b"X-Id: 1\r\nX-More: 2\r\n" in traffic.encode_all(requests, ["X-More: 2"])
     assert b"X-Id" not in traffic.encode_all(requests, [], {"X-Id"})

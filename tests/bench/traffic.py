@@ -1,8 +1,8 @@
-"""The requests of a load: varied ones, generated from a seed, and one that is repeated.
+"""The requests of a load: varied ones, generated from a seed, and a repeated one.
 
-Varied requests look like those of many users behind an ingress: each has its own trace id and
-request id, the headers of an SDK, one of several keys, one of many models and its own prompt.
-Some ask for log probabilities, some have tools, and half of these a turn with a tool's result.
+Varied requests resemble those of many users behind an ingress: each has its own trace id and
+request id, the headers of an SDK, one of several keys, one of many models and its own prompt. Some
+request log probabilities, some have tools, and half of these a turn with a tool result.
 """
 
 import base64
@@ -19,22 +19,22 @@ from tests.bench.responses import WORDS
 
 SEED: Final = 20
 COUNT: Final = 3_000
-"""How many distinct requests a load has."""
+"""The number of distinct requests of a load."""
 PROMPT: Final = (20, 4_000)
-"""Characters of a prompt, drawn so that short ones are as frequent as long ones on a log scale."""
+"""Range of a prompt's characters, with log-uniform lengths."""
 INPUTS: Final = (1, 2_000)
-"""Texts of an embedding request, drawn in the same way."""
+"""Range of an embedding request's texts, with log-uniform numbers."""
 
 _FILE_SIZE: Final = 64_000_000
-"""Bytes that the requests of one load may take; large ones are fewer than ``COUNT``."""
+"""Maximum bytes of a load's requests; with large ones there are fewer than ``COUNT``."""
 _IMAGE_SIZE: Final = 2_000_000
-"""Bytes of an image at most; a larger body has several."""
+"""Maximum bytes of an image; a larger body has several."""
 _HOST: Final = "llm.example.com"
 _PYTHON_RELEASES: Final = ("1.99.9", "1.109.1", "2.6.1", "2.8.0")
 _NODE_RELEASES: Final = ("5.12.2", "6.7.0")
 _TEXT_SIZE: Final = 100_000
 _STOPS: Final = (["<|im_end|>"], ["</s>", "\nUser:"])
-"""Strings that no response has."""
+"""Stop strings that no response contains."""
 _SYSTEM: Final = (
     "You are a helpful assistant.",
     "You are a support agent of an online shop. Answer in at most three sentences.",
@@ -45,14 +45,14 @@ _CHAT: Final = "/v1/chat/completions"
 
 
 class Request(Struct, frozen=True):
-    """One HTTP request. ``headers`` are lines, without those that tell the body's length."""
+    """An HTTP request. ``headers`` are lines, without those of the body's length."""
 
     path: str
     headers: Sequence[str]
     body: bytes
 
     def encode(self, headers: Sequence[str] = (), removed: Collection[str] = frozenset()) -> bytes:
-        """The bytes on the wire, with these headers added and others, by name, removed."""
+        """Encode the request with these headers added and others, by name, removed."""
         lines = [
             f"POST {self.path} HTTP/1.1",
             f"Host: {_HOST}",
@@ -68,13 +68,13 @@ def encode_all(
     headers: Sequence[str] = (),
     removed: Collection[str] = frozenset(),
 ) -> bytes:
-    """What the client program reads: each request behind its length and a line feed."""
+    """Encode the client program's input: each request after its length and a line feed."""
     encoded = (request.encode(headers, removed) for request in requests)
     return b"".join(b"%d\n%s" % (len(one), one) for one in encoded)
 
 
 def repeated_request(path: str, body: Mapping[str, object]) -> Request:
-    """The one request of a repeated load, with the first of the keys."""
+    """Build the request of a repeated load, with the first key."""
     headers = [
         "Content-Type: application/json",
         "User-Agent: OpenAI/Python 1.99.0",
@@ -85,30 +85,30 @@ def repeated_request(path: str, body: Mapping[str, object]) -> Request:
 
 
 def repeated_chat(traffic: Traffic, form: Form, model: str) -> Sequence[Request]:
-    """The one request of a repeated load of chat completions."""
+    """Build the request of a repeated load of chat completions."""
     return [repeated_request(_CHAT, chat_body(traffic.size, form, model))]
 
 
 def repeated_generate(traffic: Traffic, form: Form, model: str) -> Sequence[Request]:
-    """The one request of a repeated load of Triton's generate extension."""
+    """Build the request of a repeated load of Triton's generate extension."""
     return [repeated_request(_generate_path(model, form), generate_body(traffic.size, form))]
 
 
 def chat_body(size: int, form: Form, model: str) -> dict[str, object]:
-    """A conversation of about ``size`` bytes."""
+    """Build a conversation of about ``size`` bytes."""
     messages = [
         {"role": "system", "content": "You are a helpful assistant. Be brief, and be right."},
         {"role": "user", "content": _PROSE * max(1, (size - 210) // len(_PROSE))},
     ]
-    more: Mapping[str, object] = {}
+    fields: Mapping[str, object] = {}
     if form == "stream":
-        more = {"stream": True, "stream_options": {"include_usage": True}}
+        fields = {"stream": True, "stream_options": {"include_usage": True}}
     options = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
-    return {"model": model, "messages": messages, **options, **more}
+    return {"model": model, "messages": messages, **options, **fields}
 
 
 def generate_body(size: int, form: Form) -> dict[str, object]:
-    """A prompt of about ``size`` bytes."""
+    """Build a prompt of about ``size`` bytes."""
     prompt = _PROSE * max(1, (size - 100) // len(_PROSE))
     options = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
     return {"text_input": prompt, "stream": form == "stream", **options}
@@ -118,10 +118,10 @@ def generate_body(size: int, form: Form) -> dict[str, object]:
 def chat_requests(
     traffic: Traffic, form: Form, prefix: str = "", *, full: bool = True, seed: int = SEED
 ) -> Sequence[Request]:
-    """Varied requests of OpenAI's chat completions.
+    """Generate varied requests of OpenAI's chat completions.
 
-    ``prefix`` stands before the models' names. Without ``full`` there are no tools and no log
-    probabilities, which not every worker can serve.
+    ``prefix`` precedes the models' names. Without ``full`` there are no tools and no log
+    probabilities, which not every worker supports.
     """
     random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
     requests = []
@@ -138,7 +138,7 @@ def chat_requests(
 
 @lru_cache(maxsize=8)
 def embedding_requests(traffic: Traffic, *, seed: int = SEED) -> Sequence[Request]:
-    """Varied requests of OpenAI's embeddings; the Python SDK asks for base64."""
+    """Generate varied requests of OpenAI's embeddings; the Python SDK requests base64."""
     random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
     requests = []
     for number in range(COUNT // 10):
@@ -159,7 +159,7 @@ def embedding_requests(traffic: Traffic, *, seed: int = SEED) -> Sequence[Reques
 
 @lru_cache(maxsize=8)
 def generate_requests(traffic: Traffic, form: Form, *, seed: int = SEED) -> Sequence[Request]:
-    """Varied requests of Triton's generate extension."""
+    """Generate varied requests of Triton's generate extension."""
     random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
     return [
         _dumped_request(
@@ -173,7 +173,7 @@ def generate_requests(traffic: Traffic, form: Form, *, seed: int = SEED) -> Sequ
 
 @lru_cache(maxsize=8)
 def mindie_requests(traffic: Traffic, form: Form, *, seed: int = SEED) -> Sequence[Request]:
-    """Varied requests of MindIE's generate endpoint, which is served under ``/mindie``."""
+    """Generate varied requests of MindIE's generate endpoint under ``/mindie``."""
     random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
     return [
         _dumped_request(
@@ -194,7 +194,7 @@ def _generate_path(model: str, form: Form) -> str:
 
 
 def _dumped_request(path: str, body: Mapping[str, object], headers: Sequence[str]) -> Request:
-    """As the library requests sends it, with spaces in its JSON."""
+    """Encode like the requests library, with spaces in the JSON."""
     own = [
         "Content-Type: application/json",
         "User-Agent: python-requests/2.32.3",
@@ -234,7 +234,7 @@ def _chat(random: Random, text: str, traffic: Traffic, form: Form, *, full: bool
 
 
 def _image_parts(random: Random, prompt: str, size: int) -> list[dict[str, object]]:
-    """A prompt and JPEG images whose base64 has about ``size`` bytes in all."""
+    """Build a prompt and JPEG images whose base64 has about ``size`` bytes in all."""
     prompt = prompt[: size // 10]
     parts: list[dict[str, object]] = [{"type": "text", "text": prompt}]
     left = size - 500
@@ -259,7 +259,7 @@ def _mindie_generate(random: Random, prompt: str, number: int) -> dict[str, obje
 
 
 def _generate(random: Random, prompt: str, form: Form) -> dict[str, object]:
-    """The options stand beside the prompt, in ``parameters``, or as vLLM's in a string of JSON."""
+    """Options are beside the prompt, in ``parameters``, or in vLLM's JSON string."""
     options: dict[str, object] = {"stream": form == "stream"}
     if random.random() < 0.5:
         options["exclude_input_in_output"] = True
@@ -269,14 +269,14 @@ def _generate(random: Random, prompt: str, form: Form) -> dict[str, object]:
             options["sampling_parameters"] = json.dumps(sampling)
             return {"text_input": prompt} | options
         case where:
-            sampling.pop("stop", None)  # only the string of JSON can hold a list
+            sampling.pop("stop", None)  # only the JSON string can have a list
             options |= sampling
             nested = where == "parameters"
             return {"text_input": prompt} | ({"parameters": options} if nested else options)
 
 
 def _sampling(random: Random) -> dict[str, object]:
-    """Sampling parameters that every protocol here has."""
+    """Draw sampling parameters that every protocol here has."""
     options: dict[str, object] = {"max_tokens": random.choice((100, 128, 256, 512, 1024))}
     if random.random() < 0.7:
         options["temperature"] = round(random.uniform(0, 1.2), 2)
@@ -349,7 +349,7 @@ def _tool_turn(random: Random) -> list[dict[str, Any]]:
 
 
 def _compact(body: Mapping[str, object]) -> bytes:
-    """As both SDKs write it."""
+    """Encode like both SDKs."""
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.bench_engine run|table|perplexity``: see docs/performance-engine.md."""
+"""``python -m tests.bench_engine run|table|perplexity|tools``: see docs/performance-engine.md."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from tests.bench_engine.perplexity import command as perplexity
 from tests.bench_engine.running import Report
 from tests.bench_engine.running import run as run_benchmark
 from tests.bench_engine.table import format_tables, replace_tables
+from tests.bench_engine.tool_loop import command as tools
 
 
 @click.group()
@@ -24,7 +25,7 @@ def main() -> None:
 @click.option("--tokens", default=48, show_default=True, help="Of each answer.")
 @click.option("--json", "out", type=Path, default=Path(".bench/engine/run.json"))
 def run(peers: str, at: str, rounds: int, tokens: int, out: Path) -> None:
-    """Measure, and keep the figures for ``table``."""
+    """Measure, and save the results for ``table``."""
     names = peers.split(",")
     if unknown := [name for name in names if name not in PEERS]:
         raise click.BadParameter(f"no such peer: {', '.join(unknown)}")
@@ -37,7 +38,7 @@ def run(peers: str, at: str, rounds: int, tokens: int, out: Path) -> None:
 @click.argument("figures", type=Path)
 @click.option("--page", type=Path, help="Renew the tables of this page, too.")
 def table(figures: Path, page: Path | None) -> None:
-    """Show what a run found."""
+    """Show the results of a run."""
     report = msgspec.json.decode(figures.read_bytes(), type=Report)
     click.echo(format_tables(report))
     if page is not None:
@@ -45,6 +46,7 @@ def table(figures: Path, page: Path | None) -> None:
 
 
 main.add_command(perplexity)
+main.add_command(tools)
 
 if __name__ == "__main__":
     main()

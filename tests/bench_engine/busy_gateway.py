@@ -1,6 +1,6 @@
-"""What keeps a gateway busy: questions that no engine is needed for, one upon another.
+"""Keeps a gateway busy with requests that need no engine, one after another.
 
-``python -m tests.bench_engine.busy_gateway PORT`` asks until it is killed.
+``python -m tests.bench_engine.busy_gateway PORT`` sends requests until it is killed.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from tests.bench_engine.peers import ROOT
 
 TOGETHER = 8
-"""Connections, each of which asks again as soon as it is answered."""
+"""Connections, each of which sends a request after every response."""
 
 
 @contextmanager
 def run_busy_load(port: int) -> Iterator[None]:
-    """While this lasts, what listens there has no idle moment."""
+    """Keep the listener on this port busy."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench_engine.busy_gateway", str(port)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The load: requests over HTTP, all at once, read as they come, and tokens counted by usage."""
+"""The load: concurrent HTTP requests, with tokens counted by usage."""
 
 import asyncio
 import re
@@ -9,11 +9,11 @@ import msgspec
 
 _TOKENS = re.compile(rb'"(?:completion_tokens|tokens)": ?(\d+)')
 PATIENCE = 300.0
-"""Seconds for one answer."""
+"""Timeout of a response in seconds."""
 
 
 async def post(port: int, path: str, body: Mapping[str, Any]) -> bytes:
-    """The whole answer, framing and all. Raises RuntimeError for any status but 200."""
+    """Return the raw response. Raises RuntimeError for any status but 200."""
     data = msgspec.json.encode(body)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -28,28 +28,28 @@ async def post(port: int, path: str, body: Mapping[str, Any]) -> bytes:
                 pieces.append(piece)
     finally:
         writer.close()
-    answer = b"".join(pieces)
-    if b" 200 " not in answer[:20]:
-        raise RuntimeError(f"port {port}: {answer[:600].decode(errors='replace')}")
-    return answer
+    response = b"".join(pieces)
+    if b" 200 " not in response[:20]:
+        raise RuntimeError(f"port {port}: {response[:600].decode(errors='replace')}")
+    return response
 
 
 async def complete_prompts(port: int, bodies: Sequence[Mapping[str, Any]]) -> int:
-    """All of these at once; how many tokens were made."""
+    """Send all prompts at once; return the number of generated tokens."""
     answers = await asyncio.gather(*(post(port, "/v1/completions", body) for body in bodies))
     return sum(map(count_tokens, answers))
 
 
 def count_tokens(answer: bytes) -> int:
-    """The tokens of one answer, by the last usage in it."""
+    """Return the tokens of one response, by its last usage."""
     matches = _TOKENS.findall(answer)
     if not matches:
         raise RuntimeError(f"no usage in {answer[-300:].decode(errors='replace')}")
     return int(matches[-1])
 
 
-async def is_listening(port: int) -> bool:
-    """Whether something answers there at all."""
+async def accepts_connections(port: int) -> bool:
+    """Return whether a server accepts connections there."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

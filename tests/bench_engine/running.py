@@ -1,9 +1,8 @@
-"""One run: every peer started once, then asked in turns, so that all see the same machine."""
+"""One run: every peer is started once, and all are measured in turns on the same machine."""
 
 import asyncio
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import time
@@ -15,10 +14,11 @@ import click
 from msgspec import Struct
 
 from tests.bench_engine.busy_gateway import run_busy_load
-from tests.bench_engine.client import complete_prompts, count_tokens, is_listening, post
+from tests.bench_engine.client import accepts_connections, complete_prompts, count_tokens, post
 from tests.bench_engine.cost import measure_cpu_seconds, measure_tree_memory
 from tests.bench_engine.peers import ONE_THREAD, PEERS, PLACE, Peer, install
 from tests.bench_engine.weights import Weights, prepare
+from tests.support.ports import reserve_port
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -32,15 +32,15 @@ QUESTIONS = (
 )
 WORDS = "the a of gateway model worker request answer token batch row memory time cost on in to by"
 TEXTS = 64
-"""Texts in one request for vectors."""
+"""Texts per embedding request."""
 BUSY_CLIENTS = 16
-"""Answers at a time, while the gateway is kept busy."""
+"""Concurrent responses while the gateway is kept busy."""
 STARTING = 240.0
-"""Seconds a peer has to start."""
+"""Timeout of a start in seconds."""
 
 
 class Measurement(Struct, frozen=True):
-    """Milliseconds of processor time for each token (or text), by round, and what went with it."""
+    """Milliseconds of CPU time per token (or text), by round, with further numbers."""
 
     peer: str
     at: int
@@ -54,24 +54,24 @@ class Measurement(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What a run found."""
+    """The results of a run."""
 
     machine: str
     load: tuple[float, float]
-    """Of the machine, before and after (the average of a minute)."""
+    """The machine's load average before and after."""
     tokens: int
     rounds: int
     measurements: list[Measurement]
     missing: Mapping[str, str]
-    """Peers that could not be had, and why."""
+    """Peers that could not be measured, and why."""
     memory: Mapping[str, int]
-    """Bytes that each held at the end."""
+    """Memory of each at the end, in bytes."""
     busy: Sequence[float] = ()
-    """By round: how fast ours decoded with its gateway kept busy, by its speed without."""
+    """By round: our decoding speed with a busy gateway, divided by that with an idle one."""
 
 
 def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) -> Report:
-    """Start, warm up, and ask in turns."""
+    """Start, warm up, and measure in turns."""
     PLACE.mkdir(parents=True, exist_ok=True)
     weights = prepare(PLACE / "weights")
     missing: dict[str, str] = {}
@@ -80,7 +80,7 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
         servers: dict[str, tuple[int, int]] = {}
         for name in names:
             try:
-                servers[name] = stack.enter_context(_serving(name, weights))
+                servers[name] = stack.enter_context(serving(name, weights))
                 _warm(name, *servers[name], tokens)
             except (RuntimeError, OSError, TimeoutError) as error:
                 servers.pop(name, None)
@@ -94,7 +94,7 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
 
 
 def _warm(name: str, pid: int, port: int, tokens: int) -> None:
-    """A first measurement, not kept. Some listen before they have loaded."""
+    """Make a first measurement and discard it. Some servers listen before they have loaded."""
     end = time.monotonic() + STARTING
     while True:
         try:
@@ -112,7 +112,7 @@ def _rounds(
 ) -> list[Measurement]:
     taken: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for number in range(rounds):
-        # Each round begins with another peer: none is always the one behind a certain other.
+        # Each round begins with another peer, so that the order changes.
         turn = list(servers)[number % len(servers) :] + list(servers)[: number % len(servers)]
         for name in turn:
             for size in (1,) if PEERS[name].vectors else sizes:
@@ -126,7 +126,7 @@ def _rounds(
 
 
 def _measure(name: str, pid: int, port: int, how: tuple[int, int, int]) -> tuple[float, float]:
-    """Milliseconds of processor and of the clock for each token, or text."""
+    """Return milliseconds of CPU time and of wall time per token or text."""
     size, number, tokens = how
     before, began = measure_cpu_seconds(pid), time.monotonic()
     responses = asyncio.run(_ask(PEERS[name], port, size, number, tokens))
@@ -138,9 +138,9 @@ def _measure(name: str, pid: int, port: int, how: tuple[int, int, int]) -> tuple
 
 
 def _slowed(server: tuple[int, int], number: int, tokens: int) -> float:
-    """How fast ours decodes many answers with its gateway kept busy, by its speed without."""
+    """Return our decoding speed with a busy gateway, divided by that with an idle one."""
     pid, port = server
-    # These prompts' beginnings are like no round's before.
+    # These prompts have prefixes of their own.
     _, idle = _measure("ours", pid, port, (BUSY_CLIENTS, 100 + 2 * number, tokens))
     with run_busy_load(port):
         _, wall = _measure("ours", pid, port, (BUSY_CLIENTS, 101 + 2 * number, tokens))
@@ -151,7 +151,7 @@ def _slowed(server: tuple[int, int], number: int, tokens: int) -> float:
 async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> int:
     if peer.vectors:
         return await _embed(peer, port, number)
-    # The beginnings differ, so that no peer has read one before.
+    # The prefixes differ, so that no peer has cached one.
     prompts = [f"{number}.{i} {QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(size)]
     if peer.batch:
         return count_tokens(await post(port, "/", {"prompts": prompts, "max_tokens": tokens}))
@@ -182,9 +182,9 @@ async def _embed(peer: Peer, port: int, number: int) -> int:
 
 
 @contextmanager
-def _serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
-    """A peer's process and port, while it serves. Raises RuntimeError: it can't."""
-    peer, port = PEERS[name], _free_port()
+def serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
+    """Run a peer; yield its process and its port. Raises RuntimeError if it does not start."""
+    peer, port = PEERS[name], reserve_port()
     if why := install(peer.env):
         raise RuntimeError(why)
     log = PLACE / f"{name}.log"
@@ -211,18 +211,11 @@ def _serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
 
 def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + STARTING
-    while not asyncio.run(is_listening(port)):
+    while not asyncio.run(accepts_connections(port)):
         if process.poll() is not None or time.monotonic() > end:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"it does not start: {''.join(last)}")
         time.sleep(0.5)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
 
 
 def _machine() -> str:

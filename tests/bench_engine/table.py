@@ -87,7 +87,7 @@ def _bars(report: Report) -> Iterator[str]:
 
 
 def _gone(report: Report) -> Iterator[str]:
-    """Peers that were not measured, and why."""
+    """Return the peers that were not measured, and why."""
     for name, why in report.missing.items():
         yield f"- not measured: {PEERS[name].what}: {' '.join(why.split())}"
 

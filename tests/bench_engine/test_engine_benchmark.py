@@ -1,4 +1,4 @@
-"""What the figures are made of: costs of process trees, counts of tokens, tables."""
+"""The engine benchmark: costs of process trees, token counts, and tables."""
 
 import os
 import queue
@@ -16,6 +16,7 @@ from tests.bench_engine.client import count_tokens
 from tests.bench_engine.cost import (
     list_process_tree,
     measure_cpu_seconds,
+    measure_peak_memory,
     measure_process_memory,
     measure_tree_memory,
 )
@@ -31,6 +32,7 @@ LOOP = "import time\nwhile time.process_time() < 0.4: pass"
 def test_cpu_time_of_a_process_tree_includes_exited_children() -> None:
     parent = subprocess.Popen([sys.executable, "-c", BUSY.format(LOOP)], stdin=subprocess.PIPE)
     assert parent.stdin is not None
+
     try:
         while measure_cpu_seconds(parent.pid) < 0.35:
             assert parent.poll() is None
@@ -45,6 +47,17 @@ def test_cpu_time_of_a_process_tree_includes_exited_children() -> None:
     assert measure_process_memory(parent.pid) == 0
 
 
+def test_peak_memory_includes_what_has_been_freed() -> None:
+    size = 64 << 20
+    before = measure_process_memory(os.getpid())
+    filled = bytearray(b"x" * size)
+    del filled
+    assert measure_peak_memory(os.getpid()) >= before + size
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert measure_peak_memory(process.pid) == 0
+
+
 def test_cpu_time_includes_finished_threads() -> None:
     def busy() -> None:
         sum(range(6_000_000))
@@ -52,7 +65,9 @@ def test_cpu_time_includes_finished_threads() -> None:
     before = measure_cpu_seconds(os.getpid())
     thread = threading.Thread(target=busy)
     thread.start()
+
     thread.join()
+
     assert measure_cpu_seconds(os.getpid()) > before
 
 
@@ -67,7 +82,7 @@ def test_cpu_time_includes_finished_threads() -> None:
         (b'{"tokens": 512}', 512),
     ],
 )
-def test_last_usage_gives_the_token_count(answer: bytes, tokens: int) -> None:
+def test_last_usage_has_the_token_count(answer: bytes, tokens: int) -> None:
     assert count_tokens(answer) == tokens
 
 
@@ -102,6 +117,7 @@ def test_speed_goals_use_the_median_ratio_of_the_rounds() -> None:
     assert "| 2.00 | **missed** |" in lines["| float32 / vLLM on CPU, eager, float32"]
     assert "not measured" in lines["| int8 per row / OpenVINO GenAI, Q8_0"]
     assert "- not measured: OpenVINO GenAI: no wheel" in text
+
     met = format_tables(
         make_report(
             measurements=[
@@ -123,6 +139,7 @@ def test_speed_ratio_with_a_busy_gateway_is_reported(ratios: list[float], end: s
         for line in format_tables(make_report(busy=ratios)).splitlines()
         if "busy gateway" in line
     ]
+
     assert line.endswith(end)
     assert "busy gateway" not in format_tables(make_report())
 
@@ -141,7 +158,7 @@ def test_busy_load_sends_requests_until_the_end() -> None:
             self.wfile.write(b"{}")
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Listed) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -152,6 +169,7 @@ def test_busy_load_sends_requests_until_the_end() -> None:
         finally:
             server.shutdown()
             thread.join()
+
     with pytest.raises(RuntimeError, match="nothing answers"), run_busy_load(server.server_port):
         pass
 
@@ -174,6 +192,7 @@ def test_every_speed_goal_and_environment_has_a_peer() -> None:
 @pytest.mark.parametrize("name", PEERS)
 def test_every_peer_command_contains_its_weights_and_port(name: str) -> None:
     place = Path("weights")
-    command = [str(part) for part in PEERS[name].command(Weights(*[place] * 4), 8123)]
+    command = [str(part) for part in PEERS[name].command(Weights(*[place] * 5), 8123)]
+
     assert "8123" in command
     assert "weights" in command

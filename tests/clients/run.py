@@ -1,7 +1,7 @@
 """``python -m tests.clients.run ENVIRONMENT``: what ``make clients`` runs.
 
-The clients that have an environment of their own, those for Node.js, and then the suite that
-openai-python tests itself with, all before a running gateway.
+The clients with an environment of their own, those for Node.js, and then openai-python's own test
+suite, all with a running gateway.
 """
 
 import os
@@ -18,10 +18,15 @@ from tests.clients.gateway_process import SCRIPTED, run_built_in_models, run_gat
 
 FOLDER: Final = Path(__file__).parent
 NODE: Final = Path(__file__).with_name("node")
+NOT_RUN: Final = {
+    "Crush": "its npm package downloads the program from a release page when it is installed",
+    "Open WebUI": "its package takes 1.9 GB beside torch; its requests are in docs/howto",
+}
+"""Clients that are not run, with the reason."""
 
 
 def main(environment: Path) -> int:
-    """0 when all is as it should be."""
+    """Return 0 if all tests pass."""
     with run_gateway(SCRIPTED) as scripted:
         with run_built_in_models() as small, _run_agents_gateway() as agents:
             variables = {
@@ -31,15 +36,18 @@ def main(environment: Path) -> int:
                 "NODE_CLIENTS": str((environment / "node").absolute()),
             }
             others = _run_tests(environment, FOLDER / "others", variables)
-            others = _run_tests(environment / "agents", FOLDER / "agents", variables) or others
+            for name in ("agents", "databricks"):
+                others = _run_tests(environment / name, FOLDER / name, variables) or others
         node = _run_node_clients(environment / "node", scripted)
         own = suite.run(environment / f"openai-{suite.VERSION}", scripted)
+    for name, reason in NOT_RUN.items():
+        print(f"not run: {name}: {reason}")  # noqa: T201 - it is for readers
     return others or node or own
 
 
 @contextmanager
 def _run_agents_gateway() -> Iterator[str]:
-    """A gateway before the worker with a script of tool calls."""
+    """Run a gateway with the worker that calls tools by a script."""
     with (
         run_chat_worker() as worker,
         run_gateway(str(FOLDER / "agents.yaml"), env={"WORKER_URL": worker}) as url,
@@ -53,8 +61,8 @@ def _run_tests(environment: Path, folder: Path, variables: Mapping[str, str]) ->
 
 
 def _run_node_clients(environment: Path, scripted: str) -> int:
-    """Clients that Node.js runs. Those that are not installed are skipped."""
-    options = "addopts=-ra --strict-markers --import-mode=importlib"  # which do not ignore them
+    """Run the Node.js clients; those that are not installed are skipped."""
+    options = "addopts=-ra --strict-markers --import-mode=importlib"  # without ignored folders
     command = [sys.executable, "-m", "pytest", "--quiet", "-o", options, str(NODE)]
     variables = {"SCRIPTED_URL": scripted, "NODE_CLIENTS": str(environment.resolve())}
     return subprocess.run(command, env=os.environ | variables, check=False).returncode

@@ -1,7 +1,6 @@
-"""openai-python's own test-suite against a running gateway.
+"""openai-python's own test suite with a running gateway.
 
-The failures that are expected stand in openai_suite.txt, by name and with their reason; exactly
-those must fail.
+openai_suite.txt lists the expected failures by name, with reasons; exactly those must fail.
 """
 
 import os
@@ -27,7 +26,7 @@ _OUTCOME = re.compile(rf"^(PASSED|FAILED|ERROR) {_FOLDER}(\S+)", re.MULTILINE)
 
 
 def run(sources: Path, url: str) -> int:
-    """Run the suite of these sources; 0 when exactly the expected tests fail."""
+    """Run the suite of these sources; return 0 if exactly the expected tests fail."""
     passed, outcomes = _run_tests(sources, url)
     faults = find_deviations(passed, parse_expected_failures(LIST.read_text("utf-8")))
     if not passed:
@@ -41,13 +40,13 @@ def run(sources: Path, url: str) -> int:
 
 
 def parse_expected_failures(text: str) -> list[str]:
-    """The names of the list. ``*`` in one stands for anything."""
+    """Return the names in the list. ``*`` in one matches anything."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def find_deviations(passed: Mapping[str, bool], names: Sequence[str]) -> list[str]:
-    """What is not as listed. ``passed``: each test's name, and whether it did."""
+    """Return the differences from the list. ``passed`` maps each test to its result."""
     patterns = {name: re.compile(re.escape(name).replace(r"\*", ".*")) for name in names}
     faults = [
         f"{name} is listed, and there is no such test"

@@ -1,4 +1,4 @@
-"""The judge of openai-python's own suite: it must see a new failure, and one that is gone."""
+"""The check of openai-python's suite reports a new failure, and a listed one that passes."""
 
 import pytest
 

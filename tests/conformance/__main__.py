@@ -1,4 +1,4 @@
-"""``python -m tests.conformance URL --protocol P``: play a protocol's cases against a server."""
+"""``python -m tests.conformance URL --protocol P`` sends a protocol's cases to a server."""
 
 import asyncio
 import sys
@@ -19,12 +19,12 @@ from tests.conformance.cases import KEY, Case, Mismatch, ProtocolSetup, cases_of
 Outcome = Literal["passed", "failed", "not applicable"]
 
 _TIMEOUT: Final = 10.0
-"""Seconds in which some bytes of a response must arrive."""
+"""Seconds in which the next bytes of a response must arrive."""
 _WIDTH: Final = 60
 
 
 class CaseResult(Struct, frozen=True):
-    """How one case went. ``why``: the gateway differs here on purpose from the original."""
+    """The result of one case. ``why``: the gateway intentionally differs from the original."""
 
     id: str
     request: str
@@ -34,7 +34,7 @@ class CaseResult(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The outcome, with its reason."""
+        """Return the outcome and its reason."""
         difference = self.why if self.outcome == "passed" else ""
         notes = [self.reason, difference and f"on purpose unlike the original: {difference}"]
         return ": ".join((self.outcome, *filter(None, notes)))
@@ -110,7 +110,7 @@ def main(
 
 
 def _select_cases(protocol: str, only: Sequence[str]) -> Sequence[Case]:
-    """The cases to play. Raises UsageError if there are none."""
+    """Return the cases to run. Raises UsageError if there are none."""
     try:
         every = cases_of(protocol)
     except ModuleNotFoundError:
@@ -131,7 +131,7 @@ def _format_case(case: Case) -> tuple[str, str]:
 async def _run_cases(
     url: str, cases: Sequence[Case], setup: ProtocolSetup, key: str
 ) -> AsyncIterator[CaseResult]:
-    """A result for each case, as it comes. Exits if the server can't be reached."""
+    """Yield a result for each case. Exits if the server is unreachable."""
     async with httpx.AsyncClient(base_url=url.rstrip("/"), timeout=_TIMEOUT) as http:
         for case in cases:
             outcome: Outcome = "passed"

@@ -1,6 +1,6 @@
-"""The cases of Anthropic's Messages API that a scripted model can answer.
+"""The cases of Anthropic's Messages API that need only a scripted model.
 
-Those that depend on what a worker gets are in ``test_anthropic_worker``.
+The cases about what a worker receives are in ``test_anthropic_worker``.
 """
 
 import re
@@ -30,7 +30,7 @@ REQUEST_ID: Final = re.compile("req_.+")
 
 
 def messages(id: str, changed: Mapping[str, Any], **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """The smallest request with these fields instead; None leaves a field out."""
+    """Build the smallest request with these fields replaced; None removes a field."""
     body = {name: value for name, value in {**MESSAGE, **changed}.items() if value is not None}
     return send(id, body, **rest)
 
@@ -41,7 +41,7 @@ def send(id: str, body: Any, path: str = "/v1/messages", **rest: Any) -> Case:  
 
 
 def error(status: int, kind: str, text: str = ".*") -> dict[str, Any]:
-    """What a case wants of an error; ``text`` is a pattern of its message."""
+    """Expect this error; ``text`` is a pattern of its message."""
     detail = {"type": kind, "message": re.compile(text, re.DOTALL)}
     return {
         "status": status,
@@ -51,12 +51,12 @@ def error(status: int, kind: str, text: str = ".*") -> dict[str, Any]:
 
 
 def invalid(text: str) -> dict[str, Any]:
-    """What a case wants of an error in the request."""
+    """Expect an error that the request is invalid."""
     return error(400, "invalid_request_error", text)
 
 
 def usage(prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
-    """The four token counts."""
+    """Expect these token counts."""
     return {
         "input_tokens": prompt,
         "cache_creation_input_tokens": 0,
@@ -71,7 +71,7 @@ def message(
     stop: str | None = None,
     tokens: Any = dict,
 ) -> dict[str, Any]:
-    """The body of a message."""
+    """Expect the body of a message."""
     return {
         "id": re.compile("msg_[A-Za-z0-9]+"),
         "type": "message",
@@ -85,7 +85,7 @@ def message(
 
 
 def read_events(response: Response) -> Iterator[dict[str, Any]]:
-    """The data of each event, whose name must be its type. Raises Mismatch."""
+    """Return the data of each event, whose name must be its type. Raises Mismatch."""
     for block in response.text.removesuffix("\n\n").split("\n\n"):
         lines = block.split("\n")
         expect(len(lines) == 2, f"an event of {len(lines)} lines: {block[:200]}")
@@ -98,13 +98,13 @@ def read_events(response: Response) -> Iterator[dict[str, Any]]:
 
 
 def events(*wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case wants of a stream: these events among pings, each with these fields."""
+    """Expect a stream with these events, each with these fields, and pings between them."""
 
     def check(response: Response) -> None:
-        got = [event for event in read_events(response) if event["type"] != "ping"]
-        kinds = [event["type"] for event in got]
+        received = [event for event in read_events(response) if event["type"] != "ping"]
+        kinds = [event["type"] for event in received]
         expect(kinds == [event["type"] for event in wanted], f"events: {kinds}")
-        for event, fields in zip(got, wanted, strict=True):
+        for event, fields in zip(received, wanted, strict=True):
             same = all(event.get(name) == value for name, value in fields.items())
             expect(same, f"wanted {fields}, got {event}")
 
@@ -120,7 +120,7 @@ def delta(index: int, kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def text(index: int, *pieces: str) -> list[dict[str, Any]]:
-    """A block of text."""
+    """Expect a block of text."""
     return [
         start(index, type="text", text=""),
         *(delta(index, "text_delta", text=piece) for piece in pieces),
@@ -133,7 +133,7 @@ def stop(index: int) -> dict[str, Any]:
 
 
 def end(reason: str, tokens: Any, sequence: str | None = None) -> list[dict[str, Any]]:
-    """The last two events."""
+    """Expect the last two events."""
     final = {"stop_reason": reason, "stop_sequence": sequence}
     return [{"type": "message_delta", "delta": final, "usage": tokens}, {"type": "message_stop"}]
 
@@ -142,7 +142,7 @@ START: Final = {"type": "message_start"}
 
 
 def check_wire(response: Response) -> None:
-    """Names of events, one line of data each, and nothing of other protocols."""
+    """Each event has a name and one line of data, and nothing from other protocols."""
     expect("[DONE]" not in response.text, "there is a [DONE]")
     expect("\nid:" not in response.text, "there is an id:")
     expect(response.headers["content-type"].startswith(EVENTS), "the content type is another")
@@ -153,24 +153,26 @@ def check_wire(response: Response) -> None:
 
 
 def check_broken(response: Response) -> None:
-    """What was said, and then an error without an end."""
-    got = list(read_events(response))
-    expect(got[-1]["type"] == "error", f"the last event: {got[-1]}")
-    expect(got[-1]["error"]["type"] == "api_error", f"the last event: {got[-1]}")
-    expect(all(one["type"] != "message_stop" for one in got), "an end was made up")
+    """The stream has the text so far and then an error, without an end."""
+    received = list(read_events(response))
+    expect(received[-1]["type"] == "error", f"the last event: {received[-1]}")
+    expect(received[-1]["error"]["type"] == "api_error", f"the last event: {received[-1]}")
+    expect(all(one["type"] != "message_stop" for one in received), "an end was made up")
 
 
 CALL: Final = {"type": "tool_use", "id": str, "name": "f", "input": {"x": 1}}
 
 
 def check_call(response: Response) -> None:
-    """A tool's input comes in pieces."""
-    got = [event for event in read_events(response) if event["type"] != "ping"]
-    block = got[1]["content_block"]
+    """A tool's input arrives in pieces."""
+    received = [event for event in read_events(response) if event["type"] != "ping"]
+    block = received[1]["content_block"]
     expect((block["type"], block["name"], block["input"]) == ("tool_use", "f", {}), f"{block}")
-    pieces = [one["delta"]["partial_json"] for one in got if one["type"] == "content_block_delta"]
+    pieces = [
+        one["delta"]["partial_json"] for one in received if one["type"] == "content_block_delta"
+    ]
     expect("".join(pieces) == '{"x":1}', f"the pieces {pieces}")
-    expect(got[-2]["delta"]["stop_reason"] == "tool_use", f"the end {got[-2]}")
+    expect(received[-2]["delta"]["stop_reason"] == "tool_use", f"the end {received[-2]}")
 
 
 def result(identifier: str, **fields: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Azure OpenAI, a profile of OpenAI's API: cases AZ-01 to AZ-20.
 
-AZ-11 to AZ-14 need other listeners or workers: they are in test_azure.py.
+AZ-11 to AZ-14 need other listeners or workers; they are in test_azure.py.
 """
 
 import base64
@@ -25,7 +25,7 @@ def call(
     query: str = f"?{VERSION}",
     **row: Any,
 ) -> Case:
-    """A call of a deployment: ``body`` beside a word from a user."""
+    """Build a request to a deployment: a user message and the fields of ``body``."""
     path = f"/openai/deployments/{deployment}/{what}{query}"
     sent = {**({"messages": MESSAGES} if what == "chat/completions" else {}), **(body or {})}
     headers = {"authorization": None, "api-key": "sk-test", **row.pop("headers", {})}
@@ -33,7 +33,7 @@ def call(
 
 
 def error(status: int, code: str) -> dict[str, Any]:
-    """The row's part that expects an error."""
+    """Expect this error."""
     return {"status": status, "body_is": {"error": {"code": code, "message": str}}}
 
 
@@ -41,7 +41,7 @@ ANSWER = {"object": "chat.completion", "choices": [{"message": {"content": "".jo
 
 
 def check_stream(answer: Response) -> None:
-    """A role, the pieces, a finish reason, and OpenAI's end."""
+    """The stream has a role, the pieces, a finish reason and [DONE]."""
     chunks = answer.chunks
     expect(answer.events[-1] == "[DONE]", f"no end: {answer.text[-100:]}")
     deltas = [one["choices"][0]["delta"] for one in chunks if one["choices"]]
@@ -52,12 +52,12 @@ def check_stream(answer: Response) -> None:
 
 
 def check_no_filter(answer: Response) -> None:
-    """Nothing is said of a filter that was not asked."""
+    """The response has no filter results if none are configured."""
     expect("filter" not in answer.text, f"filter results: {answer.text}")
 
 
 def check_vector(answer: Response) -> None:
-    """Four floats in base64."""
+    """The vector has four floats in base64."""
     data = base64.b64decode(answer.json["data"][0]["embedding"])
     expect(struct.unpack("<4f", data) == (3.0, 2.0, 0.5, -0.25), f"vector: {data!r}")
 

@@ -1,17 +1,18 @@
-"""Conformance cases: what one is, how it is played against a server, and when it applies.
+"""Conformance cases: what a case is, how it runs against a server, and when it applies.
 
-A row says what is sent and what must come back::
+A case has a request and the expected response:
 
     Case("X1", "POST", "/v1/things", body={"name": "a"}, body_is={"id": str, "name": "a"})
     Case("X2", "POST", "/v1/things", body=b"{", status=400, body_has={"error": re.compile("J.*")})
     Case("X3", "POST", "/v1/things", body={"stream": True}, events=[{"n": 1}, {"n": 2}, "[DONE]"])
 
-Wherever a value is wanted, ``...`` stands for any value, a type for any value of it, a pattern for
-a string that it matches from end to end, and a function for what it calls true. A dict wants its
-keys in its order and no others, or with ``body_has`` those among others; a list wants its items.
+In place of an expected value, ``...`` matches any value, a type any value of that type, a pattern a
+string that it matches in full, and a function any value for which it returns true. A dict must have
+the same keys in the same order; with ``body_has`` further keys are allowed. A list must have the
+same items.
 
-The gateway that is played against serves the models of the cases over a scripted model, and knows
-the key that ``run_case`` is given.
+The server must serve the cases' models with a scripted model and accept the key given to
+``run_case``.
 """
 
 import importlib
@@ -29,21 +30,21 @@ KEY = "sk-test"
 
 
 class Mismatch(Exception):
-    """An answer is not what its case wants; the text says where, what was wanted, what came."""
+    """A response differs from its case; the text has the place and both values."""
 
 
 class Response(Struct, frozen=True):
-    """What came back. Header names are lower case."""
+    """A response received. Header names are lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     cut: bool = False
-    """The connection broke before the body's end."""
+    """Whether the connection ended before the body did."""
 
     @property
     def json(self) -> Any:
-        """The body, decoded. Raises Mismatch."""
+        """Decode the body. Raises Mismatch."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -51,20 +52,20 @@ class Response(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The body as text."""
+        """Return the body as text."""
         return self.body.decode("utf-8", "replace")
 
     @property
     def events(self) -> list[Any]:
-        """The body's events: the JSON of each ``data:``, or its text where that is no JSON.
+        """Return the JSON of each ``data:`` line, or its text if it is not JSON.
 
-        A block that is not a single ``data:`` line is given as it stands, as a string.
+        A block that is not a single ``data:`` line is returned as a string.
         """
         return [_parse_event(block) for block in re.split(r"\r?\n\r?\n", self.text) if block]
 
     @property
     def chunks(self) -> list[Any]:
-        """Those events that are JSON."""
+        """Return the events that are JSON."""
         return [event for event in self.events if not isinstance(event, str)]
 
 
@@ -73,10 +74,10 @@ Check = Callable[[Response], None]
 
 
 class Case(Struct, frozen=True):
-    """One request, and what must come back.
+    """One request and the expected response.
 
-    ``id`` begins with the case's number in the protocol's wire document; further words tell rows of
-    one number apart. ``body`` is sent as JSON unless it is bytes. A header of None is not sent.
+    ``id`` starts with the case's number in the protocol's wire document; further words distinguish
+    cases of one number. ``body`` is sent as JSON unless it is bytes. A header of None is not sent.
     """
 
     id: str
@@ -86,48 +87,50 @@ class Case(Struct, frozen=True):
     body: Any = None
     status: int = 200
     content_type: str | None = None
-    """Without parameters; None is JSON, or a stream of events where ``events`` are wanted, or
-    nothing where the body must be empty."""
+    """Without parameters. None expects JSON or, with ``events``, an event stream.
+
+    An empty body is expected without a content type.
+    """
     answer_headers: Mapping[str, Any] = {}
-    """Those wanted among others; None wants it absent."""
+    """Expected headers; further ones are allowed, and None must be absent."""
     body_is: Any = UNSET
-    """The whole body: bytes as they are, everything else as JSON."""
+    """The entire body: bytes are compared unchanged, everything else as JSON."""
     body_has: Any = UNSET
-    """What the body must hold among other things."""
+    """What the body must contain."""
     events: Sequence[Any] | None = None
-    """Every event of the stream in its order; the stream must have come whole."""
+    """All events of the stream in order; the stream must be complete."""
     check: Check | None = None
     times: int = 1
-    """How often it is sent, one after the other."""
+    """How often the request is sent, one after the other."""
     across: Callable[[Sequence[Response]], None] | None = None
-    """Sees all the answers together. Raises Mismatch."""
+    """Checks all responses together. Raises Mismatch."""
     meanwhile: "Case | None" = None
-    """Played once the first bytes of this answer's body have come, and before the next are read."""
+    """A case that runs after the first bytes of this response's body arrived."""
     profile: str | None = None
     needs: Mapping[str, Any] = {}
-    """The protocol's options that the gateway must be configured with."""
+    """Options of the protocol that the gateway must be configured with."""
     alone: bool = False
-    """No other protocol may share the listener."""
+    """Whether no other protocol may share the listener."""
     why: str = ""
-    """Why the gateway differs here on purpose from the protocol's own server."""
+    """Why the gateway intentionally differs from the protocol's own server."""
 
     @property
     def number(self) -> str:
-        """The number in the wire document."""
+        """Return the number in the wire document."""
         return self.id.split()[0]
 
 
 def cases_of(protocol: str) -> Sequence[Case]:
-    """A protocol's cases. Raises ModuleNotFoundError."""
+    """Return a protocol's cases. Raises ModuleNotFoundError."""
     cases: Sequence[Case] = importlib.import_module(f"tests.conformance.{protocol}").CASES
     return cases
 
 
 class ProtocolSetup(Struct, frozen=True, kw_only=True):
-    """A protocol as the gateway under test serves it. ``profiles`` are all of the protocol's.
+    """A protocol as the tested gateway serves it. ``profiles`` are all of the protocol's.
 
-    A case is written for its own options, and for the defaults of all others, so it does not apply
-    where another option is set.
+    A case expects its own options and the defaults of all others, so it does not apply where
+    another option is set.
     """
 
     profiles: tuple[str, ...]
@@ -135,10 +138,10 @@ class ProtocolSetup(Struct, frozen=True, kw_only=True):
     profile: str | None = None
     options: Mapping[str, object] = {}
     alone: bool = False
-    """No other protocol shares the listener."""
+    """Whether no other protocol shares the listener."""
 
     def missing(self, case: Case) -> str:
-        """What the case needs and the gateway does not have; "" where the case applies."""
+        """Return what the case needs and the gateway lacks, or "" if the case applies."""
         return ", ".join(self._missing(case))
 
     def _missing(self, case: Case) -> Iterator[str]:
@@ -155,22 +158,22 @@ class ProtocolSetup(Struct, frozen=True, kw_only=True):
 
 
 async def run_case(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) -> list[Response]:
-    """Send a case's request to the base URL of ``http`` and hold each answer against the case.
+    """Send a case's request to the base URL of ``http`` and compare each response.
 
-    Raises Mismatch, or httpx.TransportError when there is no answer at all.
+    Raises Mismatch, or httpx.TransportError if there is no response.
     """
     answers = []
     for _ in range(case.times):
-        answer = await _send_case(http, case, key)
-        check_response(case, answer)
-        answers.append(answer)
+        response = await _send_case(http, case, key)
+        check_response(case, response)
+        answers.append(response)
     if case.across is not None:
         case.across(answers)
     return answers
 
 
 def check_response(case: Case, answer: Response) -> None:
-    """Hold an answer against its case. Raises Mismatch."""
+    """Compare a response with its case. Raises Mismatch."""
     if answer.status != case.status:
         raise Mismatch(
             f"status: wanted {case.status}, got {answer.status}: {_excerpt(answer.body)}"
@@ -182,7 +185,7 @@ def check_response(case: Case, answer: Response) -> None:
     elif case.body_is is not UNSET:
         match(case.body_is, answer.json, "body")
     if case.body_has is not UNSET:
-        match(case.body_has, answer.json, "body", whole=False)
+        match(case.body_has, answer.json, "body", exact=False)
     if case.events is not None:
         expect(not answer.cut, f"the stream broke after {_excerpt(answer.body[-200:])}")
         match(list(case.events), answer.events, "events")
@@ -191,52 +194,52 @@ def check_response(case: Case, answer: Response) -> None:
 
 
 def expect(true: object, otherwise: str) -> None:
-    """Raises Mismatch ``otherwise``."""
+    """Raise Mismatch with ``otherwise`` unless the condition holds."""
     if not true:
         raise Mismatch(otherwise)
 
 
-def match(wanted: Any, got: Any, at: str, *, whole: bool = True) -> None:
-    """Raises Mismatch unless ``got`` is as ``wanted``; ``at`` is its place in the answer.
+def match(wanted: Any, actual: Any, at: str, *, exact: bool = True) -> None:
+    """Raise Mismatch unless ``got`` matches ``wanted``; ``at`` is its place in the response.
 
-    ``whole``: dicts have the wanted keys only, in the wanted order.
+    With ``exact``, dicts must have exactly the expected keys in order.
     """
     good = True
     if isinstance(wanted, dict):
-        _match_dict(wanted, got, at, whole=whole)
+        _match_dict(wanted, actual, at, exact=exact)
     elif isinstance(wanted, list | tuple):
-        _match_list(wanted, got, at, whole=whole)
+        _match_list(wanted, actual, at, exact=exact)
     elif isinstance(wanted, re.Pattern):
-        good = isinstance(got, str) and wanted.fullmatch(got) is not None
+        good = isinstance(actual, str) and wanted.fullmatch(actual) is not None
     elif isinstance(wanted, type):
-        good = isinstance(got, wanted) and (wanted is bool or not isinstance(got, bool))
+        good = isinstance(actual, wanted) and (wanted is bool or not isinstance(actual, bool))
     elif callable(wanted):
-        good = bool(wanted(got))
+        good = bool(wanted(actual))
     elif wanted is not ...:
-        good = wanted == got and isinstance(wanted, bool) is isinstance(got, bool)
+        good = wanted == actual and isinstance(wanted, bool) is isinstance(actual, bool)
     if not good:
-        raise Mismatch(f"{at}: wanted {_describe_expected(wanted)}, got {_excerpt(got)}")
+        raise Mismatch(f"{at}: wanted {_describe_expected(wanted)}, got {_excerpt(actual)}")
 
 
-def _match_dict(wanted: Mapping[str, Any], got: Any, at: str, *, whole: bool) -> None:
-    if not isinstance(got, dict):
-        raise Mismatch(f"{at}: wanted an object, got {_excerpt(got)}")
-    if whole and list(wanted) != list(got):
-        raise Mismatch(f"{at}: wanted the keys {', '.join(wanted)}, got {', '.join(got)}")
+def _match_dict(wanted: Mapping[str, Any], actual: Any, at: str, *, exact: bool) -> None:
+    if not isinstance(actual, dict):
+        raise Mismatch(f"{at}: wanted an object, got {_excerpt(actual)}")
+    if exact and list(wanted) != list(actual):
+        raise Mismatch(f"{at}: wanted the keys {', '.join(wanted)}, got {', '.join(actual)}")
     for key, one in wanted.items():
-        if key not in got:
-            raise Mismatch(f"{at}: wanted {key}, got only {', '.join(got)}")
-        match(one, got[key], f"{at}.{key}", whole=whole)
+        if key not in actual:
+            raise Mismatch(f"{at}: wanted {key}, got only {', '.join(actual)}")
+        match(one, actual[key], f"{at}.{key}", exact=exact)
 
 
-def _match_list(wanted: Sequence[Any], got: Any, at: str, *, whole: bool) -> None:
-    if not isinstance(got, list):
-        raise Mismatch(f"{at}: wanted an array, got {_excerpt(got)}")
-    for i, (one, item) in enumerate(zip(wanted, got, strict=False)):
-        match(one, item, f"{at}[{i}]", whole=whole)
-    if len(wanted) != len(got):
-        last = _excerpt(got[-1]) if got else "nothing"
-        raise Mismatch(f"{at}: wanted {len(wanted)} items, got {len(got)}; the last is {last}")
+def _match_list(wanted: Sequence[Any], actual: Any, at: str, *, exact: bool) -> None:
+    if not isinstance(actual, list):
+        raise Mismatch(f"{at}: wanted an array, got {_excerpt(actual)}")
+    for i, (one, item) in enumerate(zip(wanted, actual, strict=False)):
+        match(one, item, f"{at}[{i}]", exact=exact)
+    if len(wanted) != len(actual):
+        last = _excerpt(actual[-1]) if actual else "nothing"
+        raise Mismatch(f"{at}: wanted {len(wanted)} items, got {len(actual)}; the last is {last}")
 
 
 def _judge_headers(case: Case, answer: Response) -> None:
@@ -244,8 +247,8 @@ def _judge_headers(case: Case, answer: Response) -> None:
     if wanted is None and case.body_is != b"":
         wanted = JSON if case.events is None else EVENTS
     if wanted is not None:
-        got = answer.headers.get("content-type", "").partition(";")[0]
-        match(wanted, got, "content-type")
+        content_type = answer.headers.get("content-type", "").partition(";")[0]
+        match(wanted, content_type, "content-type")
     for name, one in case.answer_headers.items():
         match(one, answer.headers.get(name.lower()), name)
 
@@ -270,8 +273,8 @@ async def _send_case(http: httpx.AsyncClient, case: Case, key: str | None) -> Re
                     await run_case(http, case.meanwhile, key=key)
         except httpx.RemoteProtocolError:
             cut = True
-    got = {name.lower(): value for name, value in response.headers.items()}
-    return Response(response.status_code, got, b"".join(pieces), cut)
+    headers_by_name = {name.lower(): value for name, value in response.headers.items()}
+    return Response(response.status_code, headers_by_name, b"".join(pieces), cut)
 
 
 def _parse_event(block: str) -> Any:
@@ -296,6 +299,6 @@ def _describe_expected(wanted: Any) -> str:
             return repr(wanted)
 
 
-def _excerpt(got: Any) -> str:
-    text = repr(got)
+def _excerpt(value: Any) -> str:
+    text = repr(value)
     return text if len(text) <= 400 else text[:400] + "…"

@@ -1,4 +1,4 @@
-"""Plays a protocol's cases against a gateway on a real socket, over the scripted echo."""
+"""Runs a protocol's cases against a gateway on a real socket with scripted models."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -23,28 +23,28 @@ FindGateway = Callable[[str, Case], Awaitable[tuple[RunningGateway, str]]]
 
 @cache
 def read_config() -> dict[str, Any]:
-    """The built-in configuration, decoded once."""
+    """Decode the built-in configuration once."""
     config: dict[str, Any] = yaml.load(CONFORMANCE, Loader=yaml.CSafeLoader)
     return config
 
 
 def configuration(protocol: str, case: Case) -> tuple[str, str]:
-    """The built-in configuration, with the listener that meets the case, and the mount's prefix.
+    """Return the built-in configuration with the listener for the case, and its path prefix.
 
-    Raises LookupError: a case that nothing there meets would never be played by a user either.
+    Raises LookupError: users could not run a case for which no listener exists either.
     """
     config = read_config()
     profiles = ProtocolRegistry(PROTOCOLS).get_profiles(protocol)
     for listener in config["listeners"]:
         for name, prefix, setup in mounts(listener, profiles):
             if name == protocol and not setup.missing(case):
-                # In ASCII, since YAML folds some of Unicode's line ends.
+                # ASCII, since YAML folds some of Unicode's line ends.
                 return encode_ascii(config | {"listeners": [listener]}).decode(), prefix
     raise LookupError(f"no listener of the built-in configuration meets {case.id}")
 
 
 def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, ProtocolSetup]]:
-    """Name, prefix and setup of each protocol of a listener."""
+    """Return name, prefix and setup of each protocol of a listener."""
     setups = []
     for one in listener["protocols"]:
         options = dict(one) if isinstance(one, dict) else {"name": one}
@@ -61,7 +61,7 @@ def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, Pro
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def find_gateway(serve_module: Serve) -> FindGateway:
-    """Finds the gateway for a case, and its base URL there; no case depends on an earlier one.
+    """Returns the gateway and the base URL for a case; no case depends on an earlier one.
 
     All cases of a module that need the same listener share its gateway.
     """
@@ -78,10 +78,10 @@ async def find_gateway(serve_module: Serve) -> FindGateway:
 
 @pytest.fixture
 def run_case(find_gateway: FindGateway) -> RunCase:
-    """Plays one case of a protocol. Raises Mismatch."""
+    """Runs one case of a protocol. Raises Mismatch."""
 
     async def run(protocol: str, case: Case) -> list[Response]:
-        random.seed(102)  # splits draw from here
+        random.seed(102)  # seeds the traffic splits
         _, url = await find_gateway(protocol, case)
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
             return await cases.run_case(http, case)

@@ -1,7 +1,7 @@
 """Databricks: cases W84 to W102.
 
-D is a conversation sent to the endpoint ``mock``, P a completion and E embeddings, on the path that
-takes all three.
+D is a chat request for the endpoint ``mock``, P a completion and E an embeddings request, all on
+the same path.
 """
 
 import base64
@@ -27,27 +27,27 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
 def invoke(id: str, body: dict[str, Any], *, at: str = "mock", **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """A request to an endpoint's own path."""
+    """Build a request to an endpoint's own path."""
     return Case(id, "POST", f"/serving-endpoints/{at}/invocations", body=body, **rest)
 
 
 def chat(id: str, *, at: str = "mock", fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
-    """D, with what is given beside its messages or in their place."""
+    """Build D with fields added or replaced."""
     return invoke(id, {"messages": [HI]} | fields, at=at, **rest)
 
 
 def client_error(status: int, code: str, message: Any = str) -> dict[str, Any]:
-    """What a refusal expects: exactly these two keys."""
+    """Expect an error with exactly these two keys."""
     return {"status": status, "body_is": {"error_code": code, "message": message}}
 
 
 def invalid_parameter(message: Any = str) -> dict[str, Any]:
-    """A parameter that is wrong."""
+    """Expect an error for an invalid parameter."""
     return client_error(400, "INVALID_PARAMETER_VALUE", message)
 
 
 def tools(count: int, properties: int = 1) -> dict[str, Any]:
-    """So many functions, each with so many parameters."""
+    """Build this many functions with this many parameters each."""
     schema = {
         "type": "object",
         "properties": {f"p{i}": {"type": "string"} for i in range(properties)},
@@ -57,7 +57,7 @@ def tools(count: int, properties: int = 1) -> dict[str, Any]:
 
 
 def chat_response(text: str = "Hello world!", reason: str = "stop", **usage: int) -> dict[str, Any]:
-    """The answer to D."""
+    """Expect the response to D."""
     message = {"role": "assistant", "content": text}
     return {
         "id": re.compile("chatcmpl-.+"),
@@ -69,22 +69,22 @@ def chat_response(text: str = "Hello world!", reason: str = "stop", **usage: int
     }
 
 
-def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """One chunk of D's stream."""
+def chunk(delta: dict[str, Any], reason: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Expect one chunk of D's stream."""
     return {
         "id": re.compile("chatcmpl-.+"),
         "object": "chat.completion.chunk",
         "created": int,
         "model": "mock",
         "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
-        **more,
+        **fields,
     }
 
 
 def completion_response(
     *choices: tuple[int, str, str], prompt: int, completion: int
 ) -> dict[str, Any]:
-    """The answer to a completion: index, text and reason of each choice, and the usage."""
+    """Expect a completion: index, text and reason of each choice, and the usage."""
     return {
         "id": re.compile("cmpl-.+"),
         "object": "text_completion",
@@ -103,7 +103,7 @@ def completion_response(
 
 
 def embeddings_response(*embeddings: Any, tokens: int) -> dict[str, Any]:
-    """The answer to a request for embeddings; its usage has no completion tokens."""
+    """Expect embeddings; their usage has no completion tokens."""
     return {
         "object": "list",
         "data": [
@@ -117,37 +117,37 @@ def embeddings_response(*embeddings: Any, tokens: int) -> dict[str, Any]:
 
 
 def encode_base64_floats(*numbers: float) -> str:
-    """Base64 of little-endian float32."""
+    """Encode little-endian float32 in base64."""
     return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
 
 
 def check_only_data(answer: Response) -> None:
-    """Some clients fail on a comment, a name or an id; and all chunks are of one answer."""
+    """Chunks have one id and are data lines only: some clients fail on comments and names."""
     for line in answer.text.split("\n"):
         expect(not line or line.startswith("data: "), f"a line that is no data: {line!r}")
     expect(len({(one["id"], one["created"]) for one in answer.chunks}) == 1, "ids or times differ")
 
 
 def check_indexes(*wanted: int) -> Any:
-    """The index of each ended choice of a stream, in their order."""
+    """Every choice of a stream ends once, in order."""
 
     def check(answer: Response) -> None:
         ends = [one["choices"][0] for one in answer.chunks if one["choices"][0]["finish_reason"]]
-        got = tuple(one["index"] for one in ends)
-        expect(got == wanted, f"indexes: wanted {wanted}, got {got}")
+        indexes = tuple(one["index"] for one in ends)
+        expect(indexes == wanted, f"indexes: wanted {wanted}, got {indexes}")
 
     return check
 
 
 def check_80_to_20(answers: Sequence[Response]) -> None:
-    """The arms' shares of 200 answers; each answer shows the model that its header names."""
+    """Of 200 responses, the versions have their shares, and each shows the model of its header."""
     arms = Counter(answer.headers["served-model-name"] for answer in answers)
     expect(set(arms) == {"m-a", "m-b"}, f"arms: {dict(arms)}")
     share = arms["m-a"] / len(answers)
     expect(0.7 <= share <= 0.9, f"the share of m-a: wanted 80 % to within 10, got {share:.0%}")
-    for answer in answers:
-        version = answer.headers["served-model-name"]
-        expect(answer.json["model"] == version, f"{version} answered as {answer.json['model']}")
+    for response in answers:
+        version = response.headers["served-model-name"]
+        expect(response.json["model"] == version, f"{version} answered as {response.json['model']}")
 
 
 ENTITY = {"name": str, "entity_name": str, "entity_version": str, "creation_timestamp": int}
@@ -169,7 +169,7 @@ ROUTES = [
 
 
 def check_endpoint_list(answer: Response) -> None:
-    """The list holds every endpoint; each has a task and a state."""
+    """The list has every endpoint, each with a task and a state."""
     endpoints = {one["name"]: one for one in answer.json["endpoints"]}
     expect(
         {"mock", "org/m1", "ep-ab", "ep-emb", "ep-ppt"} <= set(endpoints), f"only {list(endpoints)}"

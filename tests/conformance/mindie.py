@@ -1,8 +1,8 @@
-"""MindIE: cases MI-01 to MI-50. The server has its paths to itself, below one prefix or none.
+"""MindIE: cases MI-01 to MI-50. Its paths are its own, below one prefix or none.
 
-Beside the models of all protocols it serves ``mock-long``, whose answer has more than 20 tokens.
-Cases of the profile rc1 are played where that profile is mounted, all others against 2x. Endpoints
-that name no model get one in the body, which MindIE would ignore.
+Besides the models of all protocols, the server has ``mock-long``, which answers more than 20
+tokens. Cases of the profile rc1 run where that profile is mounted, all others against 2x. Where an
+endpoint names no model, the body does, which MindIE would ignore.
 """
 
 import re
@@ -13,11 +13,11 @@ from tests.conformance.cases import EVENTS, Case, Response, expect, match
 
 PIECES = ("Hello", " world", "!")
 NAME = re.compile(r"endpoint_common_\d+")
-"""A request's name where its client gave none."""
+"""The name of a request whose client gave none."""
 STAMPS = {"RequestUUID": re.compile("[!-~]+"), "startTime": re.compile(r"\d{19}")}
-"""The headers of every answer."""
+"""The headers of every response."""
 CLOSES = {**STAMPS, "Connection": "close"}
-"""Those of an answer in one piece."""
+"""The headers of a unary response."""
 CHAT = "/v1/chat/completions"
 _TYPES = {
     400: "Bad Request",
@@ -30,51 +30,51 @@ _TYPES = {
 
 
 def path(what: str, model: str = "mock") -> str:
-    """A path of a model."""
+    """Return a path of a model."""
     return f"/v2/models/{model}/{what}"
 
 
 def generate_body(**parameters: Any) -> dict[str, Any]:
-    """A body for generate, named a123."""
+    """Build a body for generate, named a123."""
     return {"id": "a123", "text_input": "hi", "parameters": parameters}
 
 
 def generate(number: str, body: Any, *, model: str = "mock", **row: Any) -> Case:
-    """A case of generate."""
+    """Build a case of generate."""
     return Case(number, "POST", path("generate", model), body=body, **row)
 
 
 def generate_stream(number: str, body: Any, *, model: str = "mock", **row: Any) -> Case:
-    """A case of generate_stream."""
+    """Build a case of generate_stream."""
     return Case(number, "POST", path("generate_stream", model), body=body, **row)
 
 
 def chat(number: str, body: Mapping[str, Any], **row: Any) -> Case:
-    """A case of chat/completions: ``body`` beside or instead of a model and a word from a user."""
+    """Build a case of chat/completions; ``body`` adds to or replaces a user message and a model."""
     default = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
     return Case(number, "POST", CHAT, body={**default, **body}, **row)
 
 
 def error(message: Any, status: int = 422) -> dict[str, Any]:
-    """The row's part that expects an error."""
+    """Expect this error."""
     return {"status": status, "body_is": {"error": message, "error_type": _TYPES[status]}}
 
 
 def response(text: str = "".join(PIECES), *, name: Any = "a123", **details: Any) -> dict[str, Any]:
-    """An answer of generate, with details where there are any."""
+    """Expect a response of generate, with the given details."""
     head = {"id": name, "model_name": "mock", "model_version": None, "text_output": text}
     return {**head, "details": _details(**details)} if details else head
 
 
 def event(text: str, tokens: int, reason: str | None = None) -> dict[str, Any]:
-    """An event of generate_stream with details, less its times."""
+    """Expect an event of generate_stream with details, without times."""
     details: dict[str, Any] = {} if reason is None else {"finish_reason": reason}
     details |= {"generated_tokens": tokens, "batch_size": int, "queue_wait_time": int}
     return response(text, **details)
 
 
 def timed_event(text: str, tokens: int, reason: str | None = None) -> dict[str, Any]:
-    """The same with its times, of which the first event has the one and later ones the other."""
+    """Expect an event with its times: the first has the prefill's, later ones the decode's."""
     first = tokens == 1
     times = {"prefill_time": int if first else None, "decode_time": None if first else int}
     return {**event(text, tokens, reason), **times}
@@ -90,7 +90,7 @@ def _details(**values: Any) -> dict[str, Any]:
 
 
 def check_framing(answer: Response) -> None:
-    """Every event begins alike: no blank after the colon, keys in their order."""
+    """Every event starts the same: no blank after the colon, and keys in order."""
     head = 'data:{"id":"a123","model_name":"mock","model_version":null,"text_output":"'
     blocks = answer.text.split("\n\n")
     expect(blocks.pop() == "", f"no blank line at the end: {answer.text[-100:]}")
@@ -99,13 +99,13 @@ def check_framing(answer: Response) -> None:
 
 
 def check_names_increase(answers: Any) -> None:
-    """The server counts the names that it gives."""
+    """The server numbers the names that it generates."""
     numbers = [int(answer.json["id"].rpartition("_")[2]) for answer in answers]
     expect(numbers == sorted(set(numbers)), f"the names do not count up: {numbers}")
 
 
 def check_stopped_with_details(answer: Response) -> None:
-    """A stopped stream with details: some events, and the finish reason in the last."""
+    """A stopped stream with details has a finish reason in its last event."""
     *events, last = answer.chunks
     expect(len(events) + 1 == len(answer.events), f"not all are events: {answer.events}")
     expect(len(events) < len("abcdefghi"), "nothing was stopped")
@@ -114,40 +114,40 @@ def check_stopped_with_details(answer: Response) -> None:
 
 
 def check_stopped(answer: Response) -> None:
-    """A stopped stream without details."""
+    """A stopped stream without details has some of the events."""
     texts = [one["text_output"] for one in answer.chunks]
     expect(len(texts) == len(answer.events), f"not all are events: {answer.events}")
     expect("a" in texts and "j" not in texts, f"nothing was stopped: {texts}")
 
 
 def check_chat_stopped(answer: Response) -> None:
-    """A stopped conversation comes to its end all the same."""
+    """A stopped chat stream ends normally."""
     *_, last, done = answer.events
     expect(done == "[DONE]", f"the stream ends with {done}")
-    match({"finish_reason": "stop"}, last["choices"][0], "the last choice", whole=False)
+    match({"finish_reason": "stop"}, last["choices"][0], "the last choice", exact=False)
     expect('"content":"j"' not in answer.text, "nothing was stopped")
 
 
 def check_timeout(answer: Response) -> None:
-    """Some events, and then a bare text."""
+    """The stream has some events and then a plain text."""
     *events, last = answer.events
     expect(events and events == answer.chunks, f"before the text: {events}")
     expect(last == "Engine callback timeout: client timeout", f"at the end: {last}")
 
 
 def stop_infer(number: str, name: str) -> Case:
-    """A case of stopInfer: what is said comes back."""
+    """Build a case of stopInfer, which echoes the request."""
     body = {"id": name, "why": "enough"}
     return Case(number, "POST", path("stopInfer"), body=body, body_is=body, answer_headers=CLOSES)
 
 
 def details(key: str) -> Callable[[Response], list[Any]]:
-    """Reads one of the details of every event."""
+    """Return one detail of every event."""
     return lambda answer: [one["details"].get(key) for one in answer.chunks]
 
 
 def check_token_counts(answer: Response) -> None:
-    """Tokens are counted up, and only the last event has a reason to be the last."""
+    """Token counts increase, and only the last event has a finish reason."""
     match([1, 2, 3], details("generated_tokens")(answer), "generated_tokens")
     match([None, None, "eos_token"], details("finish_reason")(answer), "finish_reason")
     for key in ("first_token_cost", "decode_cost"):
@@ -156,7 +156,7 @@ def check_token_counts(answer: Response) -> None:
 
 
 def check_scalar_details(answer: Response) -> None:
-    """Of each event, where a whole answer has lists."""
+    """Events have numbers where unary responses have lists."""
     for key in ("batch_size", "queue_wait_time"):
         match([int] * 3, details(key)(answer), key)
 
@@ -459,7 +459,7 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
 
 
 def chat_response(message: dict[str, Any], reason: str, *, early: bool = False) -> dict[str, Any]:
-    """A whole answer."""
+    """Expect a unary chat response."""
     choice = {"index": 0, "message": {"role": "assistant", **message}}
     choice |= {"finish_reason": reason} if early else {"logprobs": None, "finish_reason": reason}
     return {
@@ -475,7 +475,7 @@ def chat_response(message: dict[str, Any], reason: str, *, early: bool = False) 
 def chat_chunk(
     delta: dict[str, Any], reason: str | None = None, *, early: bool = False, **extra: Any
 ) -> dict[str, Any]:
-    """An event of a stream."""
+    """Expect an event of a chat stream."""
     choice = {"index": 0, "delta": delta}
     choice |= {"finish_reason": reason} if early else {"logprobs": None, "finish_reason": reason}
     return {
@@ -489,7 +489,7 @@ def chat_chunk(
 
 
 def delta(content: str) -> dict[str, Any]:
-    """A delta: the role stands in every one."""
+    """Expect a delta; each has the role."""
     return {"role": "assistant", "content": content}
 
 

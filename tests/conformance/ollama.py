@@ -1,6 +1,6 @@
 """Ollama: cases OL-01 to OL-40.
 
-Cases that say what a worker gets are played against a scripted worker in test_ollama.py.
+The cases about what a worker receives are in test_ollama.py.
 """
 
 import math
@@ -20,35 +20,35 @@ DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_du
 
 
 def chat(number: str, body: Mapping[str, Any], **row: Any) -> Case:
-    """A case of chat: ``body`` beside or instead of a model and a word from a user."""
+    """Build a case of chat; ``body`` adds to or replaces a user message and a model."""
     default = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}]}
     return Case(number, "POST", "/api/chat", body={**default, **body}, **row)
 
 
 def generate(number: str, body: Mapping[str, Any], **row: Any) -> Case:
-    """A case of generate."""
+    """Build a case of generate."""
     default = {"model": "mock", "prompt": "a b"}
     return Case(number, "POST", "/api/generate", body={**default, **body}, **row)
 
 
 def post(number: str, path: str, body: Any, **row: Any) -> Case:
-    """A case of another path."""
+    """Build a case of another path."""
     return Case(number, "POST", path, body=body, **row)
 
 
 def error(status: int, text: Any) -> dict[str, Any]:
-    """The row's part that expects an error."""
+    """Expect this error."""
     return {"status": status, "body_is": {"error": text}}
 
 
-def answer(text: str = "".join(PIECES), **more: Any) -> dict[str, Any]:
-    """The row's part that expects a unary answer of chat."""
+def answer(text: str = "".join(PIECES), **fields: Any) -> dict[str, Any]:
+    """Expect a unary chat response."""
     message = {"role": "assistant", "content": text}
-    return {"body_has": {"message": message, "done": True, "done_reason": "stop", **more}}
+    return {"body_has": {"message": message, "done": True, "done_reason": "stop", **fields}}
 
 
 def read_lines(answer: Response) -> list[Any]:
-    """The lines of a stream. Raises Mismatch."""
+    """Return the lines of a stream. Raises Mismatch."""
     expect(answer.body.endswith(b"\n"), "the last line has no end")
     lines = answer.body[:-1].split(b"\n")
     expect(all(lines), f"a line is empty: {answer.text}")
@@ -56,58 +56,58 @@ def read_lines(answer: Response) -> list[Any]:
     return [msgspec.json.decode(line) for line in lines]
 
 
-def check_durations(got: Any) -> None:
-    """All four are integers, and the parts are no more than the whole."""
-    total, *parts = [got[name] for name in DURATIONS]
-    expect(all(type(one) is int and one > 0 for one in (total, *parts)), f"durations: {got}")
-    expect(sum(parts) <= total, f"the parts are more than the whole: {got}")
+def check_durations(body: Any) -> None:
+    """All four durations are integers, and the parts do not exceed the total."""
+    total, *parts = [body[name] for name in DURATIONS]
+    expect(all(type(one) is int and one > 0 for one in (total, *parts)), f"durations: {body}")
+    expect(sum(parts) <= total, f"the parts are more than the whole: {body}")
 
 
 def check_chat_stream(answer: Response) -> None:
-    """A line for each piece, and one at the end."""
+    """The stream has a line for each piece, and a last one."""
     *pieces, last = read_lines(answer)
     for line, text in zip(pieces, PIECES, strict=True):
         message = {"role": "assistant", "content": text}
         match({"model": "mock", "created_at": TIME, "message": message, "done": False}, line, "")
     message = {"role": "assistant", "content": ""}
-    match({"message": message, "done": True, "done_reason": "stop"}, last, "last", whole=False)
-    match({"prompt_eval_count": 2, "eval_count": 3}, last, "last", whole=False)
+    match({"message": message, "done": True, "done_reason": "stop"}, last, "last", exact=False)
+    match({"prompt_eval_count": 2, "eval_count": 3}, last, "last", exact=False)
     check_durations(last)
 
 
 def check_unary_durations(answer: Response) -> None:
-    """As in a stream."""
+    """A unary response has the durations of a stream's end."""
     check_durations(answer.json)
     match(TIME, answer.json["created_at"], "created_at")
 
 
 def check_stopped(answer: Response) -> None:
-    """Nothing of the stop string is there."""
+    """The text contains nothing of the stop string."""
     text = "".join(line["message"]["content"] for line in read_lines(answer))
     expect(text == "Hel", f"the text is {text!r}")
 
 
 def check_tool_call(answer: Response) -> None:
-    """One line has the whole call."""
+    """One line has the entire call."""
     call, last = read_lines(answer)
     function = {"index": 0, "name": "f", "arguments": {"x": 1}}
     calls = [{"id": re.compile("call_.+"), "function": function}]
     wanted = {"role": "assistant", "content": "", "tool_calls": calls}
-    match({"message": wanted, "done": False}, call, "call", whole=False)
-    match({"done": True, "done_reason": "stop"}, last, "last", whole=False)
+    match({"message": wanted, "done": False}, call, "call", exact=False)
+    match({"done": True, "done_reason": "stop"}, last, "last", exact=False)
 
 
 def check_thinking(answer: Response) -> None:
-    """What the model thinks comes first."""
+    """Thinking precedes the text."""
     first, *rest = read_lines(answer)
     wanted = {"role": "assistant", "content": "", "thinking": "hmm"}
-    match({"message": wanted, "done": False}, first, "first", whole=False)
+    match({"message": wanted, "done": False}, first, "first", exact=False)
     expect([line["message"]["content"] for line in rest] == [*PIECES, ""], f"lines: {rest}")
     expect(all("thinking" not in line["message"] for line in rest), f"lines: {rest}")
 
 
 def check_logprobs(answer: Response) -> None:
-    """One for each token."""
+    """Each token has a logprob."""
     logprobs = answer.json["logprobs"]
     expect([one["token"] for one in logprobs] == [*PIECES], f"tokens: {logprobs}")
     expect(all(one["logprob"] == -0.5 for one in logprobs), f"logprobs: {logprobs}")
@@ -115,37 +115,37 @@ def check_logprobs(answer: Response) -> None:
 
 
 def check_loading(answer: Response) -> None:
-    """No metric is there, since no worker did anything."""
+    """The response has no metrics, since no worker was involved."""
     expect(answer.json.keys().isdisjoint(DURATIONS), f"metrics: {answer.json}")
 
 
 def check_generate_stream(answer: Response) -> None:
-    """A line for each piece, and one at the end."""
+    """The stream has a line for each piece, and a last one."""
     *pieces, last = read_lines(answer)
     expect([line["response"] for line in pieces] == [*PIECES], f"lines: {pieces}")
-    match({"response": "", "done": True, "done_reason": "stop"}, last, "last", whole=False)
+    match({"response": "", "done": True, "done_reason": "stop"}, last, "last", exact=False)
 
 
 def check_no_context(answer: Response) -> None:
-    """The server's former context is not there."""
+    """The deprecated ``context`` is absent."""
     expect("context" not in answer.json, f"context: {answer.json}")
 
 
 def check_midfail(answer: Response) -> None:
-    """Two lines and an error."""
+    """The stream has two lines and an error."""
     *pieces, last = read_lines(answer)
     expect([line["message"]["content"] for line in pieces] == [*PIECES[:2]], f"lines: {pieces}")
     match({"error": str}, last, "last")
 
 
 def check_unicode(answer: Response) -> None:
-    """All characters are there, in ASCII."""
+    """All characters arrive, escaped to ASCII."""
     text = "".join(line["message"]["content"] for line in read_lines(answer))
     expect(text == "a\u2028\u0085bé", f"the text is {text!r}")
 
 
 def check_vectors(*wanted: float) -> Any:
-    """The one vector of an answer."""
+    """The response has one vector."""
 
     def check(answer: Response) -> None:
         [vector] = answer.json["embeddings"]
@@ -156,7 +156,7 @@ def check_vectors(*wanted: float) -> Any:
 
 
 def check_listing(answer: Response) -> None:
-    """The model has a tag."""
+    """The model's name has a tag."""
     names = [one["name"] for one in answer.json["models"]]
     expect("mock:latest" in names, f"names: {names}")
     expect(all(one["model"] == one["name"] for one in answer.json["models"]), f"{answer.json}")

@@ -35,80 +35,80 @@ CALL_ID = re.compile(r"call_.+")
 
 
 def chat(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """C, with what is given beside its fields or in their place."""
+    """Build C with fields added or replaced."""
     return Case(id, "POST", CHAT, body={"model": "mock", "messages": [HI]} | (fields or {}), **rest)
 
 
 def chat_messages(id: str, *messages: Mapping[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
-    """C with other messages."""
+    """Build C with other messages."""
     return chat(id, fields={"messages": messages}, **rest)
 
 
 def chat_stream(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
-    """C, streamed."""
+    """Build C with streaming."""
     rest = {"content_type": EVENTS, "check": check_one_response} | rest
     return chat(id, fields={"stream": True} | (fields or {}), **rest)
 
 
 def completion(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
-    """P, with what is given beside its fields or in their place."""
+    """Build P with fields added or replaced."""
     return Case(id, "POST", TEXT, body={"model": "mock", "prompt": "a b"} | (fields or {}), **rest)
 
 
 def embeddings(id: str, *, fields: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
-    """E, with what is given beside its fields or in their place."""
+    """Build E with fields added or replaced."""
     return Case(id, "POST", EMBED, body={"model": "mock", "input": "a b"} | (fields or {}), **rest)
 
 
 def functions(*names: str) -> list[dict[str, Any]]:
-    """Functions without parameters of note."""
+    """Build functions without parameters."""
     return [{"name": name, "parameters": {"type": "object"}} for name in names]
 
 
 def tools(*names: str) -> list[dict[str, Any]]:
-    """The same as tools."""
+    """Build tools without parameters."""
     return [{"type": "function", "function": one} for one in functions(*names)]
 
 
 def tool_call_message(*ids: str) -> dict[str, Any]:
-    """An assistant's message that calls f once for each id, and says nothing."""
+    """Build an assistant message without text that calls f once for each id."""
     function = {"name": "f", "arguments": "{}"}
     calls = [{"id": one, "type": "function", "function": function} for one in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def error_body(
     kind: str, code: str | None, param: str | None, message: Any = str
 ) -> dict[str, Any]:
-    """The body of a refusal, or an event of a stream: all four keys are always there."""
+    """Expect an error in a body or an event, with all four keys."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def client_error(
     status: int, code: str | None, param: str | None = None, message: Any = str
 ) -> dict[str, Any]:
-    """A refusal for which the request is to blame."""
+    """Expect an error that the request caused."""
     return {"status": status, "body_is": error_body("invalid_request_error", code, param, message)}
 
 
 def invalid_parameter(code: str | None, param: str | None, message: Any = str) -> dict[str, Any]:
-    """A parameter that is wrong."""
+    """Expect an error for an invalid parameter."""
     return client_error(400, code, param, message)
 
 
 def server_error(status: int, code: str, kind: str = "server_error", message: Any = str) -> Any:
-    """A refusal for which the request is not to blame."""
+    """Expect an error that the request did not cause."""
     return {"status": status, "body_is": error_body(kind, code, None, message)}
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 def usage(prompt: Any = 2, completion: Any = 3) -> dict[str, Any]:
-    """What was counted; a type stands for any number."""
+    """Expect this usage; a type matches any number."""
     both = isinstance(prompt, int) and isinstance(completion, int)
     total = prompt + completion if both else int
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
@@ -117,7 +117,7 @@ def usage(prompt: Any = 2, completion: Any = 3) -> dict[str, Any]:
 def chat_response(
     *messages: Mapping[str, Any], reason: str = "stop", logprobs: Any = None, **counts: Any
 ) -> dict[str, Any]:
-    """The answer to C: a choice for each message."""
+    """Expect the response to C with a choice for each message."""
     return {
         "id": ID,
         "object": "chat.completion",
@@ -132,7 +132,7 @@ def chat_response(
 
 
 def text_response(*completion_response: str, **rest: Any) -> dict[str, Any]:
-    """The answer to C: a choice for each text, by default one of all that the mock says."""
+    """Expect the response to C with a choice for each text, by default the mock's text."""
     text_chunks = completion_response or (HELLO,)
     return chat_response(
         *({"role": "assistant", "content": t, "refusal": None} for t in text_chunks), **rest
@@ -140,7 +140,7 @@ def text_response(*completion_response: str, **rest: Any) -> dict[str, Any]:
 
 
 def token_logprobs(completion: str, top: int) -> dict[str, Any]:
-    """A token of a conversation's answer with its logprob, and so many that might have come."""
+    """Expect a token's logprob with this many alternatives."""
     names = (completion, *(f"alt{i}" for i in range(1, top)))
     return {
         "token": completion,
@@ -154,7 +154,7 @@ def token_logprobs(completion: str, top: int) -> dict[str, Any]:
 
 
 def logprobs(*completion_response: str, top: int = 0) -> dict[str, Any]:
-    """The logprobs of these tokens; both keys are required."""
+    """Expect the logprobs of these tokens; both keys are required."""
     return {"content": [token_logprobs(one, top) for one in completion_response], "refusal": None}
 
 
@@ -164,9 +164,9 @@ def chunk(
     *,
     index: int = 0,
     logprobs: Any = None,
-    **more: Any,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """One chunk of C's stream."""
+    """Expect one chunk of C's stream."""
     text_chunk = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
     return {
         "id": ID,
@@ -174,20 +174,20 @@ def chunk(
         "created": int,
         "model": str,
         "choices": [text_chunk],
-        **more,
+        **fields,
     }
 
 
-def text_chunks(*pieces: str, index: int = 0, **more: Any) -> list[dict[str, Any]]:
-    """The opening chunk of C's stream, and one for each piece."""
+def text_chunks(*pieces: str, index: int = 0, **fields: Any) -> list[dict[str, Any]]:
+    """Expect the first chunk of C's stream and one for each piece."""
     deltas = [{"role": "assistant", "content": ""}, *({"content": one} for one in pieces)]
-    return [chunk(delta, index=index, **more) for delta in deltas]
+    return [chunk(delta, index=index, **fields) for delta in deltas]
 
 
 def completion_response(
     *choices: tuple[str, str], logprobs: Any = None, **counts: Any
 ) -> dict[str, Any]:
-    """The answer to P: text and reason of each choice."""
+    """Expect the response to P: text and reason of each choice."""
     return {
         "id": TEXT_ID,
         "object": "text_completion",
@@ -202,7 +202,7 @@ def completion_response(
 
 
 def embeddings_response(*embeddings: Any, tokens: int = 2) -> dict[str, Any]:
-    """The answer to E; its usage has no completion tokens."""
+    """Expect the response to E; its usage has no completion tokens."""
     return {
         "object": "list",
         "data": [
@@ -217,18 +217,18 @@ def embeddings_response(*embeddings: Any, tokens: int = 2) -> dict[str, Any]:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def check_one_response(got: Response) -> None:
-    """All chunks are of one answer: they have one id, one time, one model and one object."""
-    chunks = [one for one in got.chunks if "error" not in one]
+def check_one_response(response: Response) -> None:
+    """All chunks have the same id, time, model and object."""
+    chunks = [one for one in response.chunks if "error" not in one]
     for key in ("id", "created", "model", "object"):
         values = {one[key] for one in chunks}
         expect(len(values) == 1, f"the chunks have more than one {key}: {values}")
 
 
-def choices_by_index(got: Response) -> Mapping[int, Sequence[Any]]:
-    """The pieces of each choice in their order, since choices may take turns."""
+def choices_by_index(response: Response) -> Mapping[int, Sequence[Any]]:
+    """Return the pieces of each choice in order; choices may be interleaved."""
     choices: dict[int, list[Any]] = {}
-    for one in got.chunks:
+    for one in response.chunks:
         for text_chunk in one["choices"]:
             choices.setdefault(text_chunk["index"], []).append(text_chunk)
     return choices
@@ -257,13 +257,13 @@ LEGACY = {
 
 
 def named_choice(kind: str, name: str) -> dict[str, Any]:
-    """A tool_choice of one."""
+    """Build a tool_choice of one function."""
     return {"type": kind, kind: {"name": name}}
 
 
-def check_model_name(got: Response) -> None:
-    """The answer shows the name that was asked for."""
-    expect(got.json["model"] == "mock", f"model: {got.json['model']!r}")
+def check_model_name(response: Response) -> None:
+    """The response has the requested model name."""
+    expect(response.json["model"] == "mock", f"model: {response.json['model']!r}")
 
 
 SCALARS = (
@@ -522,7 +522,7 @@ URL = re.compile(r"Invalid URL \(POST .*/v1/nope\)")
 
 
 def chat_with_key(id: str, **headers: str | None) -> Case:  # noqa: A002 - a Case's field
-    """C with a key that is told otherwise."""
+    """Build C with the key in another header or form."""
     sent_headers = {name.replace("_", "-"): completion for name, completion in headers.items()}
     return Case(
         id, "POST", CHAT, {"authorization": None} | sent_headers, BODY, body_is=text_response()
@@ -530,7 +530,7 @@ def chat_with_key(id: str, **headers: str | None) -> Case:  # noqa: A002 - a Cas
 
 
 def malformed_body(id: str, body: bytes) -> Case:  # noqa: A002 - as above
-    """A body that can't be read."""
+    """Build a request with an invalid body."""
     return Case(
         id,
         "POST",
@@ -714,21 +714,21 @@ FIRST_ARGUMENTS, SECOND_ARGUMENTS = (
 STREAM_ERROR = error_body("server_error", "bad_gateway", None)
 
 
-def check_two_choices(got: Response) -> None:
-    """Each choice has its opening, its pieces and its finish."""
-    check_one_response(got)
-    choices = choices_by_index(got)
+def check_two_choices(response: Response) -> None:
+    """Each choice has its first chunk, its pieces and its finish reason."""
+    check_one_response(response)
+    choices = choices_by_index(response)
     expect(set(choices) == {0, 1}, f"indexes: {list(choices)}")
     for index, pieces in choices.items():
         wanted = [*text_chunks(*PIECES, index=index), chunk({}, "stop", index=index)]
         match([one["choices"][0] for one in wanted], pieces, f"choice {index}")
-    expect(got.events[-1] == DONE, "there is no [DONE]")
+    expect(response.events[-1] == DONE, "there is no [DONE]")
 
 
-def check_stop_string_withheld(got: Response) -> None:
-    """What belongs to a stop string is never sent."""
-    check_one_response(got)
-    pieces = choices_by_index(got)[0]
+def check_stop_string_withheld(response: Response) -> None:
+    """No part of a stop string is sent."""
+    check_one_response(response)
+    pieces = choices_by_index(response)[0]
     content = "".join(one["delta"].get("content") or "" for one in pieces)
     expect(content == "Hel", f"the text: {content!r}")
     expect(pieces[-1]["finish_reason"] == "stop", f"the end: {pieces[-1]}")
@@ -853,7 +853,7 @@ LOGPROBS = {
 
 
 def completion_chunk(choices: list[Any], used: Any) -> dict[str, Any]:
-    """One chunk of P's stream when usage is wanted."""
+    """Expect one chunk of P's stream with usage requested."""
     return {
         "id": TEXT_ID,
         "object": "text_completion",
@@ -865,18 +865,18 @@ def completion_chunk(choices: list[Any], used: Any) -> dict[str, Any]:
 
 
 def text_chunk(text_chunks: str, reason: str | None = None) -> dict[str, Any]:
-    """One with text."""
+    """Expect one chunk with text."""
     choice = {"text": text_chunks, "index": 0, "logprobs": None, "finish_reason": reason}
     return completion_chunk([choice], None)
 
 
-def check_model_list(got: Response) -> None:
-    """Every model is there, each with the keys that clients read."""
-    cards = {one["id"]: one for one in got.json["data"]}
+def check_model_list(response: Response) -> None:
+    """Every model is listed with the keys that clients read."""
+    cards = {one["id"]: one for one in response.json["data"]}
     expect({"mock", "org/m1"} <= set(cards), f"only {list(cards)}")
     for name, card in cards.items():
         wanted = {"id": name, "object": "model", "created": int, "owned_by": str}
-        match(wanted, card, f"the model {name}", whole=False)
+        match(wanted, card, f"the model {name}", exact=False)
 
 
 COMPLETIONS = (

@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: cases RS-01 to RS-60 that one request can show.
+"""OpenAI's Responses API: cases RS-01 to RS-60 that need only one request.
 
-R is a request for the model ``mock`` with the input ``say hi``; RST is R, streamed. What a worker
-sees, and what several requests show together, is in ``tests/integration/test_responses_api.py``.
+R is a request for the model ``mock`` with the input ``say hi``; RST is R with streaming. Requests
+to workers, and cases of several requests, are in ``tests/integration/test_responses_api.py``.
 """
 
 import re
@@ -30,21 +30,21 @@ SUMMARY = {"reasoning": {"summary": "auto"}}
 
 
 def create(id: str, *, fields: Mapping[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """R, with what is given beside its fields or in their place."""
+    """Build R with fields added or replaced."""
     body = {"model": "mock", "input": "say hi"} | dict(fields or {})
     return Case(id, "POST", PATH, body=body, **rest)
 
 
 def stream(id: str, check: Any, *, fields: Mapping[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
-    """RST: ``check`` sees its events."""
+    """Build RST; ``check`` gets its events."""
 
     def check_events(answer: Response) -> None:
         events = read_events(answer)
         check_order(events)
         check(events)
 
-    more = {"content_type": EVENTS, "check": check_events} | rest
-    return create(id, fields={"stream": True} | dict(fields or {}), **more)
+    options = {"content_type": EVENTS, "check": check_events} | rest
+    return create(id, fields={"stream": True} | dict(fields or {}), **options)
 
 
 def refused(
@@ -55,13 +55,13 @@ def refused(
     fields: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Case:
-    """R that is answered with an error."""
+    """Build R with an expected error."""
     error = {"message": str, "type": "invalid_request_error", "param": param, "code": code}
     return create(id, fields=fields, status=status, body_is={"error": error}, **rest)
 
 
 def read_events(answer: Response) -> list[dict[str, Any]]:
-    """The events of a stream. The ``event:`` line repeats each one's type."""
+    """Return the events of a stream. Each ``event:`` line repeats the event's type."""
     events = []
     for block in answer.text.removesuffix("\n\n").split("\n\n"):
         name, _, data = block.partition("\n")
@@ -73,7 +73,7 @@ def read_events(answer: Response) -> list[dict[str, Any]]:
 
 
 def check_order(events: Sequence[Mapping[str, Any]]) -> None:
-    """The rules that every stream keeps: numbers, ids, items that do not overlap."""
+    """Every stream has increasing numbers, stable ids, and items that do not overlap."""
     numbers = [event["sequence_number"] for event in events]
     expect(numbers == list(range(len(events))), f"the numbers are {numbers}")
     expect(events[0]["type"] == "response.created", "the first event is another")
@@ -96,12 +96,12 @@ def check_order(events: Sequence[Mapping[str, Any]]) -> None:
 
 
 def names(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The types of the events."""
+    """Return the types of the events."""
     return [event["type"].removeprefix("response.") for event in events]
 
 
 def joined(events: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """The deltas of one type."""
+    """Return the joined deltas of one type."""
     return "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
 
 
@@ -167,9 +167,9 @@ def check_call(events: Sequence[Mapping[str, Any]]) -> None:
         ],
         f"the events are {names(events)}",
     )
-    match({"arguments": ""}, events[2]["item"], "added", whole=False)
-    match({"name": "f", "arguments": '{"x":1}'}, events[5], "done", whole=False)
-    match({"status": "completed", "arguments": '{"x":1}'}, events[6]["item"], "item", whole=False)
+    match({"arguments": ""}, events[2]["item"], "added", exact=False)
+    match({"name": "f", "arguments": '{"x":1}'}, events[5], "done", exact=False)
+    match({"status": "completed", "arguments": '{"x":1}'}, events[6]["item"], "item", exact=False)
 
 
 def check_custom_call(events: Sequence[Mapping[str, Any]]) -> None:
@@ -265,11 +265,11 @@ def check_echoed_tools(answer: Response) -> None:
 
 
 def calls(*wanted: Mapping[str, Any]) -> Any:
-    """The output holds these calls, with different ids."""
+    """The output has these calls, with different ids."""
 
     def check(answer: Response) -> None:
         output = answer.json["output"]
-        match(list(wanted), output, "output", whole=False)
+        match(list(wanted), output, "output", exact=False)
         ids = {item["call_id"] for item in output} | {item["id"] for item in output}
         expect(len(ids) == 2 * len(output), f"the ids are {ids}")
 

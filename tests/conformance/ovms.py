@@ -1,6 +1,6 @@
-"""OpenVINO Model Server: cases OV-01 to OV-50, under ``/v3`` and, where mounted, under ``/v1``.
+"""OpenVINO Model Server: cases OV-01 to OV-50, under ``/v3`` and, where mounted, ``/v1``.
 
-A model is a graph: ``graph_error`` is its error, inside the sentence that the server writes.
+A model is a MediaPipe graph: ``graph_error`` expects its error inside the server's own sentence.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ PIECES = ("Hello", " world", "!")
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
-    """Usage, in its order."""
+    """Expect usage with ordered keys."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -28,25 +28,25 @@ STREAMED = {"stream": True}
 
 
 def chat(id: str, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """A conversation, with what is given beside its messages or in their place."""
+    """Build a chat request with fields added or replaced."""
     body = {"model": "mock", "messages": [HI]} | fields
     return Case(id, "POST", "/v3/chat/completions", body=body, **rest)
 
 
 def completion(id: str, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
-    """A completion, with what is given beside its prompt or in its place."""
+    """Build a completion request with fields added or replaced."""
     return Case(
         id, "POST", "/v3/completions", body={"model": "mock", "prompt": "a b"} | fields, **rest
     )
 
 
 def embeddings(id: str, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
-    """A request for embeddings."""
+    """Build an embeddings request."""
     return Case(id, "POST", "/v3/embeddings", body={"model": "ep-emb"} | fields, **rest)
 
 
 def error(status: int, text: str) -> dict[str, Any]:
-    """E: a refusal outside the graph."""
+    """Expect an error outside the graph."""
     return {"status": status, "body_is": {"error": text}}
 
 
@@ -54,7 +54,7 @@ NO_KEY = error(500, "Unauthorized request due to invalid or missing api-key")
 
 
 def mediapipe_error(inner: str, node: str) -> str:
-    """What the server says around an error of a graph's node."""
+    """Expect the server's text around an error of a graph's node."""
     return (
         "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
         f'\nCalculator::Process() for node "{node}" failed: {inner}'
@@ -62,7 +62,7 @@ def mediapipe_error(inner: str, node: str) -> str:
 
 
 def graph_error(inner: str, *, node: str = "LLMExecutor", stream: bool = False) -> dict[str, Any]:
-    """An error of the graph; a promised stream has its header already."""
+    """Expect an error of the graph; a stream has sent its headers already."""
     kind = EVENTS if stream else JSON
     return error(400, mediapipe_error(inner, node)) | {"content_type": kind}
 
@@ -70,7 +70,7 @@ def graph_error(inner: str, *, node: str = "LLMExecutor", stream: bool = False) 
 def chat_choice(
     text: str = "Hello world!", reason: str = "stop", *, index: int = 0, logprobs: Any = None
 ) -> dict[str, Any]:
-    """A choice of a conversation."""
+    """Expect a choice of a chat response."""
     return {
         "finish_reason": reason,
         "index": index,
@@ -82,14 +82,14 @@ def chat_choice(
 def completion_choice(
     text: str = "Hello world!", reason: str = "stop", *, logprobs: Any = None
 ) -> dict[str, Any]:
-    """A choice of a completion."""
+    """Expect a choice of a completion."""
     return {"finish_reason": reason, "index": 0, "logprobs": logprobs, "text": text}
 
 
 def response(
     *choices: dict[str, Any], kind: str = "chat.completion", usage: Mapping[str, int] = USAGE
 ) -> dict[str, Any]:
-    """A whole answer: no id, and the keys in this order."""
+    """Expect a unary response without id, with ordered keys."""
     return {
         "choices": list(choices),
         "created": int,
@@ -102,18 +102,18 @@ def response(
 def chunk(
     *choices: dict[str, Any], kind: str = "chat.completion.chunk", **usage: Any
 ) -> dict[str, Any]:
-    """A chunk of a stream."""
+    """Expect a chunk of a stream."""
     return {"choices": list(choices), "created": int, "model": "mock", "object": kind, **usage}
 
 
 def delta(text: str | None, reason: str | None = None) -> dict[str, Any]:
-    """A choice in a chunk of a conversation."""
+    """Expect a choice in a chunk of a chat stream."""
     content = {} if text is None else {"content": text}
     return {"index": 0, "logprobs": None, "delta": content, "finish_reason": reason}
 
 
 def completion_delta(text: str, reason: str | None = None) -> dict[str, Any]:
-    """A choice in a chunk of a completion."""
+    """Expect a choice in a chunk of a completion stream."""
     return {"index": 0, "logprobs": None, "text": text, "finish_reason": reason}
 
 
@@ -138,7 +138,7 @@ TEXT_STREAM = [
 
 
 def token_logprobs(text: str) -> dict[str, Any]:
-    """A token of a conversation's answer."""
+    """Expect a token's logprobs in a chat response."""
     return {"token": text, "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": []}
 
 
@@ -146,7 +146,7 @@ def token_logprobs(text: str) -> dict[str, Any]:
 
 
 def check_broken_stream(response: Response) -> None:
-    """What was said, and then a bare object: no event, no end."""
+    """The stream has the text so far and then a plain JSON object, no event and no end."""
     text, _, rest = response.text.rpartition("\n\n")
     expect('"content":" world"' in text, f"before the error: {text[-200:]}")
     expect(rest.startswith('{"error":"Mediapipe execution failed.'), f"at the end: {rest[:200]}")
@@ -155,7 +155,7 @@ def check_broken_stream(response: Response) -> None:
 
 
 def check_models(response: Response) -> None:
-    """Models have four keys, and so do they when asked for one by one."""
+    """Models have four keys, in the list and one by one."""
     for one in response.json["data"]:
         expect(list(one) == ["id", "object", "created", "owned_by"], f"keys: {list(one)}")
         expect((one["object"], one["owned_by"]) == ("model", "OVMS"), f"another's: {one}")
@@ -174,7 +174,7 @@ LOGPROBS = {
 
 
 def embeddings_response(*embeddings: Any, tokens: int) -> dict[str, Any]:
-    """The answer to a request for embeddings; it names no model."""
+    """Expect embeddings; the response names no model."""
     return {
         "object": "list",
         "data": [
@@ -287,7 +287,7 @@ RESPONSES = (
         "GET",
         "/v3/models",
         headers={"authorization": None},
-        **NO_KEY,  # unlike the server, so that nobody learns which models there are
+        **NO_KEY,  # unlike the server, so that models stay hidden
     ),
     *(
         Case(
@@ -329,7 +329,7 @@ RESPONSES = (
 )
 
 
-# --- errors, in the server's order and words ------------------------------------------------------
+# --- errors, in the server's order and wording ----------------------------------------------------
 
 
 URL = error(400, "Invalid request URL")
@@ -348,12 +348,12 @@ VIDEO = [{"role": "user", "content": [{"type": "video"}]}]
 
 
 def json_error(detail: str) -> dict[str, Any]:
-    """What is wrong before the model is looked up."""
+    """Expect an error found before the model is looked up."""
     return error(412, f"The file is not valid json - {detail}")
 
 
 def body(id: str, sent: Any, **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """A body sent as a conversation."""
+    """Build a chat request with this body."""
     return Case(id, "POST", "/v3/chat/completions", body=sent, **rest)
 
 
@@ -530,7 +530,7 @@ _V3 = tuple(case for case in (*RESPONSES, *ERRORS) if case.path.startswith("/v3/
 
 
 def _under_root(root: str, cases: Iterable[Case], needs: Mapping[str, Any]) -> Iterator[Case]:
-    """The same cases under another root."""
+    """Return the same cases under another root."""
     for case in cases:
         path = root + case.path.removeprefix("/v3")
         yield replace(case, id=f"{case.id} {root}", path=path, needs={**case.needs, **needs})

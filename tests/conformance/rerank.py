@@ -1,7 +1,7 @@
-"""The conformance cases of reranking, scoring, classification and tokenization for OpenAI.
+"""The cases of reranking, scoring, classification and tokenization for OpenAI.
 
 The model ``mock`` scores a document by the share of its words that occur in the query, and its
-tokens are words. It calls an input ``long`` with a tenth of the probability for each word.
+tokens are words. It classifies an input as ``long`` with a tenth of the probability for each word.
 """
 
 from typing import Any
@@ -24,27 +24,27 @@ def rerank(
     fields: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Case:
-    """R, with what is given beside its fields or in their place."""
+    """Build R with fields added or replaced."""
     return Case(id, "POST", path, body=QUERY | (fields or {}), **rest)
 
 
 def score(id: str, *, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
-    """A score request."""
+    """Build a score request."""
     return Case(id, "POST", "/score", body={"model": "mock"} | fields, **rest)
 
 
 def tokenize(id: str, *, fields: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
-    """A tokenize request."""
+    """Build a tokenize request."""
     return Case(id, "POST", "/tokenize", body={"model": "mock"} | fields, **rest)
 
 
 def rejected(param: str, status: int = 400) -> dict[str, Any]:
-    """The error that names a field."""
+    """Expect an error that names a field."""
     return {"status": status, "body_has": {"error": {"param": param}}}
 
 
 def result(index: int, score: float, text: str | None = None) -> dict[str, Any]:
-    """One result, with its document if it has one."""
+    """Expect one result, with the given document."""
     fields: dict[str, Any] = {"index": index, "relevance_score": score}
     return fields if text is None else {**fields, "document": {"text": text}}
 
@@ -111,17 +111,8 @@ CASES = (
         body_has={"results": [result(1, 1.0)]},
     ),
     rerank(
-        "RR-10",
-        "/v2/rerank",
-        fields={"max_tokens_per_doc": None},
-        body_has={
-            "results": [result(1, 1.0), result(2, 0.5), result(0, 0.0)],
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
-        },
-    ),
-    rerank(
         "RR-11 message",
-        "/v2/rerank",
+        "/v1/rerank",
         fields={"model": "none"},
         status=404,
         body_has={"message": str, "error": dict},
@@ -265,4 +256,4 @@ CASES = (
         body_has={"error": {"type": "not_implemented_error"}},
     ),
 )
-"""The public cases of the wire document, as far as this model can play them."""
+"""The public cases of the wire document that this model supports."""

@@ -1,4 +1,4 @@
-"""The cases of the contract that a scripted model can answer."""
+"""The gateway meets the Anthropic cases that need only a scripted model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cases of Anthropic's contract that say what a worker of OpenAI's chat completions gets."""
+"""Anthropic requests reach a worker of OpenAI's chat completions as the wire document says."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -47,7 +47,7 @@ PNG: Final = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo=
 
 
 def answer(body: dict[str, Any]) -> Answer:
-    """What the fixture of the contract says."""
+    """Return the answer of the wire document's fixture."""
     model, words = body["model"], _count_words(body["messages"])
     allowed = body.get("max_completion_tokens", body.get("max_tokens"))
     if model == "mock-ctx" and words > WINDOW:
@@ -102,12 +102,12 @@ def _choose_calls(body: dict[str, Any]) -> tuple[tuple[str, str, tuple[str, ...]
 
 
 class AnthropicTestBench(Struct):
-    """The gateway, one worker behind pools of several profiles."""
+    """A gateway with one worker behind pools of several profiles."""
 
     http: httpx.AsyncClient
     worker: ChatWorker
 
-    async def ask(
+    async def send(
         self,
         changed: Mapping[str, Any],
         *,
@@ -115,15 +115,15 @@ class AnthropicTestBench(Struct):
         headers: Mapping[str, str] = {},
         path: str = "/v1/messages",
     ) -> httpx.Response:
-        """The answer to the smallest request with these fields instead."""
+        """Send the smallest request with these fields replaced, and return the response."""
         body = {**MESSAGE, **changed}
         body["model"] = f"{profile}-{body['model']}"
         sent = {"x-api-key": "sk-test", "anthropic-version": "2023-06-01", **headers}
         return await self.http.post(path, content=json.dumps(body), headers=sent)
 
-    async def see(self, changed: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
-        """What the worker got of a request that was answered."""
-        response = await self.ask(changed, **rest)
+    async def send_to_worker(self, changed: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
+        """Send a request that must succeed, and return the body that the worker received."""
+        response = await self.send(changed, **rest)
         assert response.status_code == 200, response.text
         return self.worker.bodies[-1]
 
@@ -159,9 +159,9 @@ async def bench() -> AsyncIterator[AnthropicTestBench]:
 
 
 def check(response: httpx.Response, **wanted: Any) -> None:
-    """Hold a stream against what a case wants."""
-    got = Response(response.status_code, dict(response.headers), response.content)
-    check_response(Case("x", "POST", "/", **wanted), got)
+    """Send a streaming request and compare the stream with a case."""
+    result = Response(response.status_code, dict(response.headers), response.content)
+    check_response(Case("x", "POST", "/", **wanted), result)
 
 
 def get_error(response: httpx.Response) -> tuple[int, str, str]:
@@ -173,9 +173,9 @@ def get_error(response: httpx.Response) -> tuple[int, str, str]:
 
 
 async def test_an_13_system_text_is_the_first_message(bench: AnthropicTestBench) -> None:
-    seen = await bench.see({"system": "be kind"})
+    sent_body = await bench.send_to_worker({"system": "be kind"})
 
-    assert seen["messages"] == [
+    assert sent_body["messages"] == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "hi there"},
     ]
@@ -186,34 +186,34 @@ async def test_an_14_system_blocks_are_joined_without_cache_control(
 ) -> None:
     marked = {"type": "text", "text": "B", "cache_control": {"type": "ephemeral"}}
 
-    response = await bench.ask({"system": [{"type": "text", "text": "A"}, marked]})
+    response = await bench.send({"system": [{"type": "text", "text": "A"}, marked]})
 
-    seen = bench.worker.bodies[-1]
-    assert seen["messages"][0] == {"role": "system", "content": "A\n\nB"}
-    assert "cache_control" not in json.dumps(seen)
+    sent_body = bench.worker.bodies[-1]
+    assert sent_body["messages"][0] == {"role": "system", "content": "A\n\nB"}
+    assert "cache_control" not in json.dumps(sent_body)
     assert response.headers["x-interlingua-loss"] == "cache_control=dropped"
 
 
-async def test_an_15_billing_line_is_left_out(bench: AnthropicTestBench) -> None:
+async def test_an_15_billing_line_is_removed(bench: AnthropicTestBench) -> None:
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; x"}
 
-    seen = await bench.see({"system": [billing, {"type": "text", "text": "S"}]})
+    sent_body = await bench.send_to_worker({"system": [billing, {"type": "text", "text": "S"}]})
 
-    assert seen["messages"][0] == {"role": "system", "content": "S"}
+    assert sent_body["messages"][0] == {"role": "system", "content": "S"}
 
 
 async def test_an_16_system_message_keeps_its_place(bench: AnthropicTestBench) -> None:
-    seen = await bench.see({"messages": [HI, {"role": "system", "content": "b"}]})
+    sent_body = await bench.send_to_worker({"messages": [HI, {"role": "system", "content": "b"}]})
 
-    assert [one["role"] for one in seen["messages"]] == ["user", "system"]
+    assert [one["role"] for one in sent_body["messages"]] == ["user", "system"]
 
 
 async def test_an_12_texts_are_seen_in_order(bench: AnthropicTestBench) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b c"}]
 
-    seen = await bench.see({"messages": [{"role": "user", "content": parts}]})
+    sent_body = await bench.send_to_worker({"messages": [{"role": "user", "content": parts}]})
 
-    assert seen["messages"][0]["content"] == parts
+    assert sent_body["messages"][0]["content"] == parts
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -222,15 +222,17 @@ async def test_an_12_texts_are_seen_in_order(bench: AnthropicTestBench) -> None:
 async def test_an_21_sampling_of_the_newer_version_reaches_the_worker(
     bench: AnthropicTestBench,
 ) -> None:
-    seen = await bench.see({"temperature": 0.5}, headers={"anthropic-version": "2026-10-21"})
+    sent_body = await bench.send_to_worker(
+        {"temperature": 0.5}, headers={"anthropic-version": "2026-10-21"}
+    )
 
-    assert seen["temperature"] == 0.5
+    assert sent_body["temperature"] == 0.5
 
 
 async def test_an_22_top_k_is_sent_or_reported(bench: AnthropicTestBench) -> None:
-    assert (await bench.see({"top_k": 5}, profile="vllm"))["top_k"] == 5
+    assert (await bench.send_to_worker({"top_k": 5}, profile="vllm"))["top_k"] == 5
 
-    response = await bench.ask({"top_k": 5})
+    response = await bench.send({"top_k": 5})
 
     assert "top_k" not in bench.worker.bodies[-1]
     assert response.headers["x-interlingua-loss"] == "top_k=dropped"
@@ -240,12 +242,13 @@ async def test_an_22_top_k_is_sent_or_reported(bench: AnthropicTestBench) -> Non
 async def test_an_17_stop_sequence_is_named_where_the_worker_does_not_say_which(
     bench: AnthropicTestBench, *, stream: bool
 ) -> None:
-    response = await bench.ask({"stop_sequences": [" world"], "stream": stream})
+    response = await bench.send({"stop_sequences": [" world"], "stream": stream})
 
     assert "stop" not in bench.worker.bodies[-1]
+
     if stream:
-        got = list(read_events(Response(200, {}, response.content)))
-        assert got[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": " world"}
+        events = list(read_events(Response(200, {}, response.content)))
+        assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": " world"}
     else:
         assert response.json()["content"] == [{"type": "text", "text": "Hello"}]
         assert response.json()["stop_sequence"] == " world"
@@ -255,29 +258,31 @@ async def test_an_46_output_config_is_a_response_format(bench: AnthropicTestBenc
     schema = {"type": "object", "properties": {"a": {"type": "null"}}}
     config = {"format": {"type": "json_schema", "schema": schema}, "effort": "xhigh"}
 
-    response = await bench.ask({"output_config": config})
+    response = await bench.send({"output_config": config})
 
-    seen = bench.worker.bodies[-1]
-    assert seen["response_format"]["json_schema"]["schema"] == schema
-    assert seen["reasoning_effort"] == "high"
+    sent_body = bench.worker.bodies[-1]
+    assert sent_body["response_format"]["json_schema"]["schema"] == schema
+    assert sent_body["reasoning_effort"] == "high"
     assert "output_config.effort=clamped" in response.headers["x-interlingua-loss"]
 
 
 async def test_an_47_fields_of_the_service_do_not_reach_the_worker(
     bench: AnthropicTestBench,
 ) -> None:
-    response = await bench.ask(
+    response = await bench.send(
         {"metadata": {"user_id": "u-77"}, "context_management": {"edits": [{"type": "x-99"}]}},
         headers={"anthropic-beta": "zz-2099-01-01"},
         path="/v1/messages?beta=true",
     )
 
     assert response.status_code == 200
-    seen = json.dumps(bench.worker.bodies[-1])
-    assert not any(word in seen for word in ("u-77", "x-99", "zz-2099", "beta"))
+
+    sent_text = json.dumps(bench.worker.bodies[-1])
+    assert not any(word in sent_text for word in ("u-77", "x-99", "zz-2099", "beta"))
     assert set(response.headers["x-interlingua-loss"].split(",")) == {
         "metadata=dropped",
         "context_management=dropped",
+        "header.anthropic-beta=dropped",
     }
 
 
@@ -285,20 +290,22 @@ async def test_an_47_fields_of_the_service_do_not_reach_the_worker(
 
 
 async def test_an_23_tools_are_functions(bench: AnthropicTestBench) -> None:
-    seen = await bench.see({"tools": TOOLS, "tool_choice": {"type": "any"}})
+    sent_body = await bench.send_to_worker({"tools": TOOLS, "tool_choice": {"type": "any"}})
 
-    assert seen["tool_choice"] == "required"
-    assert seen["tools"][0]["function"]["parameters"] == TOOLS[0]["input_schema"]
+    assert sent_body["tool_choice"] == "required"
+    assert sent_body["tools"][0]["function"]["parameters"] == TOOLS[0]["input_schema"]
 
 
 async def test_an_25_named_tool(bench: AnthropicTestBench) -> None:
-    seen = await bench.see({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}})
+    sent_body = await bench.send_to_worker(
+        {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}
+    )
 
-    assert seen["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert sent_body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
 
 
 async def test_an_27_one_call_at_a_time(bench: AnthropicTestBench) -> None:
-    response = await bench.ask(
+    response = await bench.send(
         {
             "model": "mock-par",
             "tools": [*TOOLS, {"name": "g", "input_schema": {}}],
@@ -312,15 +319,15 @@ async def test_an_27_one_call_at_a_time(bench: AnthropicTestBench) -> None:
 
 
 async def test_an_28_no_tool(bench: AnthropicTestBench) -> None:
-    seen = await bench.see({"tools": TOOLS, "tool_choice": {"type": "none"}})
+    sent_body = await bench.send_to_worker({"tools": TOOLS, "tool_choice": {"type": "none"}})
 
-    assert seen["tool_choice"] == "none"
+    assert sent_body["tool_choice"] == "none"
 
 
 async def test_an_29_parallel_calls_are_blocks_one_after_the_other(
     bench: AnthropicTestBench,
 ) -> None:
-    response = await bench.ask(
+    response = await bench.send(
         {
             "model": "mock-par",
             "tools": [*TOOLS, {"name": "g", "input_schema": {}}],
@@ -342,6 +349,7 @@ async def test_an_29_parallel_calls_are_blocks_one_after_the_other(
                 blocks[index]["open"] = False
             case _:
                 pass
+
     assert [(one["name"], one["json"], one["open"]) for one in blocks] == [
         ("f", '{"x":1}', False),
         ("g", '{"x":1}', False),
@@ -350,7 +358,7 @@ async def test_an_29_parallel_calls_are_blocks_one_after_the_other(
 
 
 def use(*names: str, **fields: Any) -> dict[str, Any]:
-    """An assistant's message that calls tools."""
+    """Build an assistant message that calls tools."""
     calls = [{"type": "tool_use", "id": name, "name": "f", "input": {"x": 1}} for name in names]
     return {"role": "assistant", "content": [*fields.get("before", ()), *calls]}
 
@@ -362,10 +370,10 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
 async def test_an_30_calls_and_results(bench: AnthropicTestBench) -> None:
     turn = use("a", before=[{"type": "text", "text": "t"}])
 
-    seen = await bench.see({"messages": [HI, turn, user(result("a", content="r"))]})
+    sent_body = await bench.send_to_worker({"messages": [HI, turn, user(result("a", content="r"))]})
 
     function = {"name": "f", "arguments": '{"x":1}'}
-    assert seen["messages"][1:] == [
+    assert sent_body["messages"][1:] == [
         {
             "role": "assistant",
             "content": "t",
@@ -378,9 +386,9 @@ async def test_an_30_calls_and_results(bench: AnthropicTestBench) -> None:
 async def test_an_31_results_are_sorted_before_the_text(bench: AnthropicTestBench) -> None:
     results = (result("b", content="B"), result("a", content="A"), {"type": "text", "text": "so"})
 
-    seen = await bench.see({"messages": [HI, use("a", "b"), user(*results)]})
+    sent_body = await bench.send_to_worker({"messages": [HI, use("a", "b"), user(*results)]})
 
-    assert [(m["role"], m["content"]) for m in seen["messages"][2:]] == [
+    assert [(m["role"], m["content"]) for m in sent_body["messages"][2:]] == [
         ("tool", "A"),
         ("tool", "B"),
         ("user", "so"),
@@ -396,9 +404,9 @@ async def test_an_32_failed_tool_is_marked(
 ) -> None:
     failed = result("a", content=content, is_error=True)
 
-    seen = await bench.see({"messages": [HI, use("a"), user(failed)]})
+    sent_body = await bench.send_to_worker({"messages": [HI, use("a"), user(failed)]})
 
-    assert seen["messages"][-1]["content"] == text
+    assert sent_body["messages"][-1]["content"] == text
 
 
 @pytest.mark.parametrize(
@@ -409,19 +417,21 @@ async def test_an_32_failed_tool_is_marked(
 async def test_an_33_texts_of_a_result(
     bench: AnthropicTestBench, fields: dict[str, Any], text: str
 ) -> None:
-    seen = await bench.see({"messages": [HI, use("a"), user(result("a", **fields))]})
+    sent_body = await bench.send_to_worker(
+        {"messages": [HI, use("a"), user(result("a", **fields))]}
+    )
 
-    assert seen["messages"][-1]["content"] == text
+    assert sent_body["messages"][-1]["content"] == text
 
 
 async def test_an_34_image_of_a_result_follows_the_results(bench: AnthropicTestBench) -> None:
     image = {"type": "image", "source": PNG}
 
-    seen = await bench.see(
+    sent_body = await bench.send_to_worker(
         {"model": "mock-vlm", "messages": [HI, use("a"), user(result("a", content=[image]))]}
     )
 
-    tool, follower = seen["messages"][2:]
+    tool, follower = sent_body["messages"][2:]
     assert (tool["role"], tool["content"]) == ("tool", "[image 1 of call a follows]")
     assert follower["role"] == "user"
     assert follower["content"] == [
@@ -437,16 +447,17 @@ async def test_an_37_images_by_data_and_by_url(bench: AnthropicTestBench) -> Non
     by_url = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
     turn = user({"type": "text", "text": "x"}, {"type": "image", "source": PNG}, by_url)
 
-    seen = await bench.see({"model": "mock-vlm", "messages": [turn]})
+    sent_body = await bench.send_to_worker({"model": "mock-vlm", "messages": [turn]})
 
-    urls = [part["image_url"]["url"] for part in seen["messages"][0]["content"][1:]]
+    urls = [part["image_url"]["url"] for part in sent_body["messages"][0]["content"][1:]]
     assert urls == ["data:image/png;base64,iVBORw0KGgo=", "https://x/y.png"]
 
 
-async def test_an_38_silence_is_filled(bench: AnthropicTestBench) -> None:
-    response = await bench.ask({"model": "mock-stall", **STREAM})
+async def test_an_38_pings_are_sent_while_the_worker_is_silent(bench: AnthropicTestBench) -> None:
+    response = await bench.send({"model": "mock-stall", **STREAM})
 
     assert b"event: ping" in response.content.partition(b"Hello")[2]
+
     deltas = [
         event["delta"]["text"]
         for event in read_events(Response(200, {}, response.content))
@@ -470,29 +481,30 @@ async def test_an_38_stream_starts_before_a_slow_worker(bench: AnthropicTestBenc
 async def test_an_39_document_is_text(bench: AnthropicTestBench) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "D"}
 
-    seen = await bench.see(
+    sent_body = await bench.send_to_worker(
         {"messages": [user({"type": "document", "title": "T", "source": source})]}
     )
 
-    assert seen["messages"][0]["content"] == '<document title="T">\nD\n</document>'
+    assert sent_body["messages"][0]["content"] == '<document title="T">\nD\n</document>'
 
 
 async def test_an_40_pdf_is_a_file(bench: AnthropicTestBench) -> None:
-    seen = await bench.see({"messages": [user(PDF)]})
+    sent_body = await bench.send_to_worker({"messages": [user(PDF)]})
 
-    assert seen["messages"][0]["content"][0]["file"]["filename"] == "document.pdf"
+    assert sent_body["messages"][0]["content"][0]["file"]["filename"] == "document.pdf"
 
 
 # --- thinking -------------------------------------------------------------------------------------
 
 
-async def test_an_41_thinking_comes_first(bench: AnthropicTestBench) -> None:
-    response = await bench.ask(
+async def test_an_41_thinking_precedes_the_text(bench: AnthropicTestBench) -> None:
+    response = await bench.send(
         {"model": "mock-think", "thinking": {"type": "adaptive"}}, profile="vllm"
     )
 
     body = response.json()
     thinking, text = body["content"]
+
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "Hmm ok")
     assert thinking["signature"]
     assert [text] == HELLO
@@ -502,7 +514,7 @@ async def test_an_41_thinking_comes_first(bench: AnthropicTestBench) -> None:
 async def test_an_42_thinking_is_streamed_with_its_signature_last(
     bench: AnthropicTestBench,
 ) -> None:
-    response = await bench.ask(
+    response = await bench.send(
         {"model": "mock-think", "thinking": {"type": "adaptive"}, **STREAM}, profile="vllm"
     )
 
@@ -527,15 +539,15 @@ async def test_an_42_thinking_is_streamed_with_its_signature_last(
 
 
 @pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "disabled"}}])
-async def test_an_43_thinking_is_not_sent_unless_asked_for(
+async def test_an_43_thinking_is_sent_only_on_request(
     bench: AnthropicTestBench, fields: dict[str, Any]
 ) -> None:
-    body = (await bench.ask({"model": "mock-think", **fields})).json()
+    body = (await bench.send({"model": "mock-think", **fields})).json()
 
     assert (body["content"], body["usage"]["output_tokens"]) == (HELLO, 5)
 
 
-async def test_an_45_thinking_of_the_running_loop_goes_back_to_the_worker(
+async def test_an_45_thinking_of_the_current_tool_loop_is_sent_to_the_worker(
     bench: AnthropicTestBench,
 ) -> None:
     before = [
@@ -545,10 +557,10 @@ async def test_an_45_thinking_of_the_running_loop_goes_back_to_the_worker(
     old = {"role": "assistant", "content": [before[0], {"type": "text", "text": "so"}]}
     messages = [HI, old, HI, use("a", before=before), user(result("a", content="r"))]
 
-    seen = await bench.see({"messages": messages}, profile="vllm")
+    sent_body = await bench.send_to_worker({"messages": messages}, profile="vllm")
 
-    assert "s3cret" not in json.dumps(seen)
-    assert [one.get("reasoning_content") for one in seen["messages"]] == [
+    assert "s3cret" not in json.dumps(sent_body)
+    assert [one.get("reasoning_content") for one in sent_body["messages"]] == [
         None, None, None, "why", None,
     ]  # fmt: skip
 
@@ -571,7 +583,7 @@ async def test_an_52_failures_have_a_status(
     *,
     stream: bool,
 ) -> None:
-    response = await bench.ask({"model": model, "stream": stream})
+    response = await bench.send({"model": model, "stream": stream})
 
     assert get_error(response)[:2] == (status, kind)
     assert response.headers["content-type"] == "application/json"
@@ -581,7 +593,7 @@ async def test_an_52_failures_have_a_status(
 async def test_an_53_prompt_too_long(bench: AnthropicTestBench) -> None:
     words = {"role": "user", "content": "word " * 20}
 
-    response = await bench.ask({"model": "mock-ctx", "messages": [words]})
+    response = await bench.send({"model": "mock-ctx", "messages": [words]})
 
     assert get_error(response)[::2] == (400, "prompt is too long: 20 tokens > 10 maximum")
 
@@ -589,38 +601,38 @@ async def test_an_53_prompt_too_long(bench: AnthropicTestBench) -> None:
 async def test_an_54_max_tokens_is_clamped(bench: AnthropicTestBench) -> None:
     turn = {"role": "user", "content": "a b c d"}
 
-    seen = await bench.see({"model": "mock-ctx", "messages": [turn]})
+    sent_body = await bench.send_to_worker({"model": "mock-ctx", "messages": [turn]})
 
-    assert seen["max_completion_tokens"] <= 6
+    assert sent_body["max_completion_tokens"] <= 6
 
 
-async def test_an_54_completion_that_does_not_fit_is_told_as_the_service_does(
+async def test_an_54_completion_that_does_not_fit_gets_the_service_error(
     bench: AnthropicTestBench,
 ) -> None:
-    response = await bench.ask({"model": "mock-full"})
+    response = await bench.send({"model": "mock-full"})
 
     message = "input length and `max_tokens` exceed context limit: 4 + 100 > 10"
     assert get_error(response)[2].startswith(message)
 
 
 async def test_an_55_broken_stream_ends_with_an_error(bench: AnthropicTestBench) -> None:
-    response = await bench.ask({"model": "mock-midfail", **STREAM})
+    response = await bench.send({"model": "mock-midfail", **STREAM})
 
     kinds = [event["type"] for event in read_events(Response(200, {}, response.content))]
     assert kinds[-1] == "error"
     assert "message_stop" not in kinds
 
 
-async def test_an_56_cached_tokens_are_counted_apart(bench: AnthropicTestBench) -> None:
-    body = (await bench.ask({"model": "mock-cached"})).json()
+async def test_an_56_cached_tokens_are_counted_separately(bench: AnthropicTestBench) -> None:
+    body = (await bench.send({"model": "mock-cached"})).json()
 
     assert body["usage"] == usage(1, 3, 1)
 
 
-async def test_an_57_tokens_are_estimated_where_nobody_counts(bench: AnthropicTestBench) -> None:
+async def test_an_57_tokens_are_estimated_if_no_worker_counts(bench: AnthropicTestBench) -> None:
     request_count = len(bench.worker.bodies)
 
-    response = await bench.ask({"system": "x"}, path=COUNT)
+    response = await bench.send({"system": "x"}, path=COUNT)
 
     assert response.json() == {"input_tokens": 3}
     assert response.headers["x-interlingua-loss"] == "input_tokens=approximated"
@@ -630,7 +642,7 @@ async def test_an_57_tokens_are_estimated_where_nobody_counts(bench: AnthropicTe
 async def test_an_57_tokens_are_counted_by_a_worker_that_can(bench: AnthropicTestBench) -> None:
     request_count = len(bench.worker.bodies)
 
-    response = await bench.ask({"system": "x", "tools": TOOLS}, path=COUNT, profile="vllm")
+    response = await bench.send({"system": "x", "tools": TOOLS}, path=COUNT, profile="vllm")
 
     assert response.json() == {"input_tokens": 3}
     assert "x-interlingua-loss" not in response.headers
@@ -640,7 +652,7 @@ async def test_an_57_tokens_are_counted_by_a_worker_that_can(bench: AnthropicTes
 async def test_an_57_tokens_are_estimated_while_no_worker_answers(
     bench: AnthropicTestBench,
 ) -> None:
-    response = await bench.ask({"model": "mock-down"}, path=COUNT)
+    response = await bench.send({"model": "mock-down"}, path=COUNT)
 
     assert response.json() == {"input_tokens": 2}
 
@@ -666,7 +678,9 @@ async def test_an_60_request_of_claude_code(bench: AnthropicTestBench) -> None:
         "output_config": {"effort": "high"},
     }  # fmt: skip
     for stream in (True, False):
-        seen = await bench.see({**body, "stream": stream}, path="/v1/messages?beta=true")
-        assert seen["max_completion_tokens"] < WINDOW
-        assert "billing" not in json.dumps(seen)
-        assert "$schema" not in json.dumps(seen["tools"])
+        sent_body = await bench.send_to_worker(
+            {**body, "stream": stream}, path="/v1/messages?beta=true"
+        )
+        assert sent_body["max_completion_tokens"] < WINDOW
+        assert "billing" not in json.dumps(sent_body)
+        assert "$schema" not in json.dumps(sent_body["tools"])

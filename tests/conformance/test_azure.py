@@ -1,4 +1,4 @@
-"""Azure OpenAI: what needs other listeners, or an Azure worker behind the gateway."""
+"""Azure OpenAI cases that need other listeners, or an Azure worker behind the gateway."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ backends:
 models: {{mock: {{backend: pool, model: gpt-4o}}}}
 """
 RESULTS = {"hate": {"filtered": False, "severity": "low"}}
-ANSWER = {
+FILTERED = {
     "id": "1",
     "object": "chat.completion",
     "created": 1,
@@ -56,7 +56,7 @@ async def read_stream(client: openai.AsyncAzureOpenAI) -> list[ChatCompletionChu
 
 @pytest.fixture
 async def synthetic(serve: Serve) -> RunningGateway:
-    """The gateway of the cases, which adds a filter's results."""
+    """The gateway of the cases, configured to add filter results."""
     own = "{name: openai, profile: azure, filter_results: synthetic}"
     return await serve(MOCK.replace("{name: openai, profile: azure}", own))
 
@@ -68,31 +68,34 @@ async def test_az11_synthetic_filter_results_of_a_stream_suit_the_client(
         first, *others = await read_stream(client)
 
     assert first.choices == []
+
     [results] = first.model_extra["prompt_filter_results"]  # type: ignore[index]
     assert (results["prompt_index"], len(results["content_filter_results"])) == (0, 4)
+
     texts = [one.choices[0].delta.content or "" for one in others if one.choices]
     assert "".join(texts) == "Hello world!"
     assert all("content_filter_results" in one.choices[0].model_extra for one in others)  # type: ignore[operator]
 
 
 async def test_az12_synthetic_filter_results_of_a_whole_answer(synthetic: RunningGateway) -> None:
-    answer = (await synthetic.http.post(CHAT, json=BODY)).json()
+    response = (await synthetic.http.post(CHAT, json=BODY)).json()
 
     safe = {"filtered": False, "severity": "safe"}
-    assert answer["prompt_filter_results"][0]["content_filter_results"]["hate"] == safe
-    assert answer["choices"][0]["content_filter_results"]["hate"] == safe
+    assert response["prompt_filter_results"][0]["content_filter_results"]["hate"] == safe
+    assert response["choices"][0]["content_filter_results"]["hate"] == safe
 
 
 async def test_az13_filter_results_of_an_azure_worker_are_passed_on(serve: Serve) -> None:
-    async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode())]) as worker:
+    async with ScriptedWorker([make_reply(json.dumps(FILTERED).encode())]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
 
-        answer = await gateway.http.post(CHAT, json=BODY)
+        response = await gateway.http.post(CHAT, json=BODY)
 
-        body = answer.json()
+        body = response.json()
         assert body["choices"][0]["finish_reason"] == "content_filter"
         assert body["choices"][0]["content_filter_results"] == RESULTS
-        assert body["prompt_filter_results"] == ANSWER["prompt_filter_results"]
+        assert body["prompt_filter_results"] == FILTERED["prompt_filter_results"]
+
         [sent] = [one for one in worker.requests if one.method == "POST"]
         assert sent.path == f"/openai/deployments/gpt-4o/chat/completions?api-version={VERSION}"
         assert sent.headers["api-key"] == "secret"
@@ -100,7 +103,7 @@ async def test_az13_filter_results_of_an_azure_worker_are_passed_on(serve: Serve
 
 
 async def test_az13_filter_results_in_a_stream_are_passed_on(serve: Serve) -> None:
-    results = ANSWER["prompt_filter_results"]
+    results = FILTERED["prompt_filter_results"]
     prompt = {"id": "", "object": "", "created": 0, "model": "", "choices": []}
     prompt |= {"prompt_filter_results": results}
     delta = {"index": 0, "delta": {"role": "assistant", "content": "Hello"}, "finish_reason": None}
@@ -116,7 +119,7 @@ async def test_az13_filter_results_in_a_stream_are_passed_on(serve: Serve) -> No
 
     with_delta = [one.choices[0] for one in chunks if one.choices and "delta" in one.to_json()]
     assert "".join(choice.delta.content or "" for choice in with_delta) == "Hello"
-    assert chunks[0].model_extra["prompt_filter_results"] == ANSWER["prompt_filter_results"]  # type: ignore[index]
+    assert chunks[0].model_extra["prompt_filter_results"] == FILTERED["prompt_filter_results"]  # type: ignore[index]
 
 
 async def test_az14_filtered_prompt_is_an_error_of_azure(serve: Serve) -> None:
@@ -127,26 +130,27 @@ async def test_az14_filtered_prompt_is_an_error_of_azure(serve: Serve) -> None:
         "code": "content_filter", "status": 400, "innererror": inner,
     }  # fmt: skip
     reply = make_reply(json.dumps({"error": error}).encode(), "400 Bad Request")
+
     async with ScriptedWorker([reply]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
         async with make_client(gateway) as client:
-            with pytest.raises(openai.BadRequestError) as caught:
+            with pytest.raises(openai.BadRequestError) as excinfo:
                 await client.chat.completions.create(
                     model="mock",
                     messages=MESSAGES,
                 )
 
-    assert caught.value.code == "content_filter"
-    assert caught.value.body["innererror"] == inner  # type: ignore[index]
+    assert excinfo.value.code == "content_filter"
+    assert excinfo.value.body["innererror"] == inner  # type: ignore[index]
 
 
 async def test_openai_clients_use_an_azure_worker(serve: Serve) -> None:
-    async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode())]) as worker:
+    async with ScriptedWorker([make_reply(json.dumps(FILTERED).encode())]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
 
-        answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "model": "mock"})
+        response = await gateway.http.post("/v1/chat/completions", json={**BODY, "model": "mock"})
 
-        assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+        assert response.json()["choices"][0]["message"]["content"] == "Hello"
         assert worker.requests[-1].path.startswith("/openai/deployments/gpt-4o/")
 
 
@@ -154,6 +158,7 @@ async def test_azure_client_lists_embeds_and_raises_its_errors(mock: RunningGate
     async with make_client(mock) as client:
         names = [one.id async for one in client.models.list()]
         vector = await client.embeddings.create(model="mock-emb", input="a b")
+
         with pytest.raises(openai.NotFoundError) as unknown:
             await client.embeddings.create(model="nope", input="a")
         with pytest.raises(openai.RateLimitError):

@@ -1,4 +1,4 @@
-"""The runner of the cases: what it sends, and what it objects to."""
+"""The case runner sends what a case says and reports every mismatch."""
 
 import re
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ YES: list[tuple[Any, Any]] = [
     (bool, True),
     (float, 0.5),
     (re.compile("a.c"), "abc"),
-    (lambda got: got > 1, 2),
+    (lambda actual: actual > 1, 2),
     ({"a": 1, "b": ...}, {"a": 1, "b": [2]}),
     ([1, {"a": str}], [1, {"a": "x"}]),
     (3.0, 3),
@@ -41,24 +41,24 @@ NO: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "got"), YES)
-def test_match_accepts_expected_values(wanted: Any, got: Any) -> None:
-    match(wanted, got, "x")
+@pytest.mark.parametrize(("wanted", "actual"), YES)
+def test_match_accepts_expected_values(wanted: Any, actual: Any) -> None:
+    match(wanted, actual, "x")
 
 
-@pytest.mark.parametrize(("wanted", "got", "mismatch"), NO)
-def test_match_reports_mismatches(wanted: Any, got: Any, mismatch: str) -> None:
-    with pytest.raises(Mismatch) as caught:
-        match(wanted, got, "x")
+@pytest.mark.parametrize(("wanted", "actual", "mismatch"), NO)
+def test_match_reports_mismatches(wanted: Any, actual: Any, mismatch: str) -> None:
+    with pytest.raises(Mismatch) as excinfo:
+        match(wanted, actual, "x")
 
-    assert str(caught.value) == mismatch
+    assert str(excinfo.value) == mismatch
 
 
 def test_partial_match_ignores_additional_keys() -> None:
-    match({"b": {"c": 1}}, {"a": 0, "b": {"c": 1, "d": 2}}, "x", whole=False)
+    match({"b": {"c": 1}}, {"a": 0, "b": {"c": 1, "d": 2}}, "x", exact=False)
 
     with pytest.raises(Mismatch, match=r"x\.b: wanted e, got only c"):
-        match({"b": {"e": 1}}, {"b": {"c": 1}}, "x", whole=False)
+        match({"b": {"e": 1}}, {"b": {"c": 1}}, "x", exact=False)
 
 
 JSON = {"content-type": "application/json; charset=utf-8", "retry-after": "2"}
@@ -82,27 +82,27 @@ BAD: list[tuple[dict[str, Any], Response, str]] = [
 
 @pytest.mark.parametrize(("row", "answer", "mismatch"), BAD)
 def test_wrong_response_is_a_mismatch(row: dict[str, Any], answer: Response, mismatch: str) -> None:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(Mismatch) as excinfo:
         check_response(Case("X1", "GET", "/", **row), answer)
 
-    assert mismatch in str(caught.value)
+    assert mismatch in str(excinfo.value)
 
 
-def test_response_events_are_parsed_without_loss() -> None:
+def test_events_are_parsed_without_loss() -> None:
     body = b'data: {"a":1}\n\ndata:x\n\n: ping\n\nevent: e\ndata: 1\n\n{"error":"e"}'
 
-    answer = Response(200, EVENTS, body)
+    response = Response(200, EVENTS, body)
 
-    assert answer.events == [{"a": 1}, "x", ": ping", "event: e\ndata: 1", '{"error":"e"}']
-    assert answer.chunks == [{"a": 1}]
+    assert response.events == [{"a": 1}, "x", ": ping", "event: e\ndata: 1", '{"error":"e"}']
+    assert response.chunks == [{"a": 1}]
 
 
 async def test_case_request_is_sent_as_declared() -> None:
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={"n": len(seen)})
+        requests.append(request)
+        return httpx.Response(200, json={"n": len(requests)})
 
     numbers: list[int] = []
     http = httpx.AsyncClient(base_url="http://x/y", transport=httpx.MockTransport(serve))
@@ -121,26 +121,29 @@ async def test_case_request_is_sent_as_declared() -> None:
 
     assert case.number == "X1"
     assert numbers == [1, 2]
-    assert seen[0].url.raw_path == b"/y/a%2Fb"
-    assert seen[0].content == b'{"a":[1]}'
-    assert seen[0].headers["authorization"] == "Bearer sk-test"
-    assert (seen[0].headers["content-type"], seen[0].headers["x-own"]) == ("application/json", "1")
-    assert seen[2].method == "PUT"
-    assert seen[2].content == b"{"
-    assert "authorization" not in seen[2].headers
+    assert requests[0].url.raw_path == b"/y/a%2Fb"
+    assert requests[0].content == b'{"a":[1]}'
+    assert requests[0].headers["authorization"] == "Bearer sk-test"
+    assert (requests[0].headers["content-type"], requests[0].headers["x-own"]) == (
+        "application/json",
+        "1",
+    )
+    assert requests[2].method == "PUT"
+    assert requests[2].content == b"{"
+    assert "authorization" not in requests[2].headers
 
 
 async def test_meanwhile_case_is_sent_during_the_response() -> None:
-    """Between the first bytes of an answer and the next."""
-    seen: list[str] = []
+    """It is sent after the first bytes of the response and before the next."""
+    paths: list[str] = []
 
     async def body() -> AsyncIterator[bytes]:
         for piece in (b"[1,", b"2]"):
-            seen.append(piece.decode())
+            paths.append(piece.decode())
             yield piece
 
     def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request.url.path)
+        paths.append(request.url.path)
         return httpx.Response(
             200, headers=JSON, content=body() if request.url.path == "/a" else b"3"
         )
@@ -152,4 +155,4 @@ async def test_meanwhile_case_is_sent_during_the_response() -> None:
     with pytest.raises(Mismatch, match="wanted 4, got 3"):
         await run_case(http, Case("X2", "POST", "/a", meanwhile=replace(inner, body_is=4)))
 
-    assert seen[:4] == ["/a", "[1,", "/b", "2]"]
+    assert paths[:4] == ["/a", "[1,", "/b", "2]"]

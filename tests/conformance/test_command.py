@@ -1,4 +1,4 @@
-"""The command as its users run it: against a gateway in a process of its own."""
+"""``python -m tests.conformance`` against a gateway in a process of its own."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from tests.conformance import __main__ as command
 from tests.conformance.cases import cases_of
-from tests.conftest import ANYWHERE, CONFORMANCE
+from tests.conftest import ANY_FREE_PORT, CONFORMANCE, find_conformance_prefix
 from tests.integration.test_command import Command
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ Outcomes = dict[str, str]
 
 ROOT = Path(__file__).parents[2]
 SPOKEN = [name for name in PROTOCOLS if ProtocolRegistry(PROTOCOLS).serves_clients(name)]
-"""Those that clients speak."""
+"""The protocols that clients can use."""
 
 
 def run_conformance(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,16 +45,15 @@ def parse_output(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[list[str]]:
-    """Where ``interlingua serve conformance`` serves: every protocol, and one alone."""
-    gateway = Command("serve", "conformance", env=ANYWHERE)
-    gateway.serving()
-    yield re.findall(r"http://[\w.:]+", gateway.read_output())
+    """The URLs of ``interlingua serve conformance``: with every protocol, and with only one."""
+    gateway = Command("serve", "conformance", env=ANY_FREE_PORT)
+    yield gateway.read_urls()
     gateway.close()
 
 
 def list_invocations(protocol: str) -> list[tuple[int, str, list[str]]]:
-    """Listener, path and arguments by which, as the configuration says, a protocol is called."""
-    prefix = f"/{protocol}" if protocol in ("mindie", "tgi") else ""
+    """Return listener, path and arguments that the configuration documents for each protocol."""
+    prefix = find_conformance_prefix(protocol)
     invocations = [(0, prefix, ["--protocol", protocol])]
     for port, path, rest in re.findall(r"# http://127.0.0.1:800(\d)(\S*) (--.*)", CONFORMANCE):
         arguments = rest.split()
@@ -88,7 +87,7 @@ def test_table_lists_each_case_and_the_totals(urls: list[str]) -> None:
 
 
 def test_gateway_of_another_protocol_fails(urls: list[str]) -> None:
-    """The cases of one protocol, against a server of another."""
+    """The cases of one protocol fail on a server of another."""
     result = run_conformance(urls[1], "--protocol", "triton")
 
     *rows, last = result.stdout.splitlines()
@@ -114,7 +113,7 @@ WRONG = [
     (["http://127.0.0.1:1", "--protocol", "ovms", "--profile", "x"], "it has 2026, 2024"),
     (["http://127.0.0.1:1", "--protocol", "ovms", "--set", "v2=true"], "it has v1, kserve"),
     (["http://127.0.0.1:1", "--protocol", "ovms", "--set", "v1=5"], "v1 must be true or false"),
-    # The cases are written for the defaults of what is not set, so here none is left to play.
+    # The cases expect the defaults of all other options, so no case applies here.
     (["http://127.0.0.1:1", "--protocol", "triton", "--set", "status=sane"], "0 passed, 0 failed"),
 ]
 

@@ -1,4 +1,4 @@
-"""The cases of the wire document, and what needs more than a request and its answer."""
+"""The gateway meets the Databricks cases, and those that need more than one request."""
 
 import base64
 import struct
@@ -50,9 +50,10 @@ async def test_w92_extra_params_strings_reach_the_worker_as_numbers(serve: Serve
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
         body = {"messages": [HI], "extra_params": {"top_k": "5", "temperature": "0.5"}}
 
-        answer = await gateway.http.post(CHAT, json=body)
+        response = await gateway.http.post(CHAT, json=body)
 
-        assert answer.status_code == 200
+        assert response.status_code == 200
+
         sent = [one for one in worker.requests if one.method == "POST"]
         fields = msgspec.json.decode(sent[0].body)
         assert (fields["top_k"], fields["temperature"]) == (5, 0.5)
@@ -90,7 +91,7 @@ async def test_w97_openai_client_completes_streams_and_lists_models(
 
 
 async def test_w97_openai_client_gets_embeddings(client: openai.AsyncOpenAI) -> None:
-    """The client asks for base64 of its own accord, and unpacks it."""
+    """The client requests base64 by default and decodes it."""
     async with client:
         embeddings = await client.embeddings.create(model="ep-emb", input="a b")
         assert embeddings.data[0].embedding == [3.0, 2.0, 0.5, -0.25]
@@ -111,7 +112,7 @@ async def test_w98_openai_client_raises_not_found(client: openai.AsyncOpenAI) ->
 
 
 async def test_broken_stream_raises_in_the_openai_client(client: openai.AsyncOpenAI) -> None:
-    """The protocol's own error shape would pass for a short answer there."""
+    """In the protocol's own error format, the client would see only a short answer."""
     async with client:
         stream = await client.chat.completions.create(
             model="mock-cut", messages=[{"role": "user", "content": "say hi"}], stream=True

@@ -1,4 +1,4 @@
-"""The cases of the wire document, in two releases."""
+"""The gateway meets the MindIE cases of two releases."""
 
 import httpx
 import pytest

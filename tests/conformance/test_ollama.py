@@ -1,4 +1,4 @@
-"""The cases of the wire document, and what the worker gets of a request."""
+"""The gateway meets the Ollama cases, also those about what a worker receives."""
 
 from typing import Any
 
@@ -45,16 +45,16 @@ def test_every_case_number_is_covered_and_ids_are_unique() -> None:
 
 
 async def send(serve: Serve, body: Any, path: str = "/api/chat") -> tuple[dict[str, Any], str]:
-    """The request that the worker gets, and the losses that the client gets in a header."""
+    """Send a request; return the worker's request and the loss header's entries."""
     async with ScriptedWorker([make_reply(msgspec.json.encode(ANSWER))]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
 
-        answer = await gateway.http.post(path, json={"model": "mock", "stream": False, **body})
+        response = await gateway.http.post(path, json={"model": "mock", "stream": False, **body})
 
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
         [sent] = [one for one in worker.requests if one.method == "POST"]
         fields: dict[str, Any] = msgspec.json.decode(sent.body)
-        return fields, answer.headers.get("x-interlingua-loss", "")
+        return fields, response.headers.get("x-interlingua-loss", "")
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -69,6 +69,7 @@ async def test_ol14_tool_result_without_ids_is_paired_with_its_call(serve: Serve
 
     _, assistant, tool = sent["messages"]
     [tool_call] = assistant["tool_calls"]
+
     assert tool_call["function"]["arguments"] == '{"x":1}'
     assert tool_call["id"]
     assert tool == {"role": "tool", "content": "42", "tool_call_id": tool_call["id"]}

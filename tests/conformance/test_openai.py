@@ -1,4 +1,4 @@
-"""The cases of the wire document."""
+"""The gateway meets the OpenAI cases."""
 
 import pytest
 
@@ -15,7 +15,8 @@ async def test_conformance_case(run_case: RunCase, case: Case) -> None:
 
 
 def test_every_case_number_is_covered_and_ids_are_unique() -> None:
-    several = {41, 52, 53, 56}  # of several requests: tests/integration/test_responses_api.py
+    several = {41, 52, 53, 56}  # need several requests: tests/integration/test_responses_api.py
     responses = {f"RS-{n:02}" for n in range(1, 61) if n not in several}
+
     assert {case.number for case in CASES} == {f"W{n}" for n in range(1, 84)} | responses | NUMBERS
     assert len({case.id for case in CASES}) == len(CASES)

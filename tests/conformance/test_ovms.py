@@ -1,4 +1,4 @@
-"""The cases of the wire document."""
+"""The gateway meets the OVMS cases."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cases of reranking, scoring and tokenization, played on the OpenAI listener."""
+"""The gateway meets the cases of reranking, scoring and tokenization."""
 
 import pytest
 

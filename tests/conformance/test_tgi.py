@@ -1,4 +1,4 @@
-"""The cases of the wire document, and what the worker gets of a request."""
+"""The gateway meets the TGI cases, also those about what a worker receives."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_every_case_number_is_covered_and_ids_are_unique() -> None:
 async def send(
     serve: Serve, path: str, body: Any, answer: Any = COMPLETION
 ) -> tuple[dict[str, Any], Any]:
-    """What the worker gets of a request, and the response."""
+    """Send a request; return the worker's request and the response."""
     async with ScriptedWorker([make_reply(msgspec.json.encode(answer))]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
 
@@ -95,7 +95,7 @@ async def test_tg30_regex_becomes_a_structured_output(serve: Serve) -> None:
     assert sent["structured_outputs"] == {"regex": "[0-9]+"}
 
 
-async def test_kept_stop_string_is_asked_of_the_worker(serve: Serve) -> None:
+async def test_stop_string_to_include_is_requested_from_the_worker(serve: Serve) -> None:
     sent, _ = await send(serve, "/", {"inputs": "a", "parameters": {"stop": ["x"]}})
 
     assert (sent["stop"], sent["include_stop_str_in_output"]) == (["x"], True)

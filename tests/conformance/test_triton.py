@@ -1,4 +1,4 @@
-"""The cases of the wire document, and those that only what stands behind a server can answer."""
+"""The gateway meets the Triton cases, also those that need a special model."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tests.conformance.triton import CASES, VLLM, generate_response, stream_body
 from tests.conftest import MOCK, Serve
 
 TESTED_HERE = {"TR-34", "TR-50"}
-"""The numbers whose tests stand here."""
+"""The numbers of the cases in this module."""
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -42,7 +42,7 @@ PARAMETER_VALUES = [
     ("true", True),
     ('"s"', "s"),
     ("1e3", 1000.0),
-    # The original has no integer so large and hands on a double; we hand on what was written.
+    # Triton converts so large an integer to a double; the gateway passes it on unchanged.
     (str(2**63), 2**63),
 ]
 
@@ -55,14 +55,14 @@ async def test_tr_34_parameters_keep_their_types(
     monkeypatch.setattr(gateway.app.backends["words"], "send", echo_parameters)
     body = f'{{"text_input":"","exclude_input_in_output":true,"foo":{sent}}}'
 
-    answer = await gateway.http.post(f"{VLLM}/generate", content=body)
+    response = await gateway.http.post(f"{VLLM}/generate", content=body)
 
-    received = msgspec.json.decode(answer.json()["text_output"])["foo"]
+    received = msgspec.json.decode(response.json()["text_output"])["foo"]
     assert (received, type(received)) == (value, type(value))
 
 
 async def test_tr_50_full_queue_returns_503(serve: Serve) -> None:
-    """The worker takes one at a time, and two wait: of eight, three are answered."""
+    """The worker takes one request and two may wait: of eight, three succeed."""
     slow = MOCK.replace("words: {kind: echo,", "words: {kind: echo, delay: 60ms,")
     worker = await serve(slow)
     queue = f"{{protocol: openai, workers: [{worker.url}], max_concurrency: 1, queue: {{max: 2}}}}"
@@ -80,6 +80,7 @@ async def test_tr_50_full_queue_returns_503(serve: Serve) -> None:
     )
 
     assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 5
+
     full = "[request id: <id_unknown>] Exceeds maximum queue size"
     assert {one.json()["error"] for one in answers if one.status_code == 503} == {full}
 
@@ -87,14 +88,14 @@ async def test_tr_50_full_queue_returns_503(serve: Serve) -> None:
 async def send_generate_stream(
     port: int, body: bytes, *, version: str = "1.1"
 ) -> tuple[bytes, bytes]:
-    """Head and body of the answer to generate_stream, as they came."""
+    """Return the head and the body of a generate_stream response as bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST {VLLM}/generate_stream HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    answer = await reader.read()
+    response = await reader.read()
     writer.close()
     await writer.wait_closed()
-    response_head, _, rest = answer.partition(b"\r\n\r\n")
+    response_head, _, rest = response.partition(b"\r\n\r\n")
     return response_head, rest
 
 

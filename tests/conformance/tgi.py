@@ -1,6 +1,6 @@
 """TGI: cases TG-01 to TG-30. Requests name a model, which TGI would ignore.
 
-Cases that say what a worker gets are played against a scripted worker in test_tgi.py.
+The cases about what a worker receives are in test_tgi.py.
 """
 
 import re
@@ -14,53 +14,53 @@ TEXT = "".join(PIECES)
 
 
 def generate(number: str, parameters: Any, *, path: str = "/generate", **row: Any) -> Case:
-    """A case of generate."""
+    """Build a case of generate."""
     body = {"model": "mock", "inputs": "a b", "parameters": parameters}
     return Case(number, "POST", path, body=body, **row)
 
 
 def stream(number: str, parameters: Any, **row: Any) -> Case:
-    """A case of generate_stream."""
+    """Build a case of generate_stream."""
     return generate(number, parameters, path="/generate_stream", **row)
 
 
 def post(number: str, path: str, body: Any, **row: Any) -> Case:
-    """A case with another body."""
+    """Build a case with another body."""
     return Case(number, "POST", path, body=body, **row)
 
 
 def error(status: int, kind: str, text: Any = str) -> dict[str, Any]:
-    """The row's part that expects an error."""
+    """Expect this error."""
     return {"status": status, "body_is": {"error": text, "error_type": kind}}
 
 
 def invalid(text: str) -> dict[str, Any]:
-    """The error of the server's validation."""
+    """Expect an error of the server's validation."""
     return error(422, "validation", f"Input validation error: {text}")
 
 
 def token(text: str, logprob: float | None = None) -> dict[str, Any]:
-    """A token."""
+    """Expect a token."""
     return {"id": int, "text": text, "logprob": logprob, "special": False}
 
 
-def event(index: int, whole: str | None = None, details: Any = None) -> dict[str, Any]:
-    """An event of a stream; with details each token has a logprob."""
+def event(index: int, text: str | None = None, details: Any = None) -> dict[str, Any]:
+    """Expect an event of a stream; with details each token has a logprob."""
     logprob = -0.5 if details == "some" or isinstance(details, dict) else None
     shown = details if isinstance(details, dict) else None
     item = token(PIECES[index - 1], logprob)
-    return {"index": index, "token": item, "generated_text": whole, "details": shown}
+    return {"index": index, "token": item, "generated_text": text, "details": shown}
 
 
-def details(reason: str, tokens: int = 3, **more: Any) -> dict[str, Any]:
-    """The details of a unary answer."""
+def details(reason: str, tokens: int = 3, **fields: Any) -> dict[str, Any]:
+    """Expect the details of a unary response."""
     items = [token(text, -0.5) for text in PIECES[:tokens]]
     head = {"finish_reason": reason, "generated_tokens": tokens, "seed": None}
-    return {**head, "prefill": [], "tokens": items, **more}
+    return {**head, "prefill": [], "tokens": items, **fields}
 
 
 def check_framing(answer: Response) -> None:
-    """No blank after the colon, and no end mark."""
+    """Events have no blank after the colon, and there is no end mark."""
     blocks = answer.text.split("\n\n")
     expect(blocks.pop() == "", "no blank line at the end")
     expect(all(block.startswith('data:{"') for block in blocks), f"framing: {answer.text}")
@@ -68,13 +68,13 @@ def check_framing(answer: Response) -> None:
 
 
 def check_best_of(answer: Response) -> None:
-    """The other sequence stands in the details."""
+    """The details have the other sequence."""
     [other] = answer.json["details"]["best_of_sequences"]
     expect({"generated_text", "prefill", "tokens"} <= other.keys(), f"sequence: {other}")
 
 
 def check_midfail(answer: Response) -> None:
-    """Two events and an error."""
+    """The stream has two events and an error."""
     *tokens, last = answer.chunks
     expect([one["token"]["text"] for one in tokens] == [*PIECES[:2]], f"events: {tokens}")
     match({"error": str, "error_type": "generation"}, last, "last")
@@ -99,7 +99,7 @@ SCHEMA = {"type": "json_object", "value": {"type": "object", "properties": {}}}
 
 
 def chat(number: str, body: Mapping[str, Any]) -> Case:
-    """A case of chat, on a listener with a model."""
+    """Build a case of chat, on a listener with a model."""
     messages = [{"role": "user", "content": "hi"}]
     choice = {"message": {"content": TEXT}, "finish_reason": "stop"}
     return Case(number, "POST", "/v1/chat/completions", body={"messages": messages, **body},

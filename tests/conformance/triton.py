@@ -1,9 +1,9 @@
 """Triton Inference Server: cases TR-01 to TR-52, without 34 and 50.
 
-Those two ask what a model was given and how long its queue is, and are the tests' own. The models:
-``vllm_like`` takes what the vLLM backend takes and says " w0", " w1" ..., three words where it is
-not told how many; ``vllm_fails_first`` and ``vllm_fails_third`` fail instead of that word;
-``trt_like`` takes what the TensorRT-LLM ensemble takes, in batches of four.
+Those two need a model's parameters and its queue; they are in test_triton.py. The models:
+``vllm_like`` takes what the vLLM backend takes and answers " w0", " w1" ..., by default three
+words; ``vllm_fails_first`` and ``vllm_fails_third`` fail in place of that word; ``trt_like`` takes
+what the TensorRT-LLM ensemble takes, in batches of four.
 """
 
 import re
@@ -58,23 +58,23 @@ ONE_RESPONSE = (
 
 
 def get(id: str, path: str, **rest: Any) -> Case:  # noqa: A002 - a Case's field
-    """A question about the server or its models."""
+    """Build a metadata request."""
     return Case(id, "GET", path, **rest)
 
 
 def post(id: str, path: str, body: Any = b"", **rest: Any) -> Case:  # noqa: A002 - as above
-    """A request as bytes, or as what they say."""
+    """Build a request with a body of bytes or JSON."""
     sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return Case(id, "POST", path, body=sent, **rest)
 
 
 def generate(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
-    """A request to generate."""
+    """Build a generate request."""
     return post(id, f"{model}/generate", body, **rest)
 
 
 def generate_stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:  # noqa: A002 - as above
-    """A request to generate_stream, whose answer is these very bytes."""
+    """Build a generate_stream request with the exact expected bytes."""
     kind = {"content-type": EVENTS}
     return post(
         id,
@@ -85,46 +85,48 @@ def generate_stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:
 
 
 def generate_trtllm(id: str, body: Any, **rest: Any) -> Case:  # noqa: A002 - as above
-    """A request to generate of the other model."""
+    """Build a generate request for the TensorRT-LLM model."""
     return generate(id, body, TRT, profile="trtllm", **rest)
 
 
 def error(status: int, text: Any, **rest: Any) -> dict[str, Any]:
-    """E: exactly this key."""
+    """Expect an error with exactly this key."""
     return {"status": status, "body_is": {"error": text}, **rest}
 
 
 def json_error(reason: str) -> dict[str, Any]:
-    """The body is not JSON."""
+    """Expect an error that the body is not JSON."""
     return error(500, f"failed to parse the request JSON buffer: {reason}")
 
 
 def invalid_parameter(name: str, before: str = "") -> dict[str, Any]:
-    """What is no scalar is no parameter."""
+    """Expect an error for a parameter that is not a scalar."""
     must = "It should be either 'int', 'bool', or 'string'."
     return error(400, f"{before}parameter '{name}' has invalid type. {must}")
 
 
-def generate_response(text: Any, *, model: str = "vllm_like", name: str = "", **more: Any) -> bytes:
-    """A whole answer, or the data of an event: its keys are sorted."""
-    fields = {"model_name": model, "model_version": "1", "text_output": text, **more}
+def generate_response(
+    text: Any, *, model: str = "vllm_like", name: str = "", **extra_fields: Any
+) -> bytes:
+    """Expect a unary response or the data of an event, with sorted keys."""
+    fields = {"model_name": model, "model_version": "1", "text_output": text, **extra_fields}
     if name:
         fields["id"] = name
     return msgspec.json.encode(fields, order="sorted")
 
 
 def stream_body(*data: bytes) -> bytes:
-    """A stream: these events and nothing else, no mark of its end either."""
+    """Expect a stream of exactly these events, without an end mark."""
     return b"".join(b"data: " + one + b"\n\n" for one in data)
 
 
-def expected_response(text: Any, **more: Any) -> dict[str, Any]:
-    """The whole answer, to the byte."""
-    return {"body_is": generate_response(text, **more)}
+def expected_response(text: Any, **fields: Any) -> dict[str, Any]:
+    """Expect these bytes."""
+    return {"body_is": generate_response(text, **fields)}
 
 
 def check_server_metadata(answer: Response) -> None:
-    """The server's name, its version and what it can do."""
+    """The server has a name, a version and extensions."""
     metadata = answer.json
     expect(list(metadata) == ["name", "version", "extensions"], f"keys: {list(metadata)}")
     expect(metadata["name"] == "triton", f"another's name: {metadata['name']}")
@@ -132,7 +134,7 @@ def check_server_metadata(answer: Response) -> None:
 
 
 def check_all_ready(answer: Response) -> None:
-    """Every model of the list can answer."""
+    """Every listed model is ready."""
     expect(answer.json, "no model is listed")
     for one in answer.json:
         expect(list(one) == ["name", "version", "state"], f"keys: {list(one)}")
@@ -140,7 +142,7 @@ def check_all_ready(answer: Response) -> None:
 
 
 def check_mock_ready(answer: Response) -> None:
-    """It was not unloaded."""
+    """The model is still loaded."""
     expect({"name": "mock_llm", "version": "1", "state": "READY"} in answer.json, "it is not there")
 
 

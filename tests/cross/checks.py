@@ -1,4 +1,4 @@
-"""What a worker holds a request's fields against: its protocol's names, types and ranges."""
+"""Checks of a request's fields: the names, types and ranges that a worker's protocol allows."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
@@ -9,71 +9,73 @@ Check = Callable[[Any], bool]
 Fields = Mapping[str, Check]
 
 
-def is_text(got: Any) -> bool:
-    return isinstance(got, str) and got != ""
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
-def is_flag(got: Any) -> bool:
-    return isinstance(got, bool)
+def is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def integer(low: int, high: int = 2**63 - 1) -> Check:
-    """An integer in this range."""
-    return lambda got: type(got) is int and low <= got <= high
+    """Accept integers in this range."""
+    return lambda value: type(value) is int and low <= value <= high
 
 
 def number(low: float, high: float = 3e38, *, above: bool = False) -> Check:
-    """A number in this range, without ``low`` itself where it must be above."""
-    return lambda got: (
-        type(got) in (int, float) and low <= got <= high and not (above and got == low)
+    """Accept numbers in this range; with ``above``, not ``low`` itself."""
+    return lambda value: (
+        type(value) in (int, float) and low <= value <= high and not (above and value == low)
     )
 
 
 def strings(most: int) -> Check:
-    """So many non-empty strings at most."""
-    return lambda got: isinstance(got, list) and 0 < len(got) <= most and all(map(is_text, got))
-
-
-def string_or(check: Check) -> Check:
-    """A lone string, or what the other takes."""
-    return lambda got: is_text(got) or check(got)
-
-
-def equals(wanted: Any) -> Check:
-    return lambda got: got == wanted and type(got) is type(wanted)
-
-
-def is_message_list(got: Any) -> bool:
-    """A conversation of plain texts."""
-    return (
-        isinstance(got, list)
-        and got != []
-        and all(turn.keys() == {"role", "content"} and is_text(turn["content"]) for turn in got)
+    """Accept a list of at most this many non-empty strings."""
+    return lambda value: (
+        isinstance(value, list) and 0 < len(value) <= most and all(map(is_text, value))
     )
 
 
-def is_tool_list(got: Any) -> bool:
-    """Functions, each with a name and a schema."""
-    return isinstance(got, list) and got != [] and all(
+def string_or(check: Check) -> Check:
+    """Accept a single string, or what the other check accepts."""
+    return lambda value: is_text(value) or check(value)
+
+
+def equals(wanted: Any) -> Check:
+    return lambda value: value == wanted and type(value) is type(wanted)
+
+
+def is_message_list(value: Any) -> bool:
+    """Accept a conversation of plain texts."""
+    return (
+        isinstance(value, list)
+        and value != []
+        and all(turn.keys() == {"role", "content"} and is_text(turn["content"]) for turn in value)
+    )
+
+
+def is_tool_list(value: Any) -> bool:
+    """Accept functions, each with a name and a schema."""
+    return isinstance(value, list) and value != [] and all(
         one["type"] == "function" and is_text(one["function"]["name"])
-        and isinstance(one["function"]["parameters"], dict) for one in got
+        and isinstance(one["function"]["parameters"], dict) for one in value
     )  # fmt: skip
 
 
-ALWAYS: Final[Check] = lambda got: got is not None  # noqa: E731 - a check like the others
+ALWAYS: Final[Check] = lambda value: value is not None  # noqa: E731 - a check like the others
 
 
 def check_fields(
     request: ReceivedRequest,
-    got: Mapping[str, Any],
+    received: Mapping[str, Any],
     fields: Fields,
     must: Collection[str] = (),
     where: str = "",
 ) -> None:
-    """Note fields that are unknown, wrong, or missing."""
-    for name, value in got.items():
+    """Record fields that are unknown, invalid or missing as faults of the request."""
+    for name, value in received.items():
         if name not in fields:
             request.faults.append(f"{where}{name} is unknown")
         elif not fields[name](value):
             request.faults.append(f"{where}{name} is wrong: {value!r}")
-    request.faults += [f"{where}{name} is missing" for name in must if name not in got]
+    request.faults += [f"{where}{name} is missing" for name in must if name not in received]

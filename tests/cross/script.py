@@ -1,4 +1,4 @@
-"""The answer of every scripted worker, before a protocol encodes it."""
+"""The response of every scripted worker, before a protocol encodes it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 PROMPT: Final = "sag hallo"
 PROMPT_TOKENS: Final = 7
-"""As workers count them that tell; no rule of thumb comes to the same."""
+"""The prompt tokens that workers report; no estimate of the gateway equals them."""
 TOKENS: Final = ("Grüße", " aus", " 東京", " 🗼", "!", " Ende")
 TEXT: Final = "".join(TOKENS)
 STOP: Final = " 🗼!"
@@ -15,36 +15,36 @@ STOP: Final = " 🗼!"
 BEFORE_STOP: Final = "Grüße aus 東京"
 TOOL: Final = "find"
 ARGUMENTS: Final = ('{"city"', ': "東京"}')
-"""In two pieces."""
+"""The tool call's arguments, in two pieces."""
 
 SCENARIOS: Final = (
     "answer", "packets", "refused", "limited", "failed", "busy", "broken", "short", "cut", "slow",
 )  # fmt: skip
-"""The models of each worker: what happens to the one who asks them.
+"""The models of each worker, named after what the worker answers.
 
-answer   answers as asked        broken   an error after two tokens of a stream
-packets  the same, in splinters  short    a stream without its end
-refused  the request is wrong    cut      the connection breaks in the middle
-limited  too many requests       slow     one token, then nothing
-failed   the worker fails        busy     the worker is overloaded
+    answer   the text                busy     an error: overloaded
+    packets  the text, 11 bytes each broken   two tokens, then an error in the stream
+    refused  an error: bad request   short    two tokens, then no end mark
+    limited  an error: rate limit    cut      two tokens, then a closed connection
+    failed   an error: internal      slow     one token, then nothing
 """
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """What a worker understood of a request. ``top`` is None where no logprobs are wanted."""
+    """A decoded request. ``top_logprobs`` is None if no logprobs are requested."""
 
     stream: bool = False
-    most: int | None = None
+    max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     n: int = 1
-    keeps: bool = False
-    """A stop string is to stay in the text."""
-    top: int | None = None
+    include_stop: bool = False
+    """Whether a stop string stays in the text."""
+    top_logprobs: int | None = None
     tool: bool = False
 
 
 class ScriptedChoice(Struct, frozen=True):
-    """One choice: ``token_count`` tokens were computed, of which these are sent."""
+    """One choice: the tokens that are sent, and the number that was generated."""
 
     tokens: tuple[str, ...]
     token_count: int
@@ -57,15 +57,17 @@ class ScriptedChoice(Struct, frozen=True):
 
 
 def script_choice(options: RequestOptions, *, keeps_stop: bool = False) -> ScriptedChoice:
-    """The answer. ``keeps_stop``: a stop string stays in the text whether or not it was to."""
+    """Return the choice for a request; with ``keeps_stop``, the stop string stays in the text."""
     if options.tool:
         return ScriptedChoice((), len(TOKENS), "tool")
-    tokens = TOKENS[: options.most]
+    tokens = TOKENS[: options.max_tokens]
     for count in range(1, len(tokens) + 1):
         text = "".join(tokens[:count])
         if at := [text.index(stop) for stop in options.stops if stop in text]:
             sent = (
-                tokens[:count] if keeps_stop or options.keeps else _truncate_tokens(tokens, min(at))
+                tokens[:count]
+                if keeps_stop or options.include_stop
+                else _truncate_tokens(tokens, min(at))
             )
             return ScriptedChoice(sent, count, "stop")
     return ScriptedChoice(tokens, len(tokens), "eos" if len(tokens) == len(TOKENS) else "length")
@@ -80,11 +82,11 @@ def _truncate_tokens(tokens: Sequence[str], length: int) -> tuple[str, ...]:
 
 
 def get_logprob(token: str) -> float:
-    """Of the token that was taken. Exact in 32 bits, as some workers count."""
+    """Return the logprob of a token; it is exact as a 32-bit float."""
     return -0.25 * (TOKENS.index(token) + 1)
 
 
-OTHER: Final = ("other", -9.5)
-"""The one alternative to each token."""
+ALTERNATIVE: Final = ("other", -9.5)
+"""The one alternative of each token."""
 
 Json = Mapping[str, Any]

@@ -1,17 +1,17 @@
-"""A client that leaves has left the worker too: its connection is closed at once."""
+"""When a client disconnects, the gateway closes its connection to the worker at once."""
 
 import asyncio
 
 import pytest
 
-from tests.cross.clients import Client
+from tests.cross.client import Client
 from tests.cross.conftest import CrossEnvironment
 from tests.cross.script import RequestOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CEILING = 1.0
-"""Seconds, on a machine that is shared; the aim is a tenth of that."""
+"""Seconds allowed on a shared machine; the aim is a tenth of it."""
 
 
 async def test_client_disconnect_closes_the_worker_connection(
@@ -28,6 +28,7 @@ async def test_client_disconnect_closes_the_worker_connection(
     left = asyncio.get_running_loop().time()
 
     assert await environment.server.wait_for_disconnect(received) - left < CEILING
+
     async with asyncio.timeout(CEILING):
         while not environment.records:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)

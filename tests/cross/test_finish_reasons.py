@@ -1,8 +1,8 @@
-"""Words that end an answer and that nobody has listed: each client with each worker.
+"""Unknown finish reasons, with each client and each worker.
 
-Each worker answers as it always does, but for the word with which it says why it stopped. A word
-of failure is an error for everybody. Any other unknown word reaches the clients of the worker's own
-protocol as it is, and is an error for all others; it is never a success.
+Each worker sends its usual response with another finish reason. A reason that means a failure is an
+error for every client. Any other unknown reason is passed to clients of the worker's own protocol,
+and is an error for all others; it is never a success.
 """
 
 import json
@@ -23,7 +23,7 @@ from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
 from tests.conftest import Serve
-from tests.cross.clients import Client
+from tests.cross.client import Client
 from tests.cross.conftest import build_configuration
 from tests.cross.script import TOKENS, RequestOptions
 from tests.cross.worker_server import (
@@ -40,41 +40,41 @@ FAILURES: Final = ("abort", "error")
 WORD: Final = re.compile(
     rb'("(?:finish_reason|stop_reason)"\s*:\s*\[?\s*|"status"\s*:\s*(?="completed"))"(?!None")[^"]*"'
 )
-"""The word of each protocol, with what stands before it."""
+"""The finish reason in each protocol, with the bytes before it."""
 
 
-class OtherEndings:
-    """Answers as ``script`` does, but ends with ``word``."""
+class UnknownReasonScript:
+    """Responds like ``script``, with ``word`` as the finish reason."""
 
     def __init__(self, script: WorkerScript) -> None:
         self._script = script
-        self.kind = script.kind
-        self.refusals = script.refusals
+        self.content_type = script.content_type
+        self.error_responses = script.error_responses
         self.word = ""
         self.replaced = 0
-        """How many words were replaced: some workers do not say why they stopped."""
+        """The number of reasons replaced; some workers send none."""
         self.path = ""
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
         return self._script.respond_to_probe(request)
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
         self.path = request.path
-        return self._script.read(request)
+        return self._script.parse_request(request)
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        events = self._script.lines(request, options)
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        events = self._script.build_stream(request, options)
         return StreamEvents(
             events.opening,
             tuple(map(self._replace_word, events.tokens)),
             tuple(map(self._replace_word, events.closing)),
         )
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        return self._replace_word(self._script.whole(request, options))
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        return self._replace_word(self._script.build_unary(request, options))
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        return self._script.failure(request)
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        return self._script.build_error_event(request)
 
     def _replace_word(self, data: bytes) -> bytes:
         changed, count = WORD.subn(rb'\g<1>"%b"' % self.word.encode(), data)
@@ -82,17 +82,17 @@ class OtherEndings:
         return changed
 
 
-class Endings(Struct):
-    """The gateway, its workers and what it recorded."""
+class EndingEnvironment(Struct):
+    """The gateway's client, the scripts by worker, and the gateway's records."""
 
     http: httpx.AsyncClient
-    scripts: dict[str, OtherEndings]
+    scripts: dict[str, UnknownReasonScript]
     records: list[RequestRecord]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def endings() -> AsyncIterator[Endings]:
-    scripts = {name: OtherEndings(row.script) for name, row in WORKERS.items()}
+async def ending_environment() -> AsyncIterator[EndingEnvironment]:
+    scripts = {name: UnknownReasonScript(row.script) for name, row in WORKERS.items()}
     records: list[RequestRecord] = []
     worker_scripts: dict[str, Any] = {**scripts}
     async with WorkerServer(worker_scripts) as server:
@@ -101,12 +101,12 @@ async def endings() -> AsyncIterator[Endings]:
         gateway = Gateway(load_text(text, "test.json", env=dict(os.environ)), services)
         [url] = await gateway.start()
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Endings(http, scripts, records)
+            yield EndingEnvironment(http, scripts, records)
         await gateway.stop()
 
 
 def draw_words(seed: str) -> list[str]:
-    """Unknown words: a stop in capitals, one that is no name, and random ones."""
+    """Return unknown reasons: STOP in capitals, one with a blank, and random ones."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(string.ascii_lowercase, k=12)) for _ in range(2)]
     return ["STOP", "x-new reason", *words]
@@ -114,19 +114,21 @@ def draw_words(seed: str) -> list[str]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_unknown_ending_is_passed_on_or_an_error_and_never_a_success(
-    endings: Endings, client: Client, worker: str, stream: bool
+    ending_environment: EndingEnvironment, client: Client, worker: str, stream: bool
 ) -> None:
-    script, options = endings.scripts[worker], RequestOptions(stream=stream)
+    script, options = ending_environment.scripts[worker], RequestOptions(stream=stream)
     for word in (*FAILURES, *draw_words(f"{client.name} {worker}")):
-        endings.records.clear()
+        ending_environment.records.clear()
         script.word, script.replaced = word, 0
         request = client.build_request(f"{worker}-answer", options)
         path = request.url.raw_path.decode()
-        answer = await endings.http.post(path, content=request.content, headers=request.headers)
+        answer = await ending_environment.http.post(
+            path, content=request.content, headers=request.headers
+        )
 
         if not script.replaced:
             return  # this worker does not say why it stopped
-        [record] = endings.records
+        [record] = ending_environment.records
         is_same_protocol = record.protocol == WORKERS[worker].protocol
         is_same_api = script.path.endswith("/responses") == path.endswith("/responses")
         if is_same_protocol and is_same_api and word not in FAILURES:
@@ -164,7 +166,7 @@ INCOMPLETE: Final = (
 
 
 async def test_unknown_reason_of_an_incomplete_response_is_kept(serve: Serve, stream: bool) -> None:
-    """Given a worker of the Responses API that answers: incomplete, because it is tired."""
+    """The worker's response is incomplete for the unknown reason ``tired``."""
     event = b'event: response.incomplete\ndata: {"type":"response.incomplete","response":%b}\n\n'
     reply = chunked(event % INCOMPLETE) if stream else make_reply(INCOMPLETE)
     async with ScriptedWorker([reply]) as worker:
@@ -177,6 +179,7 @@ async def test_unknown_reason_of_an_incomplete_response_is_kept(serve: Serve, st
         )
 
     assert answer.status_code == 200
+
     final = json.loads(answer.text.split("data: ")[-1])
     response = final["response"] if stream else final
     assert (response["status"], response["incomplete_details"]) == (

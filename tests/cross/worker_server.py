@@ -1,7 +1,8 @@
-"""Where the scripted workers stand: one server, a path prefix for each, every byte its own.
+"""One server for all scripted workers, each below a path prefix, with exact bytes.
 
-A desk is one kind of worker. It reads what it is asked after its protocol's documents, notes all
-that a real one would refuse or not know, and tells which bytes it would answer with.
+A WorkerScript is one kind of worker. It reads requests by its protocol's documentation, records
+everything that a real worker would reject or not know as a fault, and returns the bytes of its
+response.
 """
 
 import asyncio
@@ -16,9 +17,10 @@ from msgspec import Struct, field
 from tests.cross.script import RequestOptions
 from tests.support.fakes import END, chunk, head
 from tests.support.tcp_server import run_server
+from tests.support.waiting import PATIENCE
 
-SPLINTER = 11
-"""Bytes; no character and no event has a length that it divides."""
+PACKET_SIZE = 11
+"""Bytes in a small packet; no character or event has a length that it divides."""
 _PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
             422: "Unprocessable Entity", 424: "Failed Dependency", 429: "Too Many Requests",
             500: "Internal Server Error", 503: "Service Unavailable",
@@ -26,19 +28,19 @@ _PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
 
 
 class ScriptedResponse(Struct, frozen=True, kw_only=True):
-    """What a worker answers: a body, or a stream of events."""
+    """A worker's response: a body, or a stream of events."""
 
     status: int = 200
-    kind: str = "application/json"
+    content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     body: bytes = b""
     events: tuple[bytes, ...] | None = None
-    then: Literal["end", "cut", "hang"] = "end"
-    splinters: bool = False
+    after: Literal["end", "cut", "hang"] = "end"
+    small_packets: bool = False
 
 
 class ReceivedRequest(Struct, kw_only=True):
-    """One request, and what became of it. ``path`` is without the worker's prefix."""
+    """A request received. ``path`` is without the worker's prefix."""
 
     worker: str
     method: str
@@ -47,26 +49,26 @@ class ReceivedRequest(Struct, kw_only=True):
     body: bytes
     scenario: str = ""
     faults: list[str] = field(default_factory=list)
-    """What is wrong with it, in its protocol."""
+    """What is invalid in the worker's protocol."""
     disconnected_at: float | None = None
-    """When the other side left the unfinished answer, on the loop's clock."""
+    """The loop's time when the client disconnected before the end of the response."""
 
     def fields(self) -> dict[str, Any]:
-        """The body, which must be a JSON object sent as such."""
+        """Return the body, which must be a JSON object with the content type of JSON."""
         if self.headers.get("content-type") != "application/json":
             self.faults.append("not sent as JSON")
-        got = msgspec.json.decode(self.body)
-        assert isinstance(got, dict)
-        return got
+        decoded = msgspec.json.decode(self.body)
+        assert isinstance(decoded, dict)
+        return decoded
 
-    def at(self, *paths: str) -> None:
-        """Note any other path."""
+    def check_path(self, *paths: str) -> None:
+        """Record a fault if the request has none of these paths."""
         if (self.method, self.path) not in {("POST", path) for path in paths}:
             self.faults.append(f"{self.method} {self.path} is none of the server's")
 
 
 class StreamEvents(Struct, frozen=True):
-    """A stream's events: before the tokens, one for each of them, and after."""
+    """The events before the tokens, one event for each token, and the events after them."""
 
     opening: tuple[bytes, ...]
     tokens: tuple[bytes, ...]
@@ -76,71 +78,78 @@ class StreamEvents(Struct, frozen=True):
 class WorkerScript(Protocol):
     """One kind of worker."""
 
-    kind: str
+    content_type: str
     """The content type of its streams."""
 
     @property
-    def refusals(self) -> Mapping[str, ScriptedResponse]:
-        """By play: ``refused``, ``limited``, ``failed``, ``busy``."""
+    def error_responses(self) -> Mapping[str, ScriptedResponse]:
+        """The error response for each scenario: ``refused``, ``limited``, ``failed``, ``busy``."""
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """The answer to what asks for no text: probes and questions."""
+        """Return the response to a health probe or a metadata request, else None."""
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """What is asked; its play, and all its faults, are noted in ``request``."""
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a request, and set its ``scenario`` and its ``faults``."""
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """The events of a stream."""
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """Build the events of a stream."""
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """The answer in one piece."""
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """Build the body of a unary response."""
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """What an error looks like in a stream that has begun."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build the error that ends a stream."""
 
 
 def create_response(script: WorkerScript, request: ReceivedRequest) -> ScriptedResponse:
-    """What the desk answers, after the play that was asked for."""
+    """Build the response for the request's scenario."""
     if (response := script.respond_to_probe(request)) is not None:
         return response
-    options = script.read(request)
+    options = script.parse_request(request)
     scenario = request.scenario
-    if scenario in script.refusals:
-        return script.refusals[scenario]
+    if scenario in script.error_responses:
+        return script.error_responses[scenario]
     if not options.stream:
-        body = script.whole(request, options)
-        ends: Mapping[str, Any] = {"cut": {"then": "cut"}, "slow": {"then": "hang"}}
+        body = script.build_unary(request, options)
+        ends: Mapping[str, Any] = {"cut": {"after": "cut"}, "slow": {"after": "hang"}}
         return ScriptedResponse(
-            body=body, splinters=scenario == "packets", **ends.get(scenario, {})
+            body=body, small_packets=scenario == "packets", **ends.get(scenario, {})
         )
-    stream = script.lines(request, options)
-    begun = (*stream.opening, *stream.tokens[:2])
+    stream = script.build_stream(request, options)
+    first_events = (*stream.opening, *stream.tokens[:2])
     match scenario:
         case "broken":
-            return ScriptedResponse(kind=script.kind, events=(*begun, script.failure(request)))
+            return ScriptedResponse(
+                content_type=script.content_type,
+                events=(*first_events, script.build_error_event(request)),
+            )
         case "short":
-            return ScriptedResponse(kind=script.kind, events=begun)
+            return ScriptedResponse(content_type=script.content_type, events=first_events)
         case "cut":
-            return ScriptedResponse(kind=script.kind, events=begun, then="cut")
+            return ScriptedResponse(
+                content_type=script.content_type, events=first_events, after="cut"
+            )
         case "slow":
-            return ScriptedResponse(kind=script.kind, events=begun[:-1], then="hang")
+            return ScriptedResponse(
+                content_type=script.content_type, events=first_events[:-1], after="hang"
+            )
         case _:
             events = (*stream.opening, *stream.tokens, *stream.closing)
             return ScriptedResponse(
-                kind=script.kind, events=events, splinters=scenario == "packets"
+                content_type=script.content_type, events=events, small_packets=scenario == "packets"
             )
 
 
 class WorkerServer:
-    """Serves all desks from ``async with`` on; ``url`` and a desk's name are that worker's URL."""
+    """Serves all scripts inside ``async with``, each at ``url`` plus its name."""
 
-    def __init__(self, desks: Mapping[str, WorkerScript]) -> None:
-        self._scripts = desks
+    def __init__(self, scripts: Mapping[str, WorkerScript]) -> None:
+        self._scripts = scripts
         self._open = AsyncExitStack()
         self._changed = asyncio.Event()
         self.url = ""
         self.received: list[ReceivedRequest] = []
-        """What was asked, probes and questions left out."""
+        """The requests received, without probes and metadata requests."""
 
     async def __aenter__(self) -> Self:
         self.url = await self._open.enter_async_context(run_server(self._serve))
@@ -155,16 +164,16 @@ class WorkerServer:
         await self._open.aclose()
 
     async def wait_for_request(self) -> ReceivedRequest:
-        """The first request for text."""
-        async with asyncio.timeout(10):
+        """Wait for the first generating request and return it."""
+        async with asyncio.timeout(PATIENCE):
             while not self.received:
                 self._changed.clear()
                 await self._changed.wait()
         return self.received[0]
 
     async def wait_for_disconnect(self, request: ReceivedRequest) -> float:
-        """When the other side left this one unfinished."""
-        async with asyncio.timeout(10):
+        """Wait until the client disconnects from this response and return the time."""
+        async with asyncio.timeout(PATIENCE):
             while request.disconnected_at is None:
                 self._changed.clear()
                 await self._changed.wait()
@@ -177,23 +186,23 @@ class WorkerServer:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         request = await _read_request(reader)
         script = self._scripts[request.worker]
-        answer = create_response(script, request)
+        response = create_response(script, request)
         if request.scenario:
             self.received.append(request)
             self._changed.set()
-        if answer.then == "hang" and answer.events is None:
+        if response.after == "hang" and response.events is None:
             return await self._hang(request, reader)
-        data = _encode_response(answer)
-        if answer.splinters:
-            for start in range(0, len(data), SPLINTER):
-                writer.write(data[start : start + SPLINTER])
-                await asyncio.sleep(0)  # so that the other side reads it before the next
+        data = _encode_response(response)
+        if response.small_packets:
+            for start in range(0, len(data), PACKET_SIZE):
+                writer.write(data[start : start + PACKET_SIZE])
+                await asyncio.sleep(0)  # lets the client read this packet before the next
         else:
             writer.write(data)
         await writer.drain()
-        if answer.then == "hang":
+        if response.after == "hang":
             return await self._hang(request, reader)
-        return answer.then == "end"
+        return response.after == "end"
 
     async def _hang(self, request: ReceivedRequest, reader: asyncio.StreamReader) -> bool:
         try:
@@ -221,9 +230,13 @@ def _encode_response(answer: ScriptedResponse) -> bytes:
     status = f"{answer.status} {_PHRASES[answer.status]}"
     if answer.events is None:
         length = str(len(answer.body))
-        top = head(status, content_type=answer.kind, content_length=length, **answer.headers)
-        half = len(answer.body) // 2 if answer.then == "cut" else len(answer.body)
+        top = head(
+            status, content_type=answer.content_type, content_length=length, **answer.headers
+        )
+        half = len(answer.body) // 2 if answer.after == "cut" else len(answer.body)
         return top + answer.body[:half]
-    top = head(status, content_type=answer.kind, transfer_encoding="chunked", **answer.headers)
-    ended = END if answer.then == "end" else b""
+    top = head(
+        status, content_type=answer.content_type, transfer_encoding="chunked", **answer.headers
+    )
+    ended = END if answer.after == "end" else b""
     return b"".join([top, *map(chunk, filter(None, answer.events)), ended])

@@ -1,4 +1,4 @@
-"""What runs as containers and units would have it."""
+"""Fixtures for commands of containers and units."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.deploy.processes import ProcessLauncher
 
 @pytest.fixture
 def stage() -> Iterator[ProcessLauncher]:
-    """Closed at the end."""
+    """Launches processes and stops them at the end."""
     launcher = ProcessLauncher()
     yield launcher
     launcher.close()

@@ -1,4 +1,4 @@
-"""What the files tell containers to run, run as processes of this machine."""
+"""Runs the commands of container files as processes on this machine."""
 
 import re
 import sys
@@ -16,11 +16,11 @@ from tests.integration.test_command import Command
 
 GATEWAY_COMMAND = (sys.executable, "-m", "gateway")
 PLACE = "/etc/interlingua"
-"""Where containers have their configuration."""
+"""The folder of the configuration in containers."""
 
 
 class Gateway(Struct, frozen=True):
-    """One that runs, its listener and its admin listener."""
+    """A running gateway with its listener and its admin listener."""
 
     command: Command
     url: str
@@ -28,7 +28,7 @@ class Gateway(Struct, frozen=True):
 
 
 class ProcessLauncher:
-    """Starts containers' commands; ``close`` kills them."""
+    """Starts commands of containers; ``close`` kills them."""
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
@@ -40,7 +40,7 @@ class ProcessLauncher:
         program: Sequence[str] = GATEWAY_COMMAND,
         **env: str,
     ) -> Gateway:
-        """A container's command, with its configuration in the folder ``config``, on free ports."""
+        """Start a container's command on free ports, with its configuration in ``config``."""
         arguments = [part.replace(PLACE, str(config)) for part in command]
         assert arguments != [*command], f"{command} does not have its configuration in {PLACE}"
         ports = {"LISTEN": "127.0.0.1:0", "ADMIN": "127.0.0.1:0"}
@@ -51,19 +51,19 @@ class ProcessLauncher:
         return Gateway(started, url, admin[1] if admin else "")
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill all processes that still run."""
         for command in self._commands:
             command.close()
 
 
 def create_key() -> Mapping[str, str]:
-    """As ``interlingua keys new --json`` has it."""
+    """Create a key like ``interlingua keys new --json``."""
     result = CliRunner().invoke(main, ["keys", "new", "--json"])
     return json.decode(result.stdout, type=dict[str, str])
 
 
 def wait_until(holds: Callable[[], bool], why: str) -> None:
-    """Wait for something that comes about."""
+    """Wait for a condition."""
     for _ in range(600):
         if holds():
             return
@@ -72,22 +72,22 @@ def wait_until(holds: Callable[[], bool], why: str) -> None:
 
 
 def wait_until_ready(gateway: Gateway) -> None:
-    """Wait until it has found a worker."""
+    """Wait until the gateway has a healthy worker."""
     wait_until(
-        lambda: httpx.get(f"{gateway.admin}/-/ready").status_code == httpx.codes.OK,
+        lambda: httpx.get(f"{gateway.admin}/-/ready", timeout=30).status_code == httpx.codes.OK,
         gateway.command.read_output(),
     )
 
 
 def send_chat(gateway: Gateway, model: str, key: str = "") -> httpx.Response:
-    """One question in OpenAI's words; a worker without a model says it back."""
+    """Send a chat request; a worker without a model echoes it."""
     body: Any = {"model": model, "messages": [{"role": "user", "content": "say this back"}]}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
 
 
 def get_response_text(answer: httpx.Response) -> str:
-    """What the worker said."""
+    """Return the text of a chat response."""
     assert answer.status_code == httpx.codes.OK, answer.text
     text: str = answer.json()["choices"][0]["message"]["content"]
     return text

@@ -1,7 +1,7 @@
-"""Prints what Helm makes of a chart: run with the environment that has Helm.
+"""Renders or lints a Helm chart: run with the environment that has Helm.
 
-render_chart.py CHART VALUES.json       the manifests, or why there are none
-render_chart.py CHART --lint CONFIG     what Helm finds wrong with the chart
+render_chart.py CHART VALUES.json       prints the manifests, or the error
+render_chart.py CHART --lint CONFIG     prints the problems that Helm finds
 """
 
 import json
@@ -15,20 +15,20 @@ _WARNING = 2
 
 
 def lint_chart(chart: str, values: dict[str, Any]) -> str:
-    """What is worse than a hint, such as that an icon is missing."""
+    """Return the problems that are worse than hints, such as a missing icon."""
     messages = helm_python.lint(chart, values)["messages"]
     return "\n".join(one["error"] for one in messages if one["severity"] >= _WARNING)
 
 
 def render_chart(chart: str, values: dict[str, Any]) -> str:
-    """Every manifest, without the notes."""
+    """Render all manifests without the notes."""
     with helm_python.Chart.load(chart) as loaded:
         manifests = loaded.render(values, name="interlingua", namespace="models")
     return "\n---\n".join(text for name, text in manifests.items() if name.endswith(".yaml"))
 
 
 def main(chart: str, *action: str) -> None:
-    """What was asked for, on standard output; a complaint on the other."""
+    """Print the result on standard output, errors on standard error."""
     try:
         match action:
             case ("--lint", config):

@@ -1,10 +1,10 @@
-"""Runs a command under what a systemd unit allows of system calls, address families and memory.
+"""Runs a command with a systemd unit's limits of system calls, address families and memory.
 
-sandbox.py UNIT COMMAND …
+    sandbox.py UNIT COMMAND …
 
-It reads SystemCallFilter, RestrictAddressFamilies and MemoryDenyWriteExecute, as systemd.exec(5)
-tells of them; the groups of system calls are those of ``systemd-analyze syscall-filter``. It does
-what can be done without systemd as process 1: the rest of the unit is for others to put around it.
+It applies SystemCallFilter, RestrictAddressFamilies and MemoryDenyWriteExecute, as described in
+systemd.exec(5); the groups of system calls are those of ``systemd-analyze syscall-filter``.
+Settings that need systemd as process 1 are not applied.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _REFUSE: Final = 0x00050000 | errno.EPERM
 _EQUAL: Final = 4
 _NO_NEW_PRIVILEGES: Final = 38
 _NO_NEW_CODE: Final = 65
-"""PR_SET_MDWE, of Linux 6.3."""
+"""PR_SET_MDWE, since Linux 6.3."""
 
 
 class _Argument(ctypes.Structure):
@@ -34,7 +34,7 @@ class _Argument(ctypes.Structure):
 
 
 def parse_settings(unit: Path) -> Mapping[str, list[str]]:
-    """What a unit sets, in its order."""
+    """Return the settings of a unit in order."""
     settings: dict[str, list[str]] = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", unit.read_text("utf-8"), re.MULTILINE):
         settings.setdefault(name, []).append(value)
@@ -42,7 +42,7 @@ def parse_settings(unit: Path) -> Mapping[str, list[str]]:
 
 
 def load_syscall_groups() -> Mapping[str, list[str]]:
-    """Each group's system calls and further groups."""
+    """Return the system calls and subgroups of each group."""
     output = subprocess.run(
         ["systemd-analyze", "--no-pager", "syscall-filter"],  # noqa: S607 - the system's own
         check=True,
@@ -56,7 +56,7 @@ def load_syscall_groups() -> Mapping[str, list[str]]:
 
 
 def expand_syscalls(names: list[str], groups: Mapping[str, list[str]]) -> Iterator[str]:
-    """The system calls that are meant, of groups and of theirs."""
+    """Replace groups by their system calls, recursively."""
     for name in names:
         if name.startswith("@"):
             yield from expand_syscalls(groups[name], groups)
@@ -65,7 +65,7 @@ def expand_syscalls(names: list[str], groups: Mapping[str, list[str]]) -> Iterat
 
 
 def resolve_allowed_syscalls(filters: list[str]) -> set[str]:
-    """The system calls that are left; what starts a program is always."""
+    """Return the allowed system calls; execve is always allowed."""
     groups = load_syscall_groups()
     left = set(expand_syscalls(["@default"], groups))
     for line in filters:
@@ -75,7 +75,7 @@ def resolve_allowed_syscalls(filters: list[str]) -> set[str]:
 
 
 def confine(unit: Path) -> None:
-    """Hold this process, and what it becomes, to the unit. Raises OSError."""
+    """Apply the unit's limits to this process and its successors. Raises OSError."""
     settings = parse_settings(unit)
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.argtypes, library.seccomp_init.restype = [c_uint32], ctypes.c_void_p

@@ -1,6 +1,5 @@
-"""compose.yaml and all that it mounts; no container engine is here, so its commands are run."""
+"""compose.yaml and its mounted files; without a container engine, the commands run directly."""
 
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.deploy.processes import (
     wait_until_ready,
 )
 from tests.deploy.tools import DEPLOY, find_tool, read_yaml, run_tool, run_tool_successfully
+from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
 
 COMPOSE = DEPLOY / "compose"
@@ -32,7 +32,7 @@ DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" *
 
 
 def get_config_folder(service: str) -> Path:
-    """The folder in which a service has its configuration."""
+    """Return the folder with a service's configuration."""
     [volume] = [one for one in SERVICES[service]["volumes"] if f":{PLACE}:" in one]
     return COMPOSE / str(volume).partition(":")[0]
 
@@ -45,7 +45,9 @@ def test_compose_file_is_valid() -> None:
 def test_compose_schema_check_detects_an_unknown_key(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text(FILE.read_text("utf-8").replace("cap_drop:", "capdrop:"))
+
     result = run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
+
     assert result.returncode == 1
     assert "capdrop" in result.stdout
 
@@ -53,37 +55,44 @@ def test_compose_schema_check_detects_an_unknown_key(tmp_path: Path) -> None:
 def test_every_mounted_folder_exists() -> None:
     mounts = [one for service in SERVICES.values() for one in service.get("volumes", ())]
     folders = [one.partition(":")[0] for one in mounts if one.startswith(".")]
+
     assert len(folders) == 8
     assert [one for one in folders if not any((COMPOSE / one).iterdir())] == []
 
 
 def test_service_addresses_and_ports_match() -> None:
-    """The addresses that stand in the files; the other tests put free ones in their place."""
+    """This checks the addresses in the files; other tests replace them by free ports."""
     config = load_text(
         (get_config_folder("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS
     )
     pool = config.backends["workers"]
     assert isinstance(pool, PoolSettings)
+
     worker = load_text(
         (get_config_folder("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True
     )
     listens = worker.listeners[0].address.rpartition(":")[2]
     urls = [urlsplit(str(one.url)) for one in pool.workers]
+
     assert {url.hostname for url in urls} == {"worker-1", "worker-2"}
     assert {str(url.port) for url in urls} == {listens}
     assert all(set(SERVICES[one]["networks"]) & {"workers"} for one in GATEWAY_SERVICES)
+
     [health] = SERVICES["worker-1"]["environment"]
     assert health.endswith(f":{listens}/health")
 
     assert config.admin is not None
+
     scraped = read_yaml(COMPOSE / "prometheus" / "prometheus.yml")["scrape_configs"][0]
     [target] = scraped["static_configs"][0]["targets"]
     assert target == f"gateway:{config.admin.address.rpartition(':')[2]}"
     assert config.state is not None
     assert config.state.redis.reveal() == "redis://redis:6379/0"
     assert set(SERVICES["redis"]["networks"]) <= set(SERVICES["gateway"]["networks"])
+
     [published] = SERVICES["gateway"]["ports"]
     assert published.endswith(":" + config.listeners[0].address.rpartition(":")[2])
+
     [source] = read_yaml(COMPOSE / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
     assert urlsplit(source["url"]).hostname in SERVICES
 
@@ -100,6 +109,7 @@ def test_missing_key_variable_prevents_the_start() -> None:
     text = (get_config_folder("gateway") / "gateway.yaml").read_text("utf-8")
     with pytest.raises(Exception, match="INTERLINGUA_KEY_SHA256 is not set"):
         load_text(text, "gateway.yaml", env={})
+
     passed = set(SERVICES["gateway"]["environment"])
     assert passed == {"INTERLINGUA_KEY_SHA256", "INTERLINGUA_ADMIN_SHA256"}
 
@@ -107,7 +117,7 @@ def test_missing_key_variable_prevents_the_start() -> None:
 def start_services(
     stage: ProcessLauncher, key: str, admin: str, redis: str = "redis://127.0.0.1:9"
 ) -> tuple[Gateway, list[Gateway]]:
-    """The gateway of compose.yaml and its workers, on free ports."""
+    """Start compose.yaml's gateway and workers on free ports."""
     workers = [
         stage.start(SERVICES[name]["command"], get_config_folder(name))
         for name in ("worker-1", "worker-2")
@@ -132,6 +142,7 @@ def test_service_commands_start_a_gateway_with_two_workers(stage: ProcessLaunche
 
         assert send_chat(gateway, "chat").status_code == 401
         assert send_chat(gateway, "chat", admin["key"]).status_code == 401
+
         took: set[int] = set()
         while len(took) < 2:
             assert get_response_text(send_chat(gateway, "chat", key["key"])) == "say this back"
@@ -143,7 +154,7 @@ def test_service_commands_start_a_gateway_with_two_workers(stage: ProcessLaunche
 
 
 def write_prometheus_config(tmp_path: Path, gateway: Gateway, key: str) -> Path:
-    """That of compose.yaml, for this gateway and this key."""
+    """Write compose.yaml's Prometheus configuration for this gateway and this key."""
     text = (COMPOSE / "prometheus" / "prometheus.yml").read_text("utf-8")
     (tmp_path / "admin.key").write_text(key)
     changes = {
@@ -166,17 +177,16 @@ def test_prometheus_scrapes_the_metrics(stage: ProcessLauncher, tmp_path: Path) 
     get_response_text(send_chat(gateway, "chat", key["key"]))
     file = write_prometheus_config(tmp_path, gateway, admin["key"])
     run_tool_successfully("promtool", "check", "config", file)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{reserve_port()}"
     own = (f"--config.file={file}", f"--storage.tsdb.path={tmp_path}/data")
 
     def has_metrics() -> bool:
         try:
             query = {"query": 'interlingua_requests_total{job="interlingua"}'}
-            answer = httpx.get(f"http://{place}/api/v1/query", params=query)
+            response = httpx.get(f"http://{place}/api/v1/query", params=query)
         except httpx.TransportError:
             return False
-        return answer.status_code == httpx.codes.OK and bool(answer.json()["data"]["result"])
+        return response.status_code == httpx.codes.OK and bool(response.json()["data"]["result"])
 
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Every configuration under deploy/ is a good one."""
+"""Every configuration under deploy/ is valid."""
 
 from pathlib import Path
 
@@ -27,5 +27,7 @@ def test_deploy_configuration_is_valid(file: str) -> None:
     path = ROOT / Path(file)
     keys = read_yaml(path).get("keys")
     arguments = ["check", str(path)] if keys else ["check", "--insecure-no-auth", str(path)]
+
     result = CliRunner().invoke(main, arguments, env=DIGESTS)
+
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""The Containerfile. No container engine is here: what it runs is run in a folder."""
+"""The Containerfile; without a container engine, its commands run in a folder."""
 
 import os
 import re
@@ -26,7 +26,7 @@ models: {m: {backend: e}}
 
 
 class BuildStage(Struct):
-    """One stage: what it is made of, and its instructions in their order."""
+    """A build stage: its base, and its instructions in order."""
 
     base: str
     steps: list[tuple[str, str]]
@@ -36,7 +36,7 @@ class BuildStage(Struct):
 
 
 def parse_stages(text: str) -> dict[str, BuildStage]:
-    """By their names."""
+    """Return the stages by name."""
     stages: dict[str, BuildStage] = {}
     last = BuildStage("", [])
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -64,10 +64,11 @@ def test_hadolint_detects_a_wrong_instruction(tmp_path: Path) -> None:
 
 
 def test_image_runs_unprivileged_and_contains_no_secret() -> None:
-    assert [*STAGES][-1] == "gateway", "the last one is what is built when none is named"
+    assert [*STAGES][-1] == "gateway", "the last stage is built by default"
     for name in ("gateway", "torch"):
         assert STAGES[name].base == "runtime"
         assert {instruction for instruction, _ in STAGES[name].steps} <= {"COPY", "ENV"}
+
     runtime = STAGES["runtime"]
     assert runtime.all("USER") == ["65532:65532"]
     assert runtime.all("STOPSIGNAL") == ["SIGTERM"]
@@ -76,7 +77,7 @@ def test_image_runs_unprivileged_and_contains_no_secret() -> None:
 
 
 def list_copied_paths() -> set[str]:
-    """What stages take from the folder that is built."""
+    """Return the paths that stages copy from the build context."""
     lines = [line for stage in STAGES.values() for line in stage.all("COPY")]
     return {
         one for line in lines if not line.startswith("--from") for one in shlex.split(line)[:-1]
@@ -87,7 +88,9 @@ def test_image_requirements_match_constraints_and_have_hashes() -> None:
     pins = (DEPLOY / "requirements.txt").read_text("utf-8")
     versions = dict(re.findall(r"^([\w.-]+)==([\w.]+)", pins, re.MULTILINE))
     tested = (ROOT / "constraints.txt").read_text("utf-8").lower()
+
     constraints = dict(re.findall(r"^([\w.-]+)==([\w.]+)", tested, re.MULTILINE))
+
     assert versions.items() <= constraints.items()
     assert len(re.findall(r"==\S+ \\\n    --hash=sha256:", pins)) == len(versions) > 20
 
@@ -95,6 +98,7 @@ def test_image_requirements_match_constraints_and_have_hashes() -> None:
 def test_dockerignore_allows_only_copied_paths() -> None:
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
+
     assert rules[0] == "*"
     assert {one.removeprefix("!") for one in rules if one.startswith("!")} == list_copied_paths()
     assert [one for one in list_copied_paths() if not (ROOT / one).exists()] == []
@@ -106,7 +110,7 @@ def parse_environment(stage: BuildStage) -> Mapping[str, str]:
 
 
 def build_stage(place: Path, name: str) -> None:
-    """Do what a stage says, with what it is based on, below ``place``."""
+    """Execute a stage and its bases below ``place``."""
     stage = STAGES[name]
     if stage.base in STAGES:
         build_stage(place, stage.base)
@@ -133,6 +137,7 @@ def test_installed_image_serves_and_reports_health(stage: ProcessLauncher, tmp_p
     build_stage(tmp_path, "build")
     own = tmp_path / "opt" / "interlingua" / "bin"
     assert not (own / "pip").exists()
+
     result = subprocess.run(
         [own / "python", "-c", "import jinja2, importlib.util as u; print(u.find_spec('torch'))"],
         check=True,
@@ -144,7 +149,9 @@ def test_installed_image_serves_and_reports_health(stage: ProcessLauncher, tmp_p
     (tmp_path / "gateway.yaml").write_text(ECHO)
     runtime: Any = STAGES["runtime"]
     [entry], [command] = runtime.all("ENTRYPOINT"), runtime.all("CMD")
+
     assert json.decode(entry) == ["interlingua"]
+
     running = stage.start(json.decode(command), tmp_path, [str(own / json.decode(entry)[0])])
     assert run_health_check(f"{running.url}/health", own) == 0
     assert running.command.stop() == 0
@@ -152,7 +159,7 @@ def test_installed_image_serves_and_reports_health(stage: ProcessLauncher, tmp_p
 
 
 def run_health_check(url: str, own: Path) -> int:
-    """How the image's own check ends."""
+    """Run the image's health check and return its exit code."""
     [line] = STAGES["runtime"].all("HEALTHCHECK")
     command = json.decode(line.partition("CMD ")[2], type=list[str])
     env = {"PATH": str(own), "INTERLINGUA_HEALTH": url}

@@ -1,4 +1,4 @@
-"""The manifests and the chart, as kubectl and Helm make them; no cluster is here."""
+"""The manifests and the Helm chart, rendered by kubectl and Helm, without a cluster."""
 
 import base64
 import re
@@ -35,7 +35,7 @@ Manifests = Sequence[dict[str, Any]]
 
 
 def render_chart(tmp_path: Path, **values: Any) -> tuple[str, str]:
-    """What Helm makes of the chart, and its complaint."""
+    """Render the chart; return the manifests and Helm's error."""
     file = tmp_path / "values.json"
     file.write_bytes(msgspec.json.encode(values))
     result = run_tool("python", RENDERER, CHART, file)
@@ -61,7 +61,7 @@ def filter_kind(kind: str, manifests: Manifests) -> Manifests:
 
 
 def get_data(manifests: Manifests, kind: str, name: str) -> Mapping[str, str]:
-    """What a ConfigMap or a Secret holds."""
+    """Return the data of a ConfigMap or a Secret."""
     [data] = [
         one["data"] for one in filter_kind(kind, manifests) if one["metadata"]["name"] == name
     ]
@@ -72,7 +72,7 @@ def get_data(manifests: Manifests, kind: str, name: str) -> Mapping[str, str]:
 
 
 def get_config_files(pod: Mapping[str, Any], manifests: Manifests) -> Mapping[str, str]:
-    """The files that a pod has in its place."""
+    """Return the configuration files of a pod."""
     [volume] = pod["volumes"]
     [mount] = pod["containers"][0]["volumeMounts"]
     assert mount == {"name": volume["name"], "mountPath": PLACE, "readOnly": True}
@@ -83,7 +83,7 @@ def list_pod_specs(manifests: Manifests) -> list[dict[str, Any]]:
     return [one["spec"]["template"]["spec"] for one in filter_kind("Deployment", manifests)]
 
 
-# ── what every rendering is held to ──────────────────────────────────────────────────────────────
+# ── every rendering ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_manifests_are_valid_for_kubernetes(rendered_manifests: str, tmp_path: Path) -> None:
@@ -96,7 +96,9 @@ def test_manifests_are_valid_for_kubernetes(rendered_manifests: str, tmp_path: P
 def test_validation_detects_an_unknown_field(wrong: str, tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     text = (BASE / "deployment.yaml").read_text("utf-8")
+
     file.write_text(re.sub(r"preStop: .*", wrong, text))
+
     assert run_tool("kubernetes-validate", "--strict", file).returncode != 0
 
 
@@ -113,9 +115,10 @@ def test_termination_grace_period_covers_the_drain(rendered_manifests: str) -> N
 
 
 def test_pods_satisfy_the_restricted_security_standard(rendered_manifests: str) -> None:
-    """What the Pod Security Standard ``restricted`` asks for, and a read-only file system."""
+    """The Pod Security Standard ``restricted``, and a read-only file system."""
     pod_specs = list_pod_specs(list(parse_manifests(rendered_manifests)))
     assert pod_specs
+
     for pod in pod_specs:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -132,7 +135,7 @@ def test_pods_satisfy_the_restricted_security_standard(rendered_manifests: str) 
 
 
 def test_selectors_match_exactly_one_deployment(rendered_manifests: str) -> None:
-    """Every selector finds the pods of one Deployment, and every port that is named is one."""
+    """Every selector matches the pods of one Deployment, and every named port exists."""
     manifests = list(parse_manifests(rendered_manifests))
     labels = [
         one["spec"]["template"]["metadata"]["labels"]
@@ -158,25 +161,28 @@ def test_selectors_match_exactly_one_deployment(rendered_manifests: str) -> None
         for pod in list_pod_specs(manifests)
         for spread in pod.get("topologySpreadConstraints", ())
     ]
+
     assert [count_matches(one) for one in chosen] == [1] * len(chosen)
+
     [scaled] = filter_kind("HorizontalPodAutoscaler", manifests)
     names = [one["metadata"]["name"] for one in filter_kind("Deployment", manifests)]
     assert scaled["spec"]["scaleTargetRef"]["name"] in names
+
     [first] = [
         one
         for one in filter_kind("Deployment", manifests)
         if one["metadata"]["name"] == "interlingua"
     ]
-    assert "replicas" not in first["spec"], "what the autoscaler says would be undone"
+    assert "replicas" not in first["spec"], "it would override the autoscaler"
 
 
-# ── the overlay, run as processes of this machine ────────────────────────────────────────────────
+# ── the overlay, run as processes ─────────────────────────────────────────────────────────────────
 
 
 def start_deployment(
     stage: ProcessLauncher, manifests: Manifests, name: str, place: Path, **env: str
 ) -> tuple[Gateway, dict[str, Any]]:
-    """A Deployment's container with its configuration and its Secret, and the container."""
+    """Start a Deployment's container with its configuration and its Secret."""
     [deployment] = [
         one for one in filter_kind("Deployment", manifests) if one["metadata"]["name"] == name
     ]
@@ -195,6 +201,7 @@ def test_overlay_serves_requests_and_probes(stage: ProcessLauncher, tmp_path: Pa
     manifests = list(parse_manifests(run_tool_successfully("kubectl", "kustomize", TRY)))
     worker, container = start_deployment(stage, manifests, "workers", tmp_path)
     assert httpx.get(worker.url + container["readinessProbe"]["httpGet"]["path"]).status_code == 200
+
     port = worker.url.rpartition(":")[2]
     gateway, container = start_deployment(
         stage, manifests, "interlingua", tmp_path, WORKERS=f"localhost:{port}"
@@ -207,6 +214,7 @@ def test_overlay_serves_requests_and_probes(stage: ProcessLauncher, tmp_path: Pa
         assert httpx.get(gateway.admin + http_get["path"]).status_code == 200
     assert get_response_text(send_chat(gateway, "echo", "try")) == "say this back"
     assert send_chat(gateway, "echo", "other").status_code == 401
+
     page = httpx.get(f"{gateway.admin}/metrics", headers={"Authorization": "Bearer admin"})
     assert page.status_code == 200
 
@@ -221,6 +229,7 @@ def test_container_ports_match_the_listeners() -> None:
         [container] = pod["containers"]
         assert [str(one["containerPort"]) for one in container["ports"]] == listens
     assert 'dns: "${WORKERS:-workers:8001}"' in CONFIG
+
     [headless] = [
         one for one in filter_kind("Service", manifests) if one["metadata"]["name"] == "workers"
     ]
@@ -232,7 +241,7 @@ def test_container_ports_match_the_listeners() -> None:
 
 
 def strip_tool_labels(one: dict[str, Any]) -> dict[str, Any]:
-    """A manifest without what tells only who made it."""
+    """Return a manifest without the labels that name the tool."""
     labels = one["metadata"]["labels"]
     for name in ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version"):
         labels.pop(name, None)
@@ -247,7 +256,9 @@ def test_chart_renders_the_same_manifests_as_the_base(tmp_path: Path) -> None:
     manifests, _ = render_chart(tmp_path, config=CONFIG)
     base = run_tool_successfully("kubectl", "kustomize", BASE)
     by_helm = {one["kind"]: strip_tool_labels(one) for one in parse_manifests(manifests)}
+
     by_kustomize = {one["kind"]: strip_tool_labels(one) for one in parse_manifests(base)}
+
     assert by_helm == by_kustomize
 
 
@@ -264,12 +275,14 @@ def test_chart_values_appear_in_the_manifests(tmp_path: Path) -> None:
         pod={"nodeSelector": {"kind": "small"}},
     )
     assert complaint == ""
+
     file = tmp_path / "all.yaml"
     file.write_text(manifests)
     run_tool_successfully("kubernetes-validate", "--strict", file)
     every = list(parse_manifests(manifests))
     [pod] = list_pod_specs(every)
     [container] = pod["containers"]
+
     assert pod["terminationGracePeriodSeconds"] == 10 + 7 + 90 + 5
     assert pod["nodeSelector"] == {"kind": "small"}
     assert [one["name"] for one in pod["volumes"]] == ["config", "tls"]
@@ -277,6 +290,7 @@ def test_chart_values_appear_in_the_manifests(tmp_path: Path) -> None:
     assert container["image"] == "registry.test/interlingua:1"
     assert container["envFrom"] == [{"secretRef": {"name": "others"}}]
     assert filter_kind("NetworkPolicy", every) == []
+
     [service] = filter_kind("Service", every)
     assert service["spec"]["type"] == "LoadBalancer"
     assert service["metadata"]["annotations"] == {"a": "b"}
@@ -302,6 +316,7 @@ def test_invalid_chart_values_are_rejected(
 
 def test_chart_has_no_default_configuration_and_passes_lint() -> None:
     assert yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))["config"] == ""
+
     result = run_tool("python", RENDERER, CHART, "--lint", BASE / "gateway.yaml")
     require(
         "No module named" not in result.stderr, "there is no Helm here; make deploy installs it"

@@ -1,7 +1,6 @@
-"""Real proxies before a listener that trusts them."""
+"""Real proxies in front of a listener that trusts them."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from tests.deploy.processes import wait_until
 from tests.deploy.tools import LIBRARIES, find_tool
 from tests.integration.test_command import Command
+from tests.support.ports import reserve_port
 
 CONFIG: Final = """
 listeners:
@@ -67,7 +67,7 @@ CLIENT: Final = "127.0.0.7"
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Those started, which are killed at the end."""
+    """The started processes, which are killed at the end."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for one in started:
@@ -75,20 +75,13 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
         one.wait()
 
 
-def find_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def ask(port: int, **headers: str) -> None:
     transport = httpx.HTTPTransport(local_address=CLIENT)
     with httpx.Client(transport=transport, timeout=20) as http:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         wait_until(lambda: is_served(http, url), "the proxy has no gateway")
-        answer = http.post(url, json=BODY, headers=headers | {"x-request-id": "the-one"})
-    assert answer.json()["choices"][0]["message"]["content"] == "hello"
+        response = http.post(url, json=BODY, headers=headers | {"x-request-id": "the-one"})
+    assert response.json()["choices"][0]["message"]["content"] == "hello"
 
 
 def is_served(http: httpx.Client, url: str) -> bool:
@@ -102,7 +95,7 @@ def is_served(http: httpx.Client, url: str) -> bool:
 def test_client_of_a_real_proxy_is_in_the_access_log(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], proxy: str
 ) -> None:
-    program, port = find_tool(proxy), find_port()
+    program, port = find_tool(proxy), reserve_port()
     file = tmp_path / "gateway.yaml"
     file.write_text(CONFIG.format(more="proxy_protocol: v2" if proxy == "haproxy" else ""))
     gateway = Command("serve", str(file))
@@ -125,7 +118,7 @@ def test_client_of_a_real_proxy_is_in_the_access_log(
         [record] = [one for one in gateway.read_output().splitlines() if '"id":"the-one"' in one]
         assert line in record
         assert "1.1.1.1" not in record
-        if proxy == "haproxy":  # its health checks are connections of its own
+        if proxy == "haproxy":  # its health checks open connections of their own
             wait_until(lambda: '"path":"/health"' in gateway.read_output(), gateway.read_output())
         assert gateway.stop() == 0
     finally:

@@ -1,4 +1,4 @@
-"""The unit and what is beside it; its parts are tried, since systemd is not process 1 here."""
+"""The systemd unit; systemd is not process 1 here, so its parts are checked one by one."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ POOL = ECHO.replace("{kind: echo}", '{protocol: openai, workers: [{dns: "localho
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit, with the programs of this environment."""
+    """The unit with this environment's programs."""
     text = UNIT.read_text("utf-8")
     assert text.count("/opt/interlingua/bin/") == 2
     file = tmp_path / UNIT.name
@@ -53,7 +53,7 @@ def test_systemd_verify_detects_an_unknown_setting(unit: Path) -> None:
 
 
 def test_systemd_unit_has_a_low_exposure_level(unit: Path) -> None:
-    """The threshold is ten times the exposure's level."""
+    """The threshold is ten times the exposure level."""
     measure = ("security", "--offline=yes", "--no-pager")
     run_tool_successfully("systemd-analyze", *measure, "--threshold=20", unit)
     assert run_tool("systemd-analyze", *measure, "--threshold=5", unit).returncode == 1
@@ -70,6 +70,7 @@ def test_stop_timeout_covers_the_drain() -> None:
 def test_reload_checks_the_configuration_first(unit: Path, tmp_path: Path) -> None:
     check, hup = parse_settings(unit)["ExecReload"]
     assert hup == "/bin/kill -HUP $MAINPID"
+
     file = tmp_path / "gateway.yaml"
     command = check.replace("/etc/interlingua", str(tmp_path)).split()
     env = os.environ | {"LISTEN": "127.0.0.1:0", "ADMIN": "127.0.0.1:0"}
@@ -77,6 +78,7 @@ def test_reload_checks_the_configuration_first(unit: Path, tmp_path: Path) -> No
     for text in (ECHO, "backends: {}"):
         file.write_text(text)
         ended.append(subprocess.run(command, check=False, capture_output=True, env=env).returncode)
+
     assert ended == [0, 1]
 
 
@@ -88,14 +90,16 @@ def test_service_user_can_read_but_not_write_the_configuration(tmp_path: Path) -
         "systemd-tmpfiles", "--create", f"--root={tmp_path}", UNIT.with_name("tmpfiles.conf")
     )
     user, _, number, group, *_ = (tmp_path / "etc" / "passwd").read_text("utf-8").split(":")
+
     assert (parse_settings(UNIT)["User"], parse_settings(UNIT)["Group"]) == ([user], [user])
+
     place = (tmp_path / "etc" / "interlingua").stat()
     assert (place.st_uid, place.st_gid, place.st_mode & 0o777) == (0, int(group), 0o750)
     assert int(number) > 0
 
 
 def build_sandbox_command(unit: Path, *command: str) -> list[str]:
-    """A command under what can be had of the unit without systemd."""
+    """Build a command with the unit's limits that work without systemd."""
     require(os.geteuid() == 0, "only root may make a file system read-only")
     release = tuple(map(int, platform.release().split(".")[:2]))
     require(release >= (6, 3), "this kernel can't keep memory from becoming code")
@@ -126,6 +130,7 @@ def test_sandbox_denies_forbidden_operations(tried: str, unit: Path) -> None:
         ).returncode
         == 0
     )
+
     result = subprocess.run(
         build_sandbox_command(unit, sys.executable, "-c", tried),
         check=False,
@@ -139,7 +144,7 @@ def test_sandbox_denies_forbidden_operations(tried: str, unit: Path) -> None:
 def test_gateway_works_inside_the_systemd_sandbox(
     unit: Path, stage: ProcessLauncher, tmp_path: Path
 ) -> None:
-    """It serves, finds a worker by DNS, reloads and stops."""
+    """The gateway serves, resolves a worker by DNS, reloads and stops."""
     program = build_sandbox_command(unit, sys.executable, "-m", "gateway")
     command = ("serve", "/etc/interlingua/gateway.yaml")
     files = [tmp_path / name / "gateway.yaml" for name in ("worker", "gateway")]
@@ -150,6 +155,7 @@ def test_gateway_works_inside_the_systemd_sandbox(
     port = worker.url.rpartition(":")[2]
     gateway = stage.start(command, files[1].parent, program, WORKER=port)
     wait_until_ready(gateway)
+
     assert get_response_text(send_chat(gateway, "m")) == "say this back"
 
     files[1].write_text(POOL.replace("models: {m: {", "models: {n: {model: m, "))
@@ -157,4 +163,5 @@ def test_gateway_works_inside_the_systemd_sandbox(
     wait_until(
         lambda: send_chat(gateway, "n").status_code == httpx.codes.OK, gateway.command.read_output()
     )
+
     assert [gateway.command.stop(), worker.command.stop()] == [0, 0]

@@ -1,4 +1,4 @@
-"""A tool that is missing is said to be, and is no success where every test must be run."""
+"""A missing tool skips its test with a reason, or fails it where every test must run."""
 
 from pathlib import Path
 
@@ -27,10 +27,11 @@ def test_installed_tools_have_precedence_over_system_tools(
     monkeypatch.setattr(tools, "_PLACES", (tmp_path,))
     monkeypatch.setenv("CI", "true")
     assert find_tool("sh") != str(tmp_path / "sh")
+
     (tmp_path / "sh").touch()
     assert find_tool("sh") == str(tmp_path / "sh")
     with pytest.raises(pytest.fail.Exception):
-        find_tool("python")  # the system's would lack what ours has
+        find_tool("python")  # the system's Python lacks our packages
 
 
 def test_tool_error_fails_the_test() -> None:

@@ -1,4 +1,4 @@
-"""The board and the alerts: they ask for what there is, in words that Prometheus understands."""
+"""The dashboard and the alerts query existing metrics with valid expressions."""
 
 import runpy
 from pathlib import Path
@@ -24,20 +24,21 @@ from tests.deploy.watched import (
 
 
 def get_metric(sample: str) -> MetricDefinition:
-    """What a sample is one of."""
+    """Return the metric of a sample's name."""
     for end in ("", "_bucket", "_sum", "_count"):
         if (
             metric := METRICS_BY_NAME.get(sample.removesuffix(end))
         ) is not None and sample.endswith(end):
             assert (metric.kind == "histogram") == bool(end), sample
             return metric
-    raise AssertionError(f"there is no {sample}")
+    raise AssertionError(f"no metric {sample}")
 
 
 @pytest.mark.parametrize(("who", "expr"), list_expressions().items(), ids=list(list_expressions()))
 def test_every_queried_metric_and_label_exists(who: str, expr: str) -> None:
     names = list_samples(expr)
     assert names or "model:interlingua" in expr or expr.startswith("up{"), who
+
     labels = {label for name in names for label in get_metric(name).label_names}
     if names:
         assert list_labels(expr) <= labels
@@ -52,9 +53,11 @@ def test_dashboard_panels_have_unique_ids_titles_and_positions() -> None:
     board = msgspec.json.decode(BOARD.read_bytes())
     every = board["panels"]
     assert len({one["id"] for one in every}) == len(every)
+
     taken = [place for one in every for place in list_grid_cells(one["gridPos"])]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
+
     for panel in list_panels():
         references = [one["refId"] for one in panel["targets"]]
         assert len(references) == len(set(references)) > 0
@@ -74,9 +77,11 @@ def test_dashboard_queries_are_valid_promql(tmp_path: Path) -> None:
     ]
     file = tmp_path / "board.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": recorded}]}))
+
     assert f"{len(recorded)} rules found" in run_tool_successfully(
         "promtool", "check", "rules", file
     )
+
     recorded[0]["expr"] += " )"
     file.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": recorded}]}))
     assert run_tool("promtool", "check", "rules", file).returncode
@@ -88,7 +93,9 @@ def test_alert_rules_pass_their_test_cases(tmp_path: Path) -> None:
     deaf = RULES.read_text("utf-8").replace("> 0.1\n", "> 0.9\n").replace("<= 0.5", "<= 0.1")
     (tmp_path / RULES.name).write_text(deaf)
     (tmp_path / CASES.name).write_text(CASES.read_text("utf-8"))
+
     result = run_tool("promtool", "test", "rules", tmp_path / CASES.name)
+
     assert result.returncode
     assert "InterlinguaEventLoopLag" in result.stdout + result.stderr
     assert "InterlinguaWorkersDown" in result.stdout + result.stderr
@@ -99,6 +106,7 @@ def test_every_alert_has_a_firing_test_case() -> None:
         case for test in read_yaml(CASES)["tests"] for case in test.get("alert_rule_test", ())
     ]
     alerts = {one["alert"] for one in list_rules() if "alert" in one}
+
     assert {case["alertname"] for case in cases if case["exp_alerts"]} == alerts
     for one in list_rules():
         assert "alert" not in one or one["labels"]["severity"] in ("page", "ticket")
@@ -115,6 +123,7 @@ def test_compose_file_mounts_dashboard_and_alert_rules() -> None:
     [board] = read_yaml(compose / "grafana" / "dashboards" / "interlingua.yaml")["providers"]
     assert board["options"]["path"] == mounted("grafana", "../grafana")
     assert mounted("grafana", "./grafana/dashboards") == "/etc/grafana/provisioning/dashboards"
+
     [glob] = read_yaml(compose / "prometheus" / "prometheus.yml")["rule_files"]
     folder, _, pattern = str(glob).rpartition("/")
     assert folder == mounted("prometheus", "../prometheus")

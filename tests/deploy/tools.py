@@ -1,4 +1,4 @@
-"""The tools that read what is under deploy/: where they are, and what is done without one."""
+"""The tools that check the files under deploy/, and what happens without one."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 HOME: Final = ROOT / ".venv-deploy"
 LIBRARIES: Final = HOME / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
-"""What the servers among our own tools need."""
+"""Shared libraries of the downloaded servers."""
 _PLACES: Final = (HOME / "bin", HOME / "debian" / "usr" / "bin", HOME / "debian" / "usr" / "sbin")
 
 
 def require(there: object, reason: str) -> None:
-    """Skip the test unless it is ``there``; where every test must be run, fail it."""
+    """Skip the test unless it is ``there``; fail it where every test must run."""
     if there:
         return
     if os.environ.get("CI") == "true":
@@ -28,7 +28,7 @@ def require(there: object, reason: str) -> None:
 
 
 def find_tool(name: str) -> str:
-    """The path of a tool: our own, or else the system's."""
+    """Return the path of a tool: the downloaded one, else the system's."""
     own = next((place / name for place in _PLACES if (place / name).exists()), None)
     path = str(own) if own else None if name == "python" else shutil.which(name)
     require(path, f"there is no {name} here; make deploy installs what can be had")
@@ -37,23 +37,23 @@ def find_tool(name: str) -> str:
 
 
 def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """What a tool says of something, and the code it ends with."""
+    """Run a tool; return its output and its exit code."""
     command = [find_tool(name), *map(str, arguments)]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
 
 
 def run_tool_successfully(name: str, *arguments: object) -> str:
-    """What a tool prints that finds nothing wrong."""
+    """Run a tool that must succeed; return its output."""
     result = run_tool(name, *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file."""
+    """Read a YAML file."""
     return yaml.safe_load(path.read_text("utf-8"))
 
 
 def parse_manifests(text: str) -> Iterator[dict[str, Any]]:
-    """Those of a rendering."""
+    """Parse the rendered manifests."""
     return (one for one in yaml.safe_load_all(text) if one)

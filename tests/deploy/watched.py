@@ -1,4 +1,4 @@
-"""What the board and the alerts ask Prometheus, and which metrics that names."""
+"""The expressions of the dashboard and the alerts, and the metrics in them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,23 +15,23 @@ _NAME: Final = re.compile(r"\b(interlingua_[a-z_]+|vllm:[a-z_]+)(\{[^}]*\})?")
 _BY: Final = re.compile(r"\bby \(([^)]*)\)")
 _MATCHED: Final = re.compile(r"(\w+)(?:=~|!=|=)")
 _PROMETHEUS_LABELS: Final = frozenset({"job", "instance", "le"})
-"""Labels that Prometheus gives itself, or a histogram has."""
+"""Labels that Prometheus adds, or that histograms have."""
 
 
 def list_panels() -> list[dict[str, Any]]:
-    """Those of the board."""
+    """Return the dashboard's panels."""
     board = msgspec.json.decode(BOARD.read_bytes())
     return [one for one in board["panels"] if one["type"] != "row"]
 
 
 def list_rules() -> Iterator[dict[str, Any]]:
-    """Alerts, and what is recorded for them."""
+    """Return the alerting and recording rules."""
     for group in read_yaml(RULES)["groups"]:
         yield from group["rules"]
 
 
 def list_expressions() -> Mapping[str, str]:
-    """Every expression, by who asks it. Grafana's own variables stand for what they may be."""
+    """Return every expression by its panel or rule, with Grafana's variables replaced."""
     of_panels = {
         f"{panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
         for panel in list_panels()
@@ -41,19 +41,19 @@ def list_expressions() -> Mapping[str, str]:
 
 
 def list_samples(expr: str) -> set[str]:
-    """The samples that an expression names."""
+    """Return the sample names in an expression."""
     return {match[1] for match in _NAME.finditer(expr)} - _list_recorded_names()
 
 
 def list_labels(expr: str) -> set[str]:
-    """The labels that it asks for, beside Prometheus's own."""
+    """Return the labels in an expression, without Prometheus's own."""
     matched = {one for match in _NAME.finditer(expr) for one in _MATCHED.findall(match[2] or "")}
     grouped = {one.strip() for match in _BY.findall(expr) for one in match.split(",")}
     return (matched | grouped) - _PROMETHEUS_LABELS
 
 
 def _list_recorded_names() -> set[str]:
-    """What the rules make themselves: ``model:interlingua_…``, of which the pattern sees a part."""
+    """Return the names of recording rules, such as ``model:interlingua_…``."""
     return {
         match[1]
         for one in list_rules()

@@ -1,4 +1,4 @@
-"""Tests that a page names: ``tests/FILE.py::test_name``, each in backquotes."""
+"""Tests that a page names as ``tests/FILE.py::test_name``, in backquotes."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ NAMED = re.compile(r"`(tests/[\w./]+\.py)::(\w+)`")
 
 
 def parse_table(page: str, heading: str) -> Iterator[list[str]]:
-    """The cells of the rows of the table that is under a heading."""
+    """Return the cells of the table under a heading."""
     _, table, below = page.partition(f"\n{heading}\n")
     assert table, heading
     rows = re.findall(r"^\| (.*) \|$", below.partition("\n## ")[0], re.MULTILINE)
@@ -20,13 +20,13 @@ def parse_table(page: str, heading: str) -> Iterator[list[str]]:
 
 
 def find_test_references(text: str) -> list[tuple[str, str]]:
-    """The file and the name of each test that is named."""
+    """Return file and name of each test named on a page."""
     return NAMED.findall(text)
 
 
 @cache
 def list_tests(file: str) -> frozenset[str]:
-    """The tests that a file holds; none where there is no such file."""
+    """Return the tests in a file, none if it does not exist."""
     path = ROOT / file
     if not path.exists():
         return frozenset()
@@ -39,7 +39,7 @@ def list_tests(file: str) -> frozenset[str]:
 
 
 def find_missing_tests(text: str) -> list[str]:
-    """Those that are named and are not there."""
+    """Return the named tests that do not exist."""
     return [
         f"{file}::{name}"
         for file, name in find_test_references(text)

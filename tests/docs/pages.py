@@ -1,23 +1,21 @@
-"""Runs the blocks of a page as a reader would: in their order, in one shell, in a new folder.
+"""Runs a page's blocks as a reader would: in order, in one shell, in a new folder.
 
-    ```sh                      is run; anything that fails fails the page
-    ```python                  is run, by the Python of the tests
-    ```yaml title="NAME"       is written into the file NAME, whatever its language
-    ```text                    is what the block before it prints
-    ```console, ```py          is only shown; tests/docs/test_every_page.py says why
+    ```sh                      is run, and must succeed
+    ```python                  is run by the tests' Python
+    ```yaml title="NAME"       is written to the file NAME, in any language
+    ```text                    is the output of the block before it
+    ```console, ```py          is only shown; tests/docs/test_every_page.py has the reasons
 
-In what is printed ``…`` stands for anything on its line, a line of nothing else for any lines, and
-a run of spaces for any other. ``interlingua`` is the one under test. A command that serves and is
-not put into the background is one that a reader leaves running in a shell of its own: it runs until
-the next such command, or the end. Of ports on loopback free ones stand in the place of those that
-are shown, and ``${PORT:-8000}``, where a page names one, is that of 8000. What still runs when the
-page ends is stopped.
+In an output ``…`` matches anything on its line, a line with only that any lines, and spaces match
+any run of spaces. ``interlingua`` is the tested one. A command that serves in the foreground is one
+that a reader leaves running in another shell: it runs until the next such command, or the end.
+Loopback ports are replaced by free ones, and so is ``${PORT:-8000}``. Processes that still run at
+the end of the page are stopped.
 """
 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,17 +25,18 @@ from pathlib import Path
 from msgspec import Struct
 
 from tests.deploy.tools import LIBRARIES, find_tool
+from tests.support.ports import reserve_port
 
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"\$\{(\w*PORT):-(\d+)\}")
 _SHOWN = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))\d{4,5}\b")
 _SERVES = re.compile(r"^(?=interlingua (?:serve|worker)\b[^&|\n]*$)", re.MULTILINE)
 _BUILT_IN = {"PORT": "8000"}
-"""What the built-in configurations call their port."""
+"""Port variables of the built-in configurations."""
 _SERVERS = ("redis-server", "prometheus")
-"""What a page may start besides ours."""
+"""Other programs that a page may start."""
 _PATIENCE = 90.0
-"""Seconds that a page may take."""
+"""Timeout of a page in seconds."""
 
 _LEFT = """
 left() {
@@ -52,11 +51,11 @@ left() {
   done
 }
 """
-"""The shell's function that leaves its command running, once it has said that it serves."""
+"""A shell function that leaves its command running once it serves."""
 
 
 class Block(Struct):
-    """Commands, and what they are said to print, if the page says it. Or a file."""
+    """Commands with their shown output, if any; or a file."""
 
     line: int
     commands: str
@@ -66,7 +65,7 @@ class Block(Struct):
 
 
 class PageRun(Struct, frozen=True):
-    """How it went: the exit code, what each block printed, and all that was said on the side."""
+    """The exit code, the output of each block, and everything on standard error."""
 
     code: int
     outputs: Sequence[str]
@@ -74,7 +73,7 @@ class PageRun(Struct, frozen=True):
 
 
 def parse_blocks(page: str) -> list[Block]:
-    """The blocks of a page that a reader would follow."""
+    """Return the blocks that a reader would follow."""
     blocks: list[Block] = []
     for fence in _FENCE.finditer(page):
         kind, file, body = fence.groups("")
@@ -84,30 +83,25 @@ def parse_blocks(page: str) -> list[Block]:
         elif kind in ("sh", "python"):
             blocks.append(Block(line, body, kind=kind))
         elif kind == "text":
-            assert blocks, "a page shows what is printed before anything is run"
+            assert blocks, "an output block has no commands before it"
             assert blocks[-1].printed is None, f"{blocks[-1].line}: it is shown twice"
             blocks[-1].printed = body
     return blocks
 
 
 def allocate_ports(page: str) -> dict[str, str]:
-    """A free port for each that the page shows, by what is shown; and for each variable."""
+    """Return a free port for each shown port and for each variable."""
     named = dict(_PORT.findall(page)) | _BUILT_IN
     shown = {*named.values(), *_SHOWN.findall(page)}
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in shown]
-    free = {
-        port: str(listener.getsockname()[1])
-        for port, listener in zip(sorted(shown), listeners, strict=True)
-    }
-    for listener in listeners:
-        listener.close()
+    free = {port: str(reserve_port()) for port in shown}
     return free | {name: free[port] for name, port in named.items()}
 
 
-def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
+def run_page(page: str, folder: Path, stand_in: str = "", programs: Path | None = None) -> PageRun:
     """Run the page's blocks in ``folder``.
 
-    ``stand_in`` is the configuration of what serves beside, in the place of the reader's workers.
+    ``stand_in`` is the configuration of a gateway that plays the reader's workers. ``programs`` is
+    the folder of an installed ``interlingua``, in place of this environment's.
     """
     every = parse_blocks(page)
     printed = folder.with_name(f"{folder.name}-printed")
@@ -126,7 +120,7 @@ def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
         shell = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(pieces)],
             cwd=folder,
-            env=_build_path_environment(servers)
+            env=_build_path_environment(servers, programs)
             | _get_port_variables(ports)
             | {"BESIDE": str(printed)},
             stdin=subprocess.DEVNULL,
@@ -137,31 +131,31 @@ def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
         try:
             code = shell.wait(_PATIENCE)
         finally:
-            with suppress(ProcessLookupError):  # nothing runs any more
+            with suppress(ProcessLookupError):  # no process is left
                 os.killpg(shell.pid, signal.SIGKILL)
     files = [printed / str(n) for n in range(len(every))]
     outputs = [_restore_ports(file.read_text("utf-8"), ports) for file in files if file.exists()]
     return PageRun(code, outputs, (printed / "errors").read_text("utf-8"))
 
 
-def _build_path_environment(servers: Sequence[str]) -> dict[str, str]:
-    """Where a shell finds ``interlingua``, and these."""
-    folders = [Path(one).parent for one in (sys.executable, *servers)]
+def _build_path_environment(servers: Sequence[str], programs: Path | None) -> dict[str, str]:
+    """Return a PATH with ``interlingua`` and these programs."""
+    folders = [programs or Path(sys.executable).parent, *(Path(one).parent for one in servers)]
     environment = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
     return environment | {"LD_LIBRARY_PATH": str(LIBRARIES)} if servers else environment
 
 
 def describe_difference(shown: str, printed: str) -> str:
-    """How what was printed is not what is shown; "" where it is."""
+    """Return how an output differs from the shown one, or ""."""
     is_equal = _match_lines(shown.strip("\n").splitlines(), printed.strip("\n").splitlines())
     return "" if is_equal else f"shown:\n{shown}\nprinted:\n{printed}"
 
 
 def _match_lines(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether the lines are those shown. Takes at most the product of both numbers of steps."""
+    """Return whether the lines match those shown, in time proportional to the product of both."""
     lines = [_normalize_spaces(line) for line in printed]
     ends = {0}
-    """How many of the lines those shown so far may be."""
+    """How many lines the shown lines so far may match."""
     for number, text in enumerate(shown):
         pattern = re.compile(_build_line_pattern(text))
         if text.strip() == "…" and number < len(shown) - 1:
@@ -171,11 +165,11 @@ def _match_lines(shown: Sequence[str], printed: Sequence[str]) -> bool:
     return len(lines) in ends
 
 
-def check_page(page: str, folder: Path, stand_in: str = "") -> None:
-    """Run the page. Raises AssertionError with the first block that does not do as it says."""
+def check_page(page: str, folder: Path, stand_in: str = "", programs: Path | None = None) -> None:
+    """Run the page as ``run_page`` does. Raises AssertionError for the first wrong block."""
     every = parse_blocks(page)
-    assert every, "it has nothing to run: is a fence not closed?"
-    ran = run_page(page, folder, stand_in)
+    assert every, "the page has no block to run: is a fence not closed?"
+    ran = run_page(page, folder, stand_in, programs)
     for block, printed in zip(every, ran.outputs, strict=False):
         if block.printed is not None and (why := describe_difference(block.printed, printed)):
             raise AssertionError(f"line {block.line}: {why}\n{ran.errors}")
@@ -185,7 +179,7 @@ def check_page(page: str, folder: Path, stand_in: str = "") -> None:
 
 
 def _build_script(block: Block, python: Path, ports: Mapping[str, str]) -> str:
-    """What the shell is told to do."""
+    """Build the shell script."""
     match block.kind:
         case "file":
             body = _replace_ports(block.commands, ports)
@@ -211,7 +205,7 @@ def _restore_ports(text: str, ports: Mapping[str, str]) -> str:
 
 
 def _build_line_pattern(text: str) -> str:
-    """A pattern for one line."""
+    """Build the pattern of one line."""
     return ".*".join(map(re.escape, _normalize_spaces(text).split("…")))
 
 

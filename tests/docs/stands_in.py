@@ -1,8 +1,7 @@
-"""What answers in the place of a reader's own workers, page by page: scripted echoes.
+"""Gateways that play a reader's workers on each page, with scripted echo backends.
 
-Each speaks the protocol of the server that a page names, on the port that it names. Nothing here is
-vLLM, Triton, MindIE or an OpenVINO Model Server: what these really do is proved elsewhere, by
-transcripts, and before Triton itself (tests/oracle).
+Each has the protocol and the port of a server on the page. They are not vLLM, Triton, MindIE or
+OpenVINO Model Server: transcripts and the real Triton (tests/oracle) test those.
 """
 
 from collections.abc import Mapping
@@ -43,6 +42,10 @@ _TRITON: Final = _build_worker_config(
 )
 _MINDIE: Final = _build_worker_config('{address: "127.0.0.1:1025", protocols: [mindie]}')
 _OVMS: Final = _build_worker_config('{address: "127.0.0.1:9000", protocols: [ovms]}')
+_OLLAMA: Final = _build_worker_config(
+    '{address: "127.0.0.1:11434", protocols: [openai, ollama]}',
+    script='"Paris", ", of", " course."',
+).replace("llama3:", "llama3.2:", 1)
 _BUILT_IN: Final = _build_worker_config(
     '{address: "127.0.0.1:8000", protocols: [openai, databricks, '
     "{name: triton, profile: plain}, ovms, {name: mindie, prefix: /mindie}]}",
@@ -58,6 +61,7 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/openvino-model-server.md": _OVMS,
     "docs/howto/triton.md": _TRITON,
     "docs/howto/vllm.md": _VLLM,
+    "docs/howto/ollama.md": _OLLAMA,
     "docs/howto/codex.md": _VLLM,
     "docs/howto/openai-agents.md": _VLLM,
     "docs/howto/claude-code.md": _VLLM,

@@ -37,5 +37,7 @@ def test_page_lists_every_metric_of_a_version() -> None:
     exported = set(
         re.findall(r"^interlingua_(\w+)\{.*split=", metrics.render_page().decode(), re.MULTILINE)
     )
+
     plain = {re.sub("_(bucket|sum|count)$", "", name) for name in exported}
+
     assert plain == set(documented)

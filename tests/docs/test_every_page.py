@@ -1,4 +1,4 @@
-"""Every page does what it says: its blocks are run, or it is said here why they can't be."""
+"""The blocks of every page run as described, or are listed here with the reason why not."""
 
 import re
 from collections.abc import Mapping
@@ -32,13 +32,28 @@ NOT_RUN: Final = {
     ("docs/howto/openai-agents.md", "from agents"): "make clients: tests/clients/agents",
     ("docs/howto/openvino-model-server.md", "$ ovms --rest_port"): "wants the model server",
     ("docs/howto/langchain.md", "from langchain"): "make clients: test_pages.py",
+    ("docs/howto/llama-index.md", "from llama_index"): "make clients: test_pages.py",
+    ("docs/howto/ollama.md", "$ ollama pull"): "tests/integration/test_ollama_worker.py",
     ("docs/howto/vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
+    ("docs/howto/vllm.md", "$ llama-server"): "make oracle: tests/oracle/test_llamacpp.py",
     ("docs/howto/claude-code.md", "$ vllm serve"): "wants vLLM and a GPU",
     (
         "docs/howto/claude-code.md",
         "$ npm install",
     ): "tests/clients/node/test_claude_code.py runs Claude Code (make clients)",
     ("docs/howto/compare.md", "$ interlingua compare chat@1"): "as the example, of two versions",
+    (
+        "docs/howto/compare.md",
+        "$ interlingua compare recordings/ recordings-replay/ --judge",
+    ): "tests/integration/test_compare_judge.py: it wants a model",
+    (
+        "docs/howto/replay.md",
+        "$ interlingua replay recordings/ --config gateway.yaml --to chat@1 --to chat@2",
+    ): "as the example before it, with two versions",
+    (
+        "docs/howto/canary-rollout.md",
+        "$ interlingua rollout",
+    ): "tests/integration/test_rollout.py: it wants traffic",
     ("docs/howto/observability.md", "2026-11-23"): "lines of a log",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
     ("docs/howto/multiple-processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
@@ -55,7 +70,7 @@ NOT_RUN: Final = {
     ("docs/tutorial.md", "$ make run"): "installs, and downloads what there is not",
     ("docs/tutorial.md", "$ pip install"): "as above",
 }
-"""Blocks that are only shown, by their page and how they begin, and why no test runs them."""
+"""Blocks that are only shown, by page and first words, with the reason."""
 SHOWN: Final = re.compile(r"^```(?:console|py)\n(.*)$", re.MULTILINE)
 RUN: Final = re.compile(r"^```(?:sh|python)$", re.MULTILINE)
 YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -82,8 +97,11 @@ def test_every_block_that_is_not_run_is_listed_with_a_reason(
 ) -> None:
     blocks = [(name, line) for name, page in PAGES.items() for line in SHOWN.findall(page)]
     unlisted = [one for one in blocks if not any(_matches_block(one, entry) for entry in NOT_RUN)]
+
     gone = [entry for entry in NOT_RUN if not any(_matches_block(one, entry) for one in blocks)]
+
     assert (unlisted, gone) == ([], [])
+
     with capsys.disabled():
         for (name, begins), why in NOT_RUN.items():
             print(f"\nnot run: {name}: {begins} …: {why}", end="")  # noqa: T201 - it is for readers

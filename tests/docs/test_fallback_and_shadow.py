@@ -1,4 +1,4 @@
-"""The pages on fallbacks and shadows: what they show is taken for what they say."""
+"""The pages on fallbacks and shadows: their configurations load and do what the text says."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,7 @@ def load_documented_config(name: str) -> Config:
 
 def test_fallback_and_shadow_examples_are_loaded_as_documented() -> None:
     assert load_documented_config("fallbacks").models["chat"].fallback == ("1", "2", "small")
+
     shadow = load_documented_config("shadow-traffic").models["chat"].shadow
     assert shadow is not None
     assert (shadow.to, shadow.share, shadow.max_concurrency, shadow.timeout) == ("2", 0.05, 4, 60.0)

@@ -1,4 +1,4 @@
-"""The page of faults: every number has its row, and every row its test, or why it has none."""
+"""The page on faults: every number has a row, and every row a test or the reason for none."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ def test_every_fault_row_names_existing_tests_or_a_reason() -> None:
 
 
 def list_marked_tests() -> set[tuple[int, str]]:
-    """The numbers of ``@pytest.mark.fault`` under tests/fault, each with the test that bears it."""
+    """Return each test with ``@pytest.mark.fault`` under tests/fault, by number."""
     return {
         (int(ast.literal_eval(number)), f"{file.relative_to(ROOT).as_posix()}::{function.name}")
         for file in (ROOT / "tests" / "fault").glob("test_*.py")
@@ -50,4 +50,5 @@ def test_tests_that_a_row_names_are_marked_with_its_number() -> None:
         if file.startswith("tests/fault/")
     }
     missing = sorted(named - list_marked_tests())
+
     assert missing == []

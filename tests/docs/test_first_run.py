@@ -1,4 +1,4 @@
-"""The first minutes of a reader, from an empty folder, by the commands of README and tutorial."""
+"""The commands of README and tutorial work from an empty folder."""
 
 import os
 import re
@@ -63,12 +63,12 @@ def _find_ui_url(process: "subprocess.Popen[bytes]", log: Path) -> str | None:
 
 
 def wait_for(check: Callable[[], Any]) -> Any:
-    """The first true result of a check."""
+    """Wait for the first true result of a check, and return it."""
     for _ in range(600):
         if result := check():
             return result
         time.sleep(0.2)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition did not become true")
 
 
 def test_first_request_of_the_readme_gets_the_documented_answer(
@@ -78,15 +78,16 @@ def test_first_request_of_the_readme_gets_the_documented_answer(
     assert ui_url
     assert SHOWN_ADDRESS in block.commands
     assert block.printed
+
     command = block.commands.replace(SHOWN_ADDRESS, address)
-    answer = subprocess.run(
+    response = subprocess.run(
         ["/bin/bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
         check=True,
         capture_output=True,
         text=True,
     )
-    assert describe_difference(block.printed, answer.stdout) == ""
+    assert describe_difference(block.printed, response.stdout) == ""
 
 
 def test_charts_of_the_web_ui_show_the_readme_requests(
@@ -95,6 +96,7 @@ def test_charts_of_the_web_ui_show_the_readme_requests(
     page = httpx.get(ui_url.partition("#")[0])
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
+
     before = count_requests(ui_url)
     block = parse_blocks(README)[0]
     command = block.commands.replace(SHOWN_ADDRESS, address)
@@ -103,7 +105,7 @@ def test_charts_of_the_web_ui_show_the_readme_requests(
 
 
 def count_requests(ui_url: str) -> float:
-    """The sum of the points that the web UI draws as the chart of requests per second."""
+    """Return the sum of the points in the web UI's chart of requests per second."""
     history = httpx.get(httpx.URL(ui_url).join("/-/history")).raise_for_status().json()
     return sum(
         float(point.get("requests", 0))

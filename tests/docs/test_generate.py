@@ -1,4 +1,4 @@
-"""The reference pages: they stand as the code has them, and say what the rows say."""
+"""The reference pages are up to date with the code and complete."""
 
 import json
 import re
@@ -44,7 +44,46 @@ def pages() -> Mapping[str, str]:
 )
 def test_reference_page_is_up_to_date(pages: Mapping[str, str], name: str) -> None:
     held = (PAGES / name).read_text("utf-8")
-    assert held == pages[name], f"docs/reference/{name} is stale; write it anew with: make docs"
+    assert held == pages[name], f"docs/reference/{name} is stale; rewrite it with: make docs"
+
+
+def test_every_pair_of_client_and_worker_is_in_the_table(pages: Mapping[str, str]) -> None:
+    registry = ProtocolRegistry(PROTOCOLS)
+    lines = pages["protocols.md"].splitlines()
+    for client in SPOKEN:
+        for worker in filter(registry.serves_workers, PROTOCOLS):
+            [row] = [one for one in lines if one.startswith(f"| {client} | {worker} | ")]
+            assert row.count("`temperature`") + row.count("temperature") >= 1
+
+
+def test_every_header_with_a_meaning_is_in_the_table(pages: Mapping[str, str]) -> None:
+    registry = ProtocolRegistry(PROTOCOLS)
+    lines = pages["protocols.md"].splitlines()
+    for client in SPOKEN:
+        table = registry.create_adapter(client, None, {}).request_headers
+        for name, decision in table.decisions.items():
+            assert f"| {client} | `{name}` | {decision} |" in lines
+        for prefix in table.prefixes:
+            assert f"| {client} | `{prefix}*` | reported |" in lines
+
+
+@pytest.mark.parametrize(
+    ("pair", "column", "cell"),
+    [
+        ("anthropic | openai", 3, "`stop_sequences` → `stop`"),
+        ("openai | anthropic", 2, "`parallel_tool_calls`"),
+        ("openai | anthropic", 3, "`stop` → `stop_sequences`"),
+        ("openai | anthropic", 4, "`seed` dropped"),
+        ("openai | openai", 2, "`seed`"),
+        ("ollama | openai", 3, "`options.stop` → `stop`"),
+    ],
+)
+def test_pair_shows_how_a_field_is_translated(
+    pages: Mapping[str, str], pair: str, column: int, cell: str
+) -> None:
+    [row] = [one for one in pages["protocols.md"].splitlines() if one.startswith(f"| {pair} | ")]
+    cells = row.strip("| ").split(" | ")
+    assert cell in cells[column].split(", ")
 
 
 def test_reference_folder_has_only_generated_pages(pages: Mapping[str, str]) -> None:
@@ -74,6 +113,7 @@ def test_generate_command_writes_pages_and_checks_them(tmp_path: Path) -> None:
     written = run(main, [str(folder)])
     fresh = run(main, [str(folder), "--check"])
     (folder / "errors.md").write_text("old")
+
     stale = run(main, [str(folder), "--check"])
 
     assert (before.exit_code, written.exit_code, fresh.exit_code, stale.exit_code) == (1, 0, 0, 1)
@@ -143,7 +183,7 @@ def test_number_formatting(value: float, shown: str) -> None:
 
 
 class LimitedWorker:
-    """Carries four fields, some within limits and one in part, and none beside a prompt."""
+    """Supports four parameters, some within limits and one in part, and none for prompts."""
 
     carries: Mapping[str, ParameterSupport] = {
         "n": ParameterSupport("n", 1, 8),
@@ -237,7 +277,7 @@ def test_example_of_a_section_is_valid(section: type[ConfigSection], tmp_path: P
 
 
 def find_sections(value: Any, section: type[ConfigSection]) -> list[ConfigSection]:
-    """The Structs of a type that a configuration sets to other values than the defaults."""
+    """Return the Structs that a configuration sets to other values than the defaults."""
     if isinstance(value, Mapping):
         return [one for inner in value.values() for one in find_sections(inner, section)]
     if isinstance(value, tuple):

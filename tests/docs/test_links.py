@@ -35,6 +35,7 @@ def list_anchors(page: Path) -> Iterator[str]:
 def test_links_and_file_names_exist(page: Path) -> None:
     text = read_text(page)
     missing = [name for name in FILE_NAME.findall(text) if not (ROOT / name).exists()]
+
     for link, anchor in LINK.findall(text):
         target = (page.parent / link).resolve() if link else page
         if not target.exists() or (anchor and anchor not in list_anchors(target)):
@@ -54,4 +55,5 @@ def test_the_index_lists_every_decision_once() -> None:
         prefix = f"# ADR {number:04}: "
         assert title.startswith(prefix), decision.name
         expected.append((f"{number:04}", decision.name, title.removeprefix(prefix)))
+
     assert rows == expected

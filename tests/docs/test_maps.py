@@ -12,16 +12,16 @@ from tests.docs.named import ROOT
 
 DOCS: Final = ROOT / "docs"
 SERVES_NO_REQUEST: Final = "gateway/cli"
-"""Its modules are found by command."""
+"""Its modules are listed as commands."""
 
 
 def read_rows(page: Path) -> str:
-    """The rows of all tables of a page."""
+    """Return the rows of all tables on a page."""
     return "\n".join(re.findall(r"^\|.*\|$", page.read_text("utf-8"), re.MULTILINE))
 
 
 def list_packages(*tops: str) -> list[str]:
-    """Packages directly under these ones."""
+    """Return the packages directly below these."""
     return [
         path.parent.relative_to(ROOT).as_posix()
         for top in tops
@@ -32,11 +32,13 @@ def list_packages(*tops: str) -> list[str]:
 def test_architecture_names_every_package() -> None:
     page = (DOCS / "architecture.md").read_text("utf-8")
     code = page.partition("## Packages")[2].partition("## The path")[0]
+
     missing = [
         one
         for one in list_packages("gateway", "backends", "protocols")
         if not re.search(rf"\b{one.rpartition('/')[2]}\b", code)
     ]
+
     assert missing == []
 
 

@@ -1,4 +1,4 @@
-"""What runs the pages must itself find what is wrong with one."""
+"""The page runner reports each kind of error on a page."""
 
 import time
 from pathlib import Path
@@ -28,6 +28,7 @@ def build_page(*fences: tuple[str, str]) -> str:
 def test_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
+
     check_page(
         build_page(
             ("sh", "echo one > file; word=two"),
@@ -48,8 +49,8 @@ def test_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
         ([("sh", "true"), ("sh", "echo why >&2; false; echo on")], "line 9 failed:\necho why"),
         ([("sh", "false | true")], "line 3 failed"),
         ([("sh", "echo $nothing")], "nothing: unbound variable"),
-        ([("text", "one")], "before anything is run"),
-        ([("yaml", "one: 1")], "nothing to run"),
+        ([("text", "one")], "an output block has no commands before it"),
+        ([("yaml", "one: 1")], "has no block to run"),
         ([("sh", "echo"), ("text", ""), ("text", "")], "3: it is shown twice"),
     ],
 )
@@ -65,12 +66,14 @@ def test_page_with_wrong_output_or_failing_command_is_an_error(
 def test_background_processes_of_a_page_are_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
+
     [printed] = run_page(build_page(("sh", "sleep 600 & echo $!")), folder).outputs
+
     assert is_running(int(printed)) is False
 
 
 def is_running(process: int) -> bool:
-    """Whether it still does after a while."""
+    """Return whether the process still runs after a while."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(200):
         if not stat.exists() or stat.read_text().split()[2] == "Z":
@@ -92,6 +95,7 @@ def test_each_documented_port_is_replaced_by_a_free_port() -> None:
 def test_serve_commands_run_in_the_background_with_a_stand_in_worker(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
+
     check_page(
         build_page(
             ('yaml title="gateway.yaml"', GATEWAY),

@@ -1,4 +1,4 @@
-"""docs/ as a site: whole, strict, every page to be found, and nothing from elsewhere."""
+"""The documentation site builds without warnings; every page is linked, no resource remote."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def get_site_path(page: Path) -> str:
-    """Where a page lies in the site."""
+    """Return a page's path in the site."""
     name = page.relative_to(DOCS).with_suffix("")
     return str(name.parent / "index.html" if name.name == "index" else name / "index.html")
 
@@ -50,6 +50,7 @@ def get_site_path(page: Path) -> str:
 def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     pages = {get_site_path(page) for page in DOCS.rglob("*.md")}
     assert pages == {str(file.relative_to(site)) for file in site.rglob("index.html")}
+
     start = (site / "index.html").read_text("utf-8")
     linked = {str(Path(urldefrag(link)[0]) / "index.html") for link in NAV.findall(start)}
     assert pages <= linked | {"index.html"}
@@ -68,6 +69,7 @@ def test_site_loads_no_external_resources(site: Path) -> None:
 def test_each_navigation_section_has_a_page(site: Path) -> None:
     start = (site / "index.html").read_text("utf-8")
     _, *sections = re.split(r'<nav class="md-nav" data-md-level="1"', start)
+
     assert len(sections) > 5
     for section in sections:
         assert NAV.search(section.partition("</nav>")[0])
@@ -89,6 +91,7 @@ def test_broken_link_fails_the_build(tmp_path: Path, words: str, message: str) -
         shutil.copy(DOCS / name, docs / name)
     (docs / "index.md").write_text(f"# Here\n\n{words}\n")
     built = build_site(docs, tmp_path / "site")
+
     assert built.returncode == 1
     assert message in built.stdout + built.stderr
 
@@ -104,8 +107,10 @@ def test_source_paths_named_in_the_docs_exist() -> None:
     folders = (DOCS, DOCS / "howto", DOCS / "maintainers")
     pages = [page for folder in folders for page in folder.glob("*.md")]
     pages += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
     named_paths = {
         (page.name, path) for page in pages for path in named.findall(page.read_text("utf-8"))
     }
+
     assert len(named_paths) > 20
     assert {one for one in named_paths if not (ROOT / one[1]).exists()} == set()

@@ -1,4 +1,4 @@
-"""The page of threats: no row is missing, and each says by which test it is met."""
+"""The page on threats is complete, and each row names its test."""
 
 import re
 

@@ -18,7 +18,7 @@ QUOTED: Final = [
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    """The product's source, in which a string that goes on in the next line is one."""
+    """The product's source, with adjacent string literals joined."""
     files = [
         file
         for package in ("gateway", "backends", "protocols")

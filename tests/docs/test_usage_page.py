@@ -28,4 +28,5 @@ def test_pages_list_every_dropped_record_metric() -> None:
     listed = set(
         re.findall(r"`(\w+_(?:log_lines|usage_rows)_dropped)_total`", PAGE + OBSERVABILITY)
     )
+
     assert sorted(listed) == sorted(exported)

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs."""
+"""A certificate authority for tests, and the certificates that it signs."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ def _build_name(text: str) -> x509.Name:
 
 
 class Authority:
-    """Signs certificates; ``path`` is its own, for those who trust it."""
+    """A certificate authority; ``path`` is the file of its own certificate."""
 
     def __init__(self, folder: Path, name: str = "the tests' authority") -> None:
         self._folder = folder
@@ -34,15 +34,15 @@ class Authority:
 
     @classmethod
     def of_one(cls, folder: Path) -> Self:
-        """An untrusted one."""
+        """Create an authority that nobody trusts."""
         return cls(folder, "nobody")
 
     def issue(
         self, host: str = "127.0.0.1", *, ended: timedelta = timedelta(0), alone: bool = False
     ) -> Path:
-        """A file with a certificate for this address or name, and its key.
+        """Write a file with a certificate for this address or name, and its key.
 
-        It ended so long ago, if it did. ``alone``: it is signed by itself.
+        ``expired`` is how long ago it expired; with ``alone`` it is self-signed.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         name = _build_name(f"worker {self._count}")
@@ -85,12 +85,12 @@ def _create_certificate_builder(
 
 
 def create_server_context(pem: Path) -> ssl.SSLContext:
-    """What meets clients with this certificate."""
+    """Create the TLS context of a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     return context
 
 
 def get_serial(pem: bytes) -> int:
-    """The number of the first certificate in a file."""
+    """Return the serial number of the first certificate in a file."""
     return x509.load_pem_x509_certificate(pem).serial_number

@@ -1,8 +1,8 @@
-"""A gateway that is a process, with its configuration in a file.
+"""A gateway process with its configuration in a file.
 
 async with GatewayProcess(tmp_path, CONFIGURATION) as gateway:
-    gateway.put(ANOTHER)
-    await gateway.serves(ANOTHER)
+    gateway.write_config(OTHER)
+    await gateway.wait_until_serving(OTHER)
 """
 
 import asyncio
@@ -20,36 +20,41 @@ import httpx
 import msgspec
 
 from gateway.observability.record import RequestRecord
-from tests.fault.protocol_clients import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 _SERVES = re.compile(r'interlingua serves .* on (http[^\s"]+)(?: and (http[^\s"]+))*')
-_RECORD_START = '{"id":'
+_RECORD_LOGGER = '"logger":"access"'
 _RECORD = msgspec.json.Decoder(RequestRecord)
 
 
 class GatewayProcess:
-    """``interlingua serve FILE``, asked to stop at the end. What it says goes into a file, too.
+    """``interlingua serve FILE``, stopped at the end; its log goes to a file.
 
-    ``text`` is the configuration, in the file ``gateway.yaml`` of ``folder``, or of ``file``.
-    ``program`` is what runs it.
+    ``text`` is the configuration in ``gateway.yaml`` of ``folder``; ``file`` is an existing one to
+    use instead. ``program`` is the command that runs the gateway.
     """
 
     def __init__(
         self,
         folder: Path,
         text: str,
-        *more: str,
+        *arguments: str,
         file: Path | None = None,
         program: Sequence[str] = (sys.executable, "-m", "gateway"),
     ) -> None:
         self.file = file or folder / "gateway.yaml"
         if file is None:
             self.file.write_text(text)
-        self._command = [*program, "serve", str(self.file), *more]
+        self._command = [*program, "serve", str(self.file), *arguments]
         self._log = folder / "gateway.log"
         self.urls: list[str] = []
 
     async def __aenter__(self) -> Self:
+        await self._start()
+        self.http = httpx.AsyncClient(timeout=30)
+        return self
+
+    async def _start(self) -> None:
         self.process = self._spawn()
         await wait_until(
             lambda: _SERVES.search(self.read_output()) or self.process.poll() is not None, 30
@@ -57,8 +62,6 @@ class GatewayProcess:
         match = _SERVES.search(self.read_output())
         assert match is not None, self.read_output()
         self.urls = re.findall(r'http[^\s"]+', match[0])
-        self.http = httpx.AsyncClient(timeout=30)
-        return self
 
     async def __aexit__(
         self,
@@ -83,72 +86,76 @@ class GatewayProcess:
 
     @property
     def port(self) -> int:
-        """Of the first listener."""
+        """The port of the first listener."""
         return int(self.urls[0].rpartition(":")[2])
 
     async def stop(self, within: float = 30.0) -> int:
-        """Ask it to stop; gives its exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         await wait_until(lambda: self.process.poll() is not None, within)
         return self.process.returncode
 
-    # --- its configuration ------------------------------------------------------------------------
+    async def kill_and_restart(self) -> None:
+        """Send SIGKILL, and start it again, with a new log and perhaps other ports."""
+        self.process.kill()
+        self.process.wait()
+        await self._start()
 
-    def put(self, text: str) -> None:
-        """This is the file now, in the place of the old one: whole at once."""
+    # --- configuration ----------------------------------------------------------------------------
+
+    def write_config(self, text: str) -> None:
+        """Replace the configuration file atomically."""
         new_file = self.file.with_suffix(".new")
         new_file.write_text(text)
         new_file.replace(self.file)
 
-    def hang_up(self) -> None:
-        """Send it SIGHUP."""
+    def send_sighup(self) -> None:
+        """Send SIGHUP, which reloads the configuration."""
         self.process.send_signal(signal.SIGHUP)
 
-    async def post(self) -> httpx.Response:
-        """Ask its admin listener for a reload; gives the answer."""
+    async def request_reload(self) -> httpx.Response:
+        """Reload through the admin listener and return its response."""
         return await self.http.post(f"{self.urls[-1]}/-/reload")
 
-    async def counts(self) -> dict[str, float]:
-        """Its metrics of reloads, by name and labels."""
+    async def read_reload_metrics(self) -> dict[str, float]:
+        """Return the reload metrics by name and labels."""
         page = await self.http.get(f"{self.urls[-1]}/metrics")
         lines = re.findall(r"^interlingua_config_(\S+) (\S+)$", page.text, re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
-    async def serves(self, text: str, seconds: float = 10.0) -> None:
-        """Wait until this is the configuration that it serves."""
+    async def wait_until_serving(self, text: str, seconds: float = PATIENCE) -> None:
+        """Wait until the gateway serves this configuration."""
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         async with asyncio.timeout(seconds):
-            while f'info{{hash="{digest}"}}' not in await self.counts():  # noqa: ASYNC110 - none
+            while f'info{{hash="{digest}"}}' not in await self.read_reload_metrics():  # noqa: ASYNC110 - none
                 await asyncio.sleep(0.02)
 
-    # --- what it says, and how it is --------------------------------------------------------------
+    # --- log and resources ------------------------------------------------------------------------
 
     def read_output(self) -> str:
-        """All that it said so far."""
+        """Return the log so far."""
         return self._log.read_text("utf-8")
 
-    def records(self) -> list[RequestRecord]:
-        """Those of its exchanges so far."""
+    def read_records(self) -> list[RequestRecord]:
+        """Return the access log's request records so far."""
         lines = self.read_output().splitlines(keepends=True)
         return [
-            _RECORD.decode(one)
-            for one in lines
-            if one.startswith(_RECORD_START) and one.endswith("\n")
+            _RECORD.decode(one) for one in lines if _RECORD_LOGGER in one and one.endswith("\n")
         ]
 
-    def memory(self) -> int:
-        """What it has in memory, in bytes."""
+    def get_resident_memory(self) -> int:
+        """Return the resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text("ascii")
         return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) << 10
 
-    def descriptors(self) -> int:
-        """How many files and sockets it has open."""
+    def count_descriptors(self) -> int:
+        """Return the number of open file descriptors."""
         return len([*Path(f"/proc/{self.process.pid}/fd").iterdir()])
 
 
 def build_config(**parts: Any) -> str:
-    """A configuration with a client and an admin listener, as JSON, which YAML reads.
+    """Build a configuration with a client listener and an admin listener, in JSON.
 
     A part that is None is left out.
     """

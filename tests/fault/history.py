@@ -1,15 +1,15 @@
-"""Whether what clients, the gateway and the workers say of the same requests fits together.
+"""Checks that clients, the gateway and the workers agree about the same requests.
 
 Each request ends exactly once, as one of
 
-complete    the client had all of it
-refused     the gateway said no, and why
-failed      a worker failed before the first byte, and the client was told
-truncated   the answer broke off, and the client was told
-left        the client left
+    complete    the client got the entire response
+    refused     the gateway answered with an error
+    failed      a worker failed before the first byte, and the client got an error
+    truncated   the response broke off, and the client got an error in the stream
+    left        the client disconnected
 
-every call of a worker ends, completed or cancelled; and the tokens that were delivered are those
-that were recorded, and those that a worker said.
+Each request to a worker ends, completed or cancelled; and the tokens delivered to the client equal
+those recorded and those sent by a worker.
 """
 
 from collections import Counter, defaultdict
@@ -22,27 +22,30 @@ from msgspec import Struct
 
 from gateway.observability.record import RequestOutcome, RequestRecord
 
-Seen = Literal["complete", "error", "error event", "left", "cut"]
-"""How an answer ended before its client's eyes. ``error``: it was one from the beginning;
-``told``: it broke off with an error; ``cut``: it broke off, and that was all."""
+ObservedEnd = Literal["complete", "error", "error event", "left", "cut"]
+"""How a response ended for the client.
+
+``error``: an error response; ``error event``: an error inside the stream; ``cut``: the connection
+closed without an error.
+"""
 End = Literal["complete", "refused", "failed", "truncated", "left"]
 
 
 class ClientObservation(Struct, frozen=True):
-    """One request, as its client saw it. ``tokens`` are the numbers of the words, as they came."""
+    """A request as its client saw it. ``tokens`` are the numbers of the received words."""
 
     id: str
     protocol: str
     stream: bool
-    seen: Seen
+    seen: ObservedEnd
     status: int = 0
     size: int = 0
-    """Bytes of the answer's body."""
+    """Bytes of the response's body."""
     tokens: tuple[int, ...] = ()
 
 
 class WorkerLogLine(Struct, frozen=True):
-    """A line of a worker's log: a request came (``asked``), or its answer ended."""
+    """A line of a worker's log: a request was received, or its response ended."""
 
     id: str
     what: Literal["received", "completed", "cancelled"]
@@ -50,7 +53,7 @@ class WorkerLogLine(Struct, frozen=True):
 
 
 class Violation(Struct, frozen=True):
-    """What does not fit. ``id`` is the request's."""
+    """A contradiction. ``id`` is the request's."""
 
     kind: str
     id: str
@@ -58,14 +61,14 @@ class Violation(Struct, frozen=True):
 
 
 class History(Struct, frozen=True):
-    """All that was said of some time. ``lines`` are the logs of the workers, one after another."""
+    """All observations of a period. ``lines`` are the workers' logs, one after another."""
 
     observations: Sequence[ClientObservation]
     records: Sequence[RequestRecord]
     lines: Sequence[WorkerLogLine]
 
     def ends(self) -> Counter[End]:
-        """How many requests ended how, where both sides agree."""
+        """Return the number of requests by end, where client and gateway agree."""
         records = {record.id: record for record in self.records}
         ended = ((one, records.get(one.id)) for one in self.observations)
         return Counter(
@@ -75,16 +78,20 @@ class History(Struct, frozen=True):
         )
 
     def violations(self) -> list[Violation]:
-        """Everything that does not fit, or nothing."""
-        return [*self.astray(), *self._find_wrong_counts()]
+        """Return all contradictions."""
+        return [*self.find_end_violations(), *self._find_wrong_counts()]
 
-    def astray(self) -> list[Violation]:
-        """What does not fit of how requests and calls ended, whatever was said in them."""
-        return [*self._once(), *self._agreed(), *self._calls()]
+    def find_end_violations(self) -> list[Violation]:
+        """Return the contradictions about how requests ended, without those about tokens."""
+        return [
+            *self._find_wrong_numbers_of_records(),
+            *self._find_different_ends(),
+            *self._find_unfinished_calls(),
+        ]
 
     # --- each request ends once -------------------------------------------------------------------
 
-    def _once(self) -> Iterator[Violation]:
+    def _find_wrong_numbers_of_records(self) -> Iterator[Violation]:
         counts = Counter(one.id for one in self.observations)
         recorded = Counter(record.id for record in self.records)
         yield from (Violation("sent twice", id_) for id_, times in counts.items() if times > 1)
@@ -92,8 +99,8 @@ class History(Struct, frozen=True):
         yield from (Violation("not recorded", id_) for id_ in counts if id_ not in recorded)
         yield from (Violation("not asked", id_) for id_ in recorded if id_ not in counts)
 
-    def _agreed(self) -> Iterator[Violation]:
-        """The client and the record say the same of the end."""
+    def _find_different_ends(self) -> Iterator[Violation]:
+        """The client and the record have the same end."""
         for one, record in self._pairs():
             if one.seen == "cut":
                 yield Violation("cut", one.id, f"after {one.size} bytes, and nothing was told")
@@ -102,16 +109,16 @@ class History(Struct, frozen=True):
             elif one.seen != "left" and one.status != record.status:
                 yield Violation("statuses differ", one.id, f"{one.status} and {record.status}")
 
-    # --- each call ends ---------------------------------------------------------------------------
+    # --- each request to a worker ends ------------------------------------------------------------
 
-    def _calls(self) -> Iterator[Violation]:
+    def _find_unfinished_calls(self) -> Iterator[Violation]:
         counts = defaultdict[str, Counter[str]](Counter)
         for line in self.lines:
             counts[line.id][line.what] += 1
-        seen = {one.id: one.seen for one in self.observations}
+        ends = {one.id: one.seen for one in self.observations}
         for id_, times in counts.items():
             ended = times["completed"] + times["cancelled"]
-            if id_ not in seen:
+            if id_ not in ends:
                 yield Violation("a call for nobody", id_)
             if times["received"] > ended:
                 yield Violation("a call without an end", id_)
@@ -119,7 +126,7 @@ class History(Struct, frozen=True):
                 yield Violation("a call that ended twice", id_)
             if times["completed"] > 1:
                 yield Violation("answered twice", id_, f"{times['completed']} times")
-        for id_, end in seen.items():
+        for id_, end in ends.items():
             if end == "complete" and not counts[id_]["completed"]:
                 yield Violation("made up", id_, "no worker completed it")
 
@@ -149,14 +156,14 @@ class History(Struct, frozen=True):
                 yield one, records[one.id]
 
 
-_ENDS: Final[dict[tuple[Seen, RequestOutcome], End]] = {
+_ENDS: Final[dict[tuple[ObservedEnd, RequestOutcome], End]] = {
     ("complete", "ok"): "complete",
     ("error", "client_error"): "refused",
     ("error", "gateway_error"): "refused",
     ("error", "worker_error"): "failed",
     ("error event", "truncated"): "truncated",
     ("left", "cancelled"): "left",
-    ("left", "ok"): "left",  # all of it was on its way when the client left
+    ("left", "ok"): "left",  # the response was sent before the client disconnected
 }
 
 
@@ -165,13 +172,13 @@ def _classify_end(one: ClientObservation, record: RequestRecord) -> End | None:
 
 
 def _count_billed_tokens(one: ClientObservation, record: RequestRecord) -> int:
-    """The tokens for which the gateway would ask to be paid."""
+    """Return the completion tokens that the gateway recorded."""
     if one.stream:
         return record.tokens
     return record.usage.completion_tokens or 0 if record.usage is not None else 0
 
 
 def read_logs(paths: Iterable[Path]) -> list[WorkerLogLine]:
-    """The lines of these logs of workers; a log that is not there has none."""
+    """Read the lines of these worker logs; a missing log has none."""
     decode = msgspec.json.Decoder(WorkerLogLine).decode
     return [decode(line) for one in paths if one.exists() for line in one.read_bytes().splitlines()]

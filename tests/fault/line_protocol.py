@@ -1,11 +1,10 @@
-"""A small protocol for tests of the pool, and the pool around it.
+"""A minimal protocol of lines for tests of the pool, and a pool with it.
 
-A worker writes lines: JSON objects ``{"text": "..."}``, and at last ``end``. A line that begins
-with ``start`` says nothing of the answer.
+A worker writes lines: JSON objects ``{"text": "..."}``, and finally ``end``. A line that starts
+with ``start`` has no text.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from random import Random
 from time import monotonic
@@ -36,6 +35,7 @@ from protocols.core.interfaces import Clock, ResponseDecoder, UpstreamAdapter, U
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.core.units import Secret
+from tests.support.fakes import chunked
 
 LIMIT = 1 << 20
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
@@ -43,8 +43,13 @@ UNARY = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 
 
 def encode_line(text: str) -> bytes:
-    """A line that a worker writes."""
+    """Encode a line with a text."""
     return msgspec.json.encode({"text": text}) + b"\n"
+
+
+def reply_text(*pieces: str) -> bytes:
+    """Return a complete response that streams a text in these pieces."""
+    return chunked(*map(encode_line, pieces), b"end\n")
 
 
 class LineDecoder:
@@ -78,7 +83,7 @@ class LineDecoder:
 
 
 class LineProtocol:
-    """An UpstreamAdapter."""
+    """An UpstreamAdapter for lines."""
 
     name = "lines"
     health_request = UpstreamRequest("/health", b"", method="GET")
@@ -109,7 +114,7 @@ SOON = Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0)
 
 
 def pool_settings(*workers: WorkerConfig | str, **settings: Any) -> PoolSettings:
-    """The settings of a pool with these workers."""
+    """Build the settings of a pool with these workers."""
     configs = [WorkerConfig(one) if isinstance(one, str) else one for one in workers]
     sources = tuple(
         WorkerSourceSettings(
@@ -136,7 +141,7 @@ async def run_pool(
     health: HealthCheckSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[PoolBackend]:
-    """A started pool that speaks lines; without ``health`` it has no health checks."""
+    """Run a pool for the line protocol; without ``health`` it has no health checks."""
     backend = PoolBackend(
         pool_settings(
             *workers, timeouts=timeouts, health=health or HealthCheckSettings(), **settings
@@ -155,13 +160,13 @@ async def run_pool(
         await backend.aclose()
 
 
-def build_context(total: float = 20.0, **more: Any) -> RequestContext:
-    """An exchange that may take ``total`` seconds."""
-    return RequestContext("req-1", Deadline(monotonic, total), monotonic, **more)
+def build_context(total: float = 20.0, **fields: Any) -> RequestContext:
+    """Build the context of a request with a deadline in ``total`` seconds."""
+    return RequestContext("req-1", Deadline(monotonic, total), monotonic, **fields)
 
 
 class CollectEvents(Protocol):
-    """``heard`` or ``poured``."""
+    """``collect_events`` or ``collect_pushed_events``."""
 
     async def __call__(
         self, backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
@@ -171,7 +176,7 @@ class CollectEvents(Protocol):
 async def collect_events(
     backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
 ) -> list[Event]:
-    """Every event of the answer; ``into`` keeps those that came before an error."""
+    """Return all events of a response; ``into`` keeps those before an error."""
     events: list[Event] = [] if into is None else into
     async with aclosing(backend.send(PreparedRequest(request), build_context())) as batches:
         async for _, batch in batches:
@@ -182,7 +187,7 @@ async def collect_events(
 async def collect_pushed_events(
     backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
 ) -> list[Event]:
-    """As ``heard``, by one who takes what comes at once."""
+    """Like ``collect_events``, as a consumer that accepts pushed events."""
     events: list[Event] = [] if into is None else into
 
     def take(data: bytes | None, batch: Sequence[Event]) -> bool:
@@ -196,18 +201,9 @@ async def collect_pushed_events(
     return events
 
 
-every_way = pytest.mark.parametrize("hear", [collect_events, collect_pushed_events])
+each_consumer = pytest.mark.parametrize("collect", [collect_events, collect_pushed_events])
 
 
 def join_text(events: Sequence[Event]) -> str:
-    """What was said."""
+    """Return the joined text of the events."""
     return "".join(event.text for event in events if isinstance(event, TextDelta))
-
-
-async def wait_until(true: Callable[[], bool]) -> None:
-    """Waits until something is so, for 5 s at most. Raises TimeoutError."""
-    for _ in range(500):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError

@@ -1,8 +1,8 @@
-"""Clients that come at a fixed rate, whatever becomes of those before them; each keeps what it saw.
+"""Clients that send requests at a fixed rate and record what they observe.
 
-async with Load(front.port) as load:
+async with LoadGenerator(gateway.port) as load:
     await load.run(rate=200, until=event)
-load.heard
+load.observations
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Self
 
 import aiohttp
 
-from tests.fault.history import ClientObservation, Seen
+from tests.fault.history import ClientObservation, ObservedEnd
 from tests.fault.protocol_clients import CLIENTS, Client
 from tests.integration.test_end_to_end import JSON
 
@@ -23,9 +23,9 @@ PATIENCE = 60.0
 
 
 class LoadGenerator:
-    """Sends requests in every protocol in turn, streamed and whole.
+    """Sends requests in every protocol in turn, streamed and unary.
 
-    Of every ``leaves`` requests one leaves when it has heard something; 0: all stay.
+    One of every ``disconnect_every`` requests disconnects after its first word; 0: none.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LoadGenerator:
         self._number = 0
         self.observations: list[ClientObservation] = []
         self.rate = 0.0
-        """Requests a second that were really sent."""
+        """The measured rate in requests per second."""
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0)
@@ -54,7 +54,7 @@ class LoadGenerator:
         await self._session.close()
 
     async def run(self, rate: float, until: asyncio.Event) -> None:
-        """Send ``rate`` requests a second until then, and wait for all of their answers."""
+        """Send ``rate`` requests per second until the event, then wait for all responses."""
         loop = asyncio.get_running_loop()
         began, first = loop.time(), self._number
         async with asyncio.TaskGroup() as tasks:
@@ -67,39 +67,39 @@ class LoadGenerator:
             self.rate = (self._number - first) / (loop.time() - began)
 
     async def one(self, number: int) -> None:
-        """The request of this number."""
+        """Send the request of this number."""
         client = self._clients[number % len(self._clients)]
         stream = number // len(self._clients) % 2 == 0
         disconnects = bool(self._disconnect_every) and number % self._disconnect_every == 1
-        path, body = client.way.call("m", stream=stream)
+        path, body = client.protocol.call("m", stream=stream)
         headers = JSON | {"x-request-id": f"q{number}"}
-        seen: Seen = "cut"
-        status, got = 0, b""
+        end: ObservedEnd = "cut"
+        status, received = 0, b""
         try:
-            async with self._session.post(self._url + path, data=body, headers=headers) as answer:
-                status = answer.status
-                async for data in answer.content.iter_any():
-                    got += data
-                    if disconnects and _WORD.search(got):
-                        seen = "left"
-                        answer.close()
+            async with self._session.post(self._url + path, data=body, headers=headers) as response:
+                status = response.status
+                async for data in response.content.iter_any():
+                    received += data
+                    if disconnects and _WORD.search(received):
+                        end = "left"
+                        response.close()
                         break
                 else:
-                    seen = _classify_response(client, status, got, stream=stream)
+                    end = _classify_response(client, status, received, stream=stream)
         except (aiohttp.ClientError, TimeoutError):
-            pass  # it stays cut
-        words = tuple(int(word) for word in _WORD.findall(got))
+            pass  # remains "cut"
+        words = tuple(int(word) for word in _WORD.findall(received))
         self.observations.append(
-            ClientObservation(f"q{number}", client.name, stream, seen, status, len(got), words)
+            ClientObservation(f"q{number}", client.name, stream, end, status, len(received), words)
         )
 
 
-def _classify_response(client: Client, status: int, got: bytes, *, stream: bool) -> Seen:
-    """What an answer is whose body ended as HTTP has it."""
+def _classify_response(client: Client, status: int, data: bytes, *, stream: bool) -> ObservedEnd:
+    """Classify a response whose body is complete in HTTP."""
     if status != 200:
-        return "error" if got else "cut"
+        return "error" if data else "cut"
     if not stream:
         return "complete"
-    if client.error_text in got:
+    if client.error_text in data:
         return "error event"
-    return "complete" if client.ends in got else "cut"
+    return "complete" if client.ends in data else "cut"

@@ -1,4 +1,4 @@
-"""One run after the other under load, each told in a line: what such commands have in common."""
+"""Repeats runs under load and prints one line for each: shared code of such commands."""
 
 import asyncio
 import sys
@@ -13,19 +13,19 @@ from tests.fault.history import History
 
 
 class LoadRun(Protocol):
-    """What came of one. ``rate``: requests a second that were really sent."""
+    """The result of a run. ``rate`` is the measured rate in requests per second."""
 
     @property
     def history(self) -> History:
-        """What its clients, the gateway and the workers saw."""
+        """What clients, gateway and workers observed."""
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
 
     @property
     def done(self) -> str:
-        """What was done to it meanwhile."""
+        """What happened to the gateway or the workers during the run."""
 
     @property
     def lost(self) -> int:
@@ -33,20 +33,20 @@ class LoadRun(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether anything was wrong, beside what its history tells."""
+        """Whether anything else was wrong."""
 
 
 def run_repeatedly(runs: int, once: Callable[[Path], Coroutine[Any, Any, LoadRun]]) -> NoReturn:
-    """Run it so often, each time in a folder of its own. Exits with 1 if anything was wrong."""
+    """Run repeatedly, each time in a new folder. Exits with 1 if anything was wrong."""
     failed = False
     for number in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            got = asyncio.run(once(Path(folder)))
-        odd = got.history.violations()
-        failed = failed or got.failed or bool(odd)
+            run = asyncio.run(once(Path(folder)))
+        odd = run.history.violations()
+        failed = failed or run.failed or bool(odd)
         click.echo(
-            f"run {number + 1}: {len(got.history.observations)} requests at {got.rate:.0f}/s, "
-            f"{got.done}, {got.lost} lost, {len(odd)} violations"
+            f"run {number + 1}: {len(run.history.observations)} requests at {run.rate:.0f}/s, "
+            f"{run.done}, {run.lost} lost, {len(odd)} violations"
         )
         for one in odd[:10]:
             click.echo(f"    {one.kind} {one.id} {one.why}")

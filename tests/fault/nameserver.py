@@ -1,11 +1,11 @@
-"""A nameserver of which every answer is scripted, on a loopback port, in datagrams and over TCP.
+"""A nameserver with scripted answers on a loopback port, over UDP and TCP.
 
     async with StubNameserver() as dns:
         dns.zone["A", "w.local"] = [(1, "127.0.0.1")]     # TTL in seconds, and an address
         dns.zone["SRV", "_http._tcp.w.local"] = [(1, (0, 1, 8000, "a.w.local"))]
-        ...  # ask dns.address
+        ...  # send queries to dns.address
 
-What is not in the zone does not exist. ``fault`` takes the place of every answer.
+Names outside the zone do not exist. ``fault`` replaces every answer.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ class StubNameserver:
         self.fault: Fault = None
         self.questions: list[Question] = []
         self.messages: list[bytes] = []
-        """The messages of ``asked``."""
+        """The bytes of the queries received."""
         self.over_tcp: list[Question] = []
         self.room: int | None = None
-        """Bytes that a datagram may have here, whatever the question says."""
+        """Maximum size of a datagram in bytes, independent of the query's EDNS size."""
         self.extended = True
-        """Whether it understands how long an answer may be."""
+        """Whether it supports EDNS."""
         self.address = ""
         self.strays = False
-        """Whether something else comes before each answer."""
+        """Whether an unrelated datagram precedes each answer."""
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -66,19 +66,19 @@ class StubNameserver:
         await self._open.aclose()
 
     async def hang_up(self) -> None:
-        """Take no connections any more."""
+        """Accept no more TCP connections."""
         await self._open.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         size = int.from_bytes(await reader.readexactly(2))
         question = await reader.readexactly(size)
         self.over_tcp.append(_parse_question(question)[0])
-        answer = self.answer(question, room=1 << 16)
-        writer.write(len(answer).to_bytes(2) + answer)
+        response = self.answer(question, room=1 << 16)
+        writer.write(len(response).to_bytes(2) + response)
         await writer.drain()
 
     def answer(self, question: bytes, room: int) -> bytes:
-        """The bytes that answer; none in silence."""
+        """Return the bytes of the answer, none for silence."""
         query, end = _parse_question(question)
         self.questions.append(query)
         self.messages.append(question)
@@ -117,16 +117,16 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        if answer := self._stub.answer(data, room=1232):
+        if response := self._stub.answer(data, room=1232):
             if self._stub.strays:
                 self._transport.sendto(b"\0", addr)
-                self._transport.sendto(bytes((data[0] ^ 1,)) + answer[1:], addr)
-            self._transport.sendto(answer, addr)
-            self._transport.sendto(answer, addr)
+                self._transport.sendto(bytes((data[0] ^ 1,)) + response[1:], addr)
+            self._transport.sendto(response, addr)
+            self._transport.sendto(response, addr)
 
 
 def bind_same_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket]:
-    """Sockets of these addresses and sorts, all bound to one port."""
+    """Bind sockets of these addresses and types to one port."""
     for _ in range(50):
         sockets: list[socket.socket] = []
         port = 0
@@ -141,11 +141,11 @@ def bind_same_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket
                 one.close()
         else:
             return sockets
-    raise AssertionError("no port is free for all of them")
+    raise AssertionError("no port is free for all addresses")
 
 
 def _parse_question(question: bytes) -> tuple[Question, int]:
-    """The kind and the name that are asked for, and where the question ends."""
+    """Return the record type and the name of the question, and its end."""
     labels, at = [], 12
     while size := question[at]:
         labels.append(question[at + 1 : at + 1 + size].decode())

@@ -1,8 +1,8 @@
-"""What only root may do to a worker: a network of its own with a bad line, and little memory.
+"""Workers in a network namespace with a faulty link, or with little memory; needs root.
 
-with Wire() as wire:                       # a namespace, and a line to it
-    async with wire.worker(words=50) as worker:
-        wire.fate = wire.lose_all          # silence in both directions, and nobody is told
+with NetworkLink() as link:                # a namespace and a link to it
+    async with link.worker(words=50) as worker:
+        link.delay_packet = link.lose_all  # every packet is lost
 """
 
 import asyncio
@@ -33,22 +33,21 @@ _MEMORY: Final = Path("/sys/fs/cgroup/memory")
 _numbers = itertools.count()
 
 PacketDelay = Callable[[bytes, bool], float | None]
-"""Seconds that a packet is on its way, or None if it never arrives. True: it goes to the worker."""
+"""Returns a packet's delay in seconds, or None if it is lost. True: it goes to the worker."""
 
 
 def skip_unavailable(why: str) -> NoReturn:
-    """Skip the test; where the checks run for all, it must not be skipped."""
+    """Skip the test, or fail it where the complete suite must run."""
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
 
 
 class NetworkLink:
-    """A network namespace, and every packet between it and this one in the test's own hands.
+    """A network namespace; this process carries every packet between it and the host.
 
-    The line is a pair of TUN devices, between which this process carries the packets: ``fate`` says
-    what becomes of each. ``rate`` is in bytes a second, to this side. The same ``seed`` draws the
-    same losses and delays.
+    The link is a pair of TUN devices. ``rate`` is in bytes per second, towards the host. The same
+    ``seed`` draws the same losses and delays.
     """
 
     def __init__(self, seed: int = 7) -> None:
@@ -61,13 +60,13 @@ class NetworkLink:
         self._ends: list[int] = []
         self._random = Random(seed)
         self._clear = [0.0, 0.0]
-        """When the last packet so far arrives, each way: none overtakes another."""
+        """When the last packet arrives, in each direction: no packet overtakes another."""
         self._late: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
         self.get_delay: PacketDelay = self.carry
         self.rate: float | None = None
         self.lost = 0
-        """How many packets never arrived."""
+        """The number of lost packets."""
 
     def __enter__(self) -> Self:
         try:
@@ -95,42 +94,42 @@ class NetworkLink:
         inside = ["ip", "netns", "exec", self._namespace]
         return WorkerProcess(address=f"{self.there}:{port}", inside=inside, **options)
 
-    # --- fates ------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def carry(self, packet: bytes, there: bool) -> float | None:
-        """It arrives."""
+        """Deliver the packet without delay."""
         return 0.0
 
     def lose_all(self, packet: bytes, there: bool) -> float | None:
-        """It does not."""
+        """Lose every packet."""
         return None
 
     def lose_calls(self, packet: bytes, there: bool) -> float | None:
-        """No new connection comes about."""
+        """Lose every SYN, so that no connection is established."""
         return None if _get_tcp_flags(packet) & _SYN else 0.0
 
     def lose_some(self, part: float) -> PacketDelay:
-        """This part of all packets is lost."""
+        """Lose this share of all packets."""
         return lambda packet, there: None if self._random.random() < part else 0.0
 
     def delay(self, least: float, most: float) -> PacketDelay:
-        """Each packet takes a while, from ``least`` to ``most`` seconds."""
+        """Delay each packet by ``least`` to ``most`` seconds."""
         return lambda packet, there: self._random.uniform(least, most)
 
     def reset(self, packet: bytes, there: bool) -> float | None:
-        """What goes to the worker is answered with RST, as a firewall does that rejects it."""
+        """Answer packets to the worker with RST, like a firewall that rejects them."""
         if there and packet[9] == _TCP and not _get_tcp_flags(packet) & _RST:
             os.write(self._ends[0], _build_rst_packet(packet))
         return None
 
-    # --- the line ---------------------------------------------------------------------------------
+    # --- carrying packets -------------------------------------------------------------------------
 
     def _pass(self, end: int) -> None:
         try:
             packet = os.read(self._ends[end], 1 << 16)
         except BlockingIOError:
             return
-        if packet[0] >> 4 != 4:  # nobody speaks IPv6 here
+        if packet[0] >> 4 != 4:  # ignore IPv6
             return
         delay = self.get_delay(packet, end == 0)
         if delay is None:
@@ -185,12 +184,12 @@ def _open_tun(name: str) -> int:
 
 
 def _get_tcp_flags(packet: bytes) -> int:
-    """TCP's; 0 where it is something else."""
+    """Return the TCP flags, 0 for another protocol."""
     return packet[4 * (packet[0] & 15) + _FLAGS_AT] if packet[9] == _TCP else 0
 
 
 def _build_rst_packet(packet: bytes) -> bytes:
-    """The RST that answers a TCP packet (RFC 9293, 3.10.7.1)."""
+    """Build the RST that answers a TCP packet (RFC 9293, 3.10.7.1)."""
     start = 4 * (packet[0] & 15)
     near, far, number, awaited, offset, flags = struct.unpack_from("!HHIIBB", packet, start)
     size = len(packet) - start - 4 * (offset >> 4) + bool(flags & _SYN)
@@ -218,7 +217,7 @@ def _compute_checksum(data: bytes) -> int:
 
 @contextmanager
 def limit_memory(size: int) -> Iterator[Callable[[int], object]]:
-    """What puts a process into a group that may have ``size`` bytes, and is killed for more."""
+    """Return a function that limits a process to ``size`` bytes; beyond, the kernel kills it."""
     group = _MEMORY / f"interlingua-{os.getpid()}-{next(_numbers)}"
     try:
         group.mkdir()

@@ -1,4 +1,4 @@
-"""Workers that are processes: they can be killed, stopped, starved, and started again."""
+"""Worker processes that a test can kill, freeze and start again."""
 
 import asyncio
 import signal
@@ -10,15 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.waiting import PATIENCE
+
 SCRIPT = Path(__file__).parent / "worker_process.py"
 
 
 class WorkerProcess:
-    """``worker_process.py`` on a loopback port of its own, from ``async with`` on.
+    """``worker_process.py`` on a loopback port inside ``async with``.
 
-    ``first``, ``pace``, ``grace`` (seconds), ``words``, ``size`` (bytes) and ``log`` are the
-    script's. ``inside`` is a command that runs it somewhere else, and ``address`` where it then
-    listens, as host:port. ``settle`` is given its process id before it takes a request.
+    ``first``, ``pace``, ``grace`` (seconds), ``words``, ``size`` (bytes) and ``log`` are options of
+    the script. ``inside`` is a command prefix that runs it elsewhere, and ``address`` its address
+    there, as host:port. ``settle`` gets its process id before it receives a request.
     """
 
     def __init__(
@@ -54,19 +56,19 @@ class WorkerProcess:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """The process of now."""
-        assert self._process is not None, "it was started"
+        """The current process."""
+        assert self._process is not None, "the process was not started"
         return self._process
 
     async def start(self) -> None:
-        """Start it, on the port that it had before if it had one; requests may be sent at once."""
+        """Start it on the port of its predecessor, if any; requests may be sent at once."""
         if self._address is None:
             self._spawn_with_listener()
             return
         self._spawn(["--listen", self._address])
         self.url = f"http://{self._address}"
         host, _, port = self._address.rpartition(":")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 try:
                     _, writer = await asyncio.open_connection(host, int(port))
@@ -77,29 +79,29 @@ class WorkerProcess:
                     return
 
     def kill(self) -> None:
-        """SIGKILL: the kernel closes its connections and its listener."""
+        """Kill the process: the kernel closes its connections and its listener."""
         self.process.kill()
         self.process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, new ones too, and nothing is answered."""
+        """Suspend the process: connections stay open, and nothing gets an answer."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Resume the process."""
         self.process.send_signal(signal.SIGCONT)
 
-    async def ended(self, within: float = 10.0) -> int:
-        """Its exit status, once it has one: below 0 for a signal. Raises TimeoutError."""
+    async def ended(self, within: float = PATIENCE) -> int:
+        """Wait for the exit status, negative for a signal. Raises TimeoutError."""
         async with asyncio.timeout(within):
             while (status := self.process.poll()) is None:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         return status
 
     def _spawn_with_listener(self) -> None:
-        """The socket listens already, so that callers need not wait for the process.
+        """Open the listener before the process starts, so that callers need not wait.
 
-        Only the process keeps it: with its end the port is closed.
+        Only the process keeps the socket: when it ends, the port is closed.
         """
         with socket.create_server(("127.0.0.1", self._port), backlog=1024) as listener:
             self._port = listener.getsockname()[1]

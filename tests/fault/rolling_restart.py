@@ -2,10 +2,10 @@
 
     python -m tests.fault.rolling_restart --runs 5 --rate 200
 
-In each round every worker is restarted once, in one of two ways by turns:
+In each round every worker is restarted once, alternately in one of two ways:
 
-lame duck   it fails its probes and closes connections after their answers, and leaves a while later
-abruptly    it listens no more and closes the connections that rest; what it answers, it finishes
+    gracefully  it fails its probes, closes connections after their responses, and exits later
+    abruptly    it stops listening and closes idle connections; running responses finish
 """
 
 import asyncio
@@ -29,18 +29,19 @@ from tests.fault.history import History, read_logs
 from tests.fault.load_generator import LoadGenerator
 from tests.fault.load_runs import run_repeatedly
 from tests.fault.processes import WorkerProcess
-from tests.fault.protocol_clients import build_pool_config, get_pool, wait_until
+from tests.fault.protocol_clients import build_pool_config, get_pool
+from tests.support.waiting import wait_until
 
 HEALTH = {"interval": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 GRACE = 0.5
 PACE = 0.02
 BETWEEN = 0.2
-"""Seconds from one restart to the next."""
-WAYS = (signal.SIGTERM, signal.SIGINT)
+"""Seconds between two restarts."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RollingRestartRun(Struct, frozen=True):
-    """What came of one run. ``rate``: requests a second that were really sent."""
+    """The result of a run. ``rate`` is the measured rate in requests per second."""
 
     history: History
     rate: float
@@ -48,17 +49,17 @@ class RollingRestartRun(Struct, frozen=True):
 
     @property
     def done(self) -> str:
-        """See ``tests.fault.load_runs.Run``."""
+        """See ``tests.fault.load_runs.LoadRun``."""
         return f"{self.restarts} restarts"
 
     @property
     def failed(self) -> bool:
-        """See ``tests.fault.load_runs.Run``."""
+        """See ``tests.fault.load_runs.LoadRun``."""
         return bool(self.lost)
 
     @property
     def lost(self) -> int:
-        """Requests that are not complete, and whose clients stayed."""
+        """Incomplete requests whose clients stayed connected."""
         ends = self.history.ends()
         return len(self.history.observations) - ends["complete"] - ends["left"]
 
@@ -67,9 +68,9 @@ class RollingRestartRun(Struct, frozen=True):
 async def run_gateway(
     text: str, records: list[RequestRecord]
 ) -> AsyncIterator[tuple[Gateway, int]]:
-    """A gateway of this configuration, and its port."""
-    outside = replace(build_services(), observe_request=records.append)
-    app = Gateway(load_text(text, "rolling.yaml", env=os.environ), outside)
+    """Run a gateway with this configuration; yield it and its port."""
+    services = replace(build_services(), observe_request=records.append)
+    app = Gateway(load_text(text, "rolling.yaml", env=os.environ), services)
     [url, *_] = await app.start()
     try:
         yield app, int(url.rpartition(":")[2])
@@ -85,9 +86,9 @@ async def run_rolling_restarts(
     workers: int = 3,
     disconnect_every: int = 0,
 ) -> RollingRestartRun:
-    """Restart each worker once in each round, and load the gateway all the while.
+    """Restart each worker once in each round, under load.
 
-    Of every ``disconnect_every`` clients one leaves in the middle; 0: all stay.
+    One of every ``disconnect_every`` clients disconnects in the middle; 0: none.
     """
     logs = [folder / f"worker{number}.log" for number in range(workers)]
     records: list[RequestRecord] = []
@@ -125,19 +126,19 @@ async def _restart_each_worker(
     workers: Sequence[WorkerProcess], pool: PoolBackend, number: int
 ) -> None:
     for place, one in enumerate(workers):
-        one.process.send_signal(WAYS[(number + place) % 2])
+        one.process.send_signal(STOP_SIGNALS[(number + place) % 2])
         status = await one.ended()
-        assert status == 0, f"the worker ended with {status}"
+        assert status == 0, f"the worker exited with {status}"
         await one.start()
         await _wait_until_healthy(one)
-        await wait_until(lambda: all(it.state == "up" for it in pool.report_workers()), 10.0)
+        await wait_until(lambda: all(it.state == "up" for it in pool.report_workers()))
         await asyncio.sleep(BETWEEN)
 
 
 async def _wait_until_healthy(one: WorkerProcess) -> None:
-    """Wait until the process answers: its socket listens before it does."""
-    async with aiohttp.ClientSession() as session, session.get(f"{one.url}/health") as answer:
-        assert answer.status == HTTPStatus.OK
+    """Wait until the process answers; its socket listens earlier."""
+    async with aiohttp.ClientSession() as session, session.get(f"{one.url}/health") as response:
+        assert response.status == HTTPStatus.OK
 
 
 @click.command()
@@ -145,7 +146,7 @@ async def _wait_until_healthy(one: WorkerProcess) -> None:
 @click.option("--rate", default=200.0, show_default=True, help="Requests a second.")
 @click.option("--rounds", default=3, show_default=True, help="Restarts of each worker in a run.")
 def main(runs: int, rate: float, rounds: int) -> None:
-    """Restart workers under load, and tell what was lost. Exits with 1 if anything was."""
+    """Restart workers under load and print what was lost. Exits with 1 if anything was."""
     run_repeatedly(runs, lambda folder: run_rolling_restarts(folder, rounds=rounds, rate=rate))
 
 

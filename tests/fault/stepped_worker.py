@@ -1,6 +1,6 @@
-"""Workers that serve in beats, so that load is counted and not timed.
+"""A worker that answers in steps, so that load is counted and not timed.
 
-A worker has as many requests at a time as it is given, and answers all of them when it is told to.
+It holds all requests that it gets and answers them when the test says so.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from tests.fault.history import WorkerLogLine
-from tests.fault.protocol_clients import STREAM, WELL, WHOLE
+from tests.fault.protocol_clients import STREAM, UNARY_RESPONSE, WELL
 from tests.support.tcp_server import run_server
 
 
 class SteppedWorker:
-    """``inside`` are the requests that it has now; ``sizes`` those of all bodies, as they came.
+    """``inside`` are the requests held now, ``sizes`` those of all bodies in order.
 
     ``lines`` is its log.
     """
@@ -37,11 +37,11 @@ class SteppedWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.beat()
+        self.step()
         await self._open.aclose()
 
-    def beat(self) -> None:
-        """Answer all that it has."""
+    def step(self) -> None:
+        """Answer all requests held."""
         for one in self.inside:
             one.set_result(None)
         self.inside = []
@@ -61,5 +61,5 @@ class SteppedWorker:
             self.inside.append(mine)
             self.most = max(self.most, len(self.inside))
             await mine
-            writer.write(STREAM if b'"stream":true' in body else WHOLE)
+            writer.write(STREAM if b'"stream":true' in body else UNARY_RESPONSE)
             self.lines.append(WorkerLogLine(id_, "completed"))

@@ -1,41 +1,42 @@
-"""Streams of every protocol, heard word by word while they come."""
+"""A streaming request in any protocol whose words are read as they arrive."""
 
 import asyncio
 import re
 
 from tests.conftest import RunningGateway
-from tests.fault.protocol_clients import Client, wait_until
+from tests.fault.protocol_clients import Client
 from tests.fault.worker_process import format_word
 from tests.integration.test_end_to_end import JSON
+from tests.support.waiting import PATIENCE, wait_until
 
 _LATE = b"Engine callback timeout"
-"""How MindIE tells of a worker's silence, and of that only."""
+"""MindIE's text for a worker that is silent, and only for that."""
 _WORD = re.compile(rb"t(\d+)\.* ")
 
 
 class StreamingRequest:
-    """One request, sent at once, and what came of its answer so far."""
+    """A request that is sent at once, and its response so far."""
 
     def __init__(
-        self, front: RunningGateway, client: Client, model: str = "m", *, stream: bool = True
+        self, gateway: RunningGateway, client: Client, model: str = "m", *, stream: bool = True
     ) -> None:
         self.client = client
         self.data = bytearray()
         self.times: list[float] = []
-        """When something came, on the event loop's clock."""
+        """When data arrived, on the event loop's clock."""
         self.status = 0
-        self._front = front
-        self._asks = client.way.call(model, stream=stream)
+        self._front = gateway
+        self._asks = client.protocol.call(model, stream=stream)
         self.task = asyncio.get_running_loop().create_task(self._listen())
 
     @property
     def words(self) -> list[int]:
-        """The numbers of the words that came, in their order."""
+        """The numbers of the words received, in order."""
         return [int(number) for number in _WORD.findall(self.data)]
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ended as a good answer does in its protocol."""
+        """Whether the response ended without an error in its protocol."""
         client = self.client
         return (
             self.status == 200 and client.ends in self.data and client.error_text not in self.data
@@ -43,7 +44,7 @@ class StreamingRequest:
 
     @property
     def has_error(self) -> bool:
-        """Whether an error follows what came, and nothing looks like an end."""
+        """Whether an error follows the text, without an end mark."""
         client = self.client
         rest = self.data[max(map(self.data.rfind, map(_encode_word, self.words)), default=0) :]
         ended = client.ends and client.ends in self.data
@@ -52,9 +53,9 @@ class StreamingRequest:
 
     async def _listen(self) -> None:
         path, body = self._asks
-        async with self._front.http.stream("POST", path, content=body, headers=JSON) as answer:
-            self.status = answer.status_code
-            async for data in answer.aiter_raw():
+        async with self._front.http.stream("POST", path, content=body, headers=JSON) as response:
+            self.status = response.status_code
+            async for data in response.aiter_raw():
                 self.data += data
                 self.times.append(asyncio.get_running_loop().time())
 
@@ -64,11 +65,11 @@ def _encode_word(number: int) -> bytes:
 
 
 async def wait_for_word(hearings: list[StreamingRequest], number: int) -> None:
-    """Waits until the word of this number has come in each."""
+    """Wait until each response has the word of this number."""
     await wait_until(lambda: all(number in one.words for one in hearings))
 
 
-async def wait_for_end(hearings: list[StreamingRequest], within: float) -> None:
-    """Waits until each answer has ended. Raises TimeoutError."""
-    async with asyncio.timeout(within):
+async def wait_for_end(hearings: list[StreamingRequest]) -> None:
+    """Wait until each response has ended. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*(one.task for one in hearings))

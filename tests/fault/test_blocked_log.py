@@ -1,4 +1,4 @@
-"""52: the reader of the log stops reading. The gateway continues, and shuts down on a signal."""
+"""52: when the reader of the log stops reading, the gateway serves on and can be stopped."""
 
 import asyncio
 import os
@@ -15,16 +15,16 @@ import httpx
 import pytest
 
 from tests.fault.gateway_process import build_config
-from tests.fault.protocol_clients import wait_until
+from tests.support.waiting import wait_until
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 BUFFER = 10
-EXCHANGES = 500
-"""Their lines are far more than a pipe and the buffer hold."""
+REQUESTS = 500
+"""Their log lines exceed the pipe and the buffer by far."""
 
 
 class PipedGateway:
-    """A gateway whose log goes into a pipe, which is read only when a test does it."""
+    """A gateway whose log goes to a pipe that only the test reads."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "gateway.yaml"
@@ -38,13 +38,13 @@ class PipedGateway:
         first_line = os.read(self.reads, 1 << 16).decode().partition("\n")[0]
         self.url, self.admin = re.findall(r"http://[\d.:]+", first_line)
 
-    def let_go(self) -> None:
-        """Only the gateway has the pipe's other end from now on."""
+    def close_write_end(self) -> None:
+        """Close the test's copy of the pipe's write end."""
         os.close(self.writes)
         self.writes = -1
 
     def fill(self) -> None:
-        """Leave no room in the pipe."""
+        """Fill the pipe."""
         os.set_blocking(self.writes, False)
         with suppress(BlockingIOError):
             while True:
@@ -52,9 +52,9 @@ class PipedGateway:
         os.set_blocking(self.writes, True)
 
     async def stop(self) -> int:
-        """Ask it to stop; gives its exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        await wait_until(lambda: self.process.poll() is not None, 20)
+        await wait_until(lambda: self.process.poll() is not None)
         return self.process.returncode
 
 
@@ -73,25 +73,30 @@ def piped_gateway(tmp_path: Path) -> Iterator[PipedGateway]:
 async def test_full_log_pipe_drops_lines_and_no_responses(
     piped_gateway: PipedGateway,
 ) -> None:
-    piped_gateway.let_go()
+    piped_gateway.close_write_end()
     async with httpx.AsyncClient(timeout=30) as http:
-        for _ in range(EXCHANGES):
-            answer = await http.post(f"{piped_gateway.url}/v1/chat/completions", json=REQUEST)
-            assert answer.status_code == 200
+        for _ in range(REQUESTS):
+            response = await http.post(f"{piped_gateway.url}/v1/chat/completions", json=REQUEST)
+            assert response.status_code == 200
         page = await http.get(f"{piped_gateway.admin}/metrics")
         [dropped] = re.findall(
             r"^interlingua_log_lines_dropped_total (\S+)$", page.text, re.MULTILINE
         )
         lost = int(float(dropped))
-        assert 0 < lost < EXCHANGES
+
+        assert 0 < lost < REQUESTS
+
         reading = LogReader(piped_gateway.reads)
-        await wait_until(lambda: reading.count_dropped() == lost, 20)
-        await wait_until(lambda: reading.read.count(b'"id"') + lost >= EXCHANGES, 20)
-        assert reading.read.count(b'"id"') + lost == EXCHANGES
+        await wait_until(lambda: reading.count_dropped() == lost)
+        await wait_until(lambda: reading.read.count(b'"id"') + lost >= REQUESTS)
+
+        assert reading.read.count(b'"id"') + lost == REQUESTS
+
         await http.post(f"{piped_gateway.url}/v1/chat/completions", json=REQUEST)
     assert await piped_gateway.stop() == 0
+
     await asyncio.to_thread(reading.thread.join, 20)
-    assert reading.read.count(b'"id"') + lost == EXCHANGES + 1
+    assert reading.read.count(b'"id"') + lost == REQUESTS + 1
 
 
 @pytest.mark.fault(52)
@@ -105,7 +110,7 @@ async def test_gateway_stops_although_its_log_pipe_is_full(
 
 
 class LogReader:
-    """Reads all that comes, from now on."""
+    """Reads the pipe continuously."""
 
     def __init__(self, reads: int) -> None:
         self.read = b""
@@ -114,7 +119,7 @@ class LogReader:
         self.thread.start()
 
     def count_dropped(self) -> int:
-        """How many lines the log says that it lost."""
+        """Return the number of lines that the log reports as lost."""
         return sum(
             map(
                 int,
@@ -123,5 +128,5 @@ class LogReader:
         )
 
     def _run(self) -> None:
-        while more := os.read(self._reads, 1 << 16):
-            self.read += more
+        while data := os.read(self._reads, 1 << 16):
+            self.read += data

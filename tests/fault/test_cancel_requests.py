@@ -1,4 +1,4 @@
-"""A protocol with a request that stops another: it is sent when an answer is given up."""
+"""A protocol with cancel requests: one is sent when a response is abandoned."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -21,6 +21,7 @@ from tests.fault.line_protocol import (
     collect_events,
     encode_line,
     join_text,
+    reply_text,
     run_pool,
 )
 from tests.support.fakes import (
@@ -31,18 +32,16 @@ from tests.support.fakes import (
     Reply,
     ScriptedWorker,
     chunk,
-    chunked,
     make_reply,
 )
 
-GOOD = [chunked(encode_line("Hello"), b"end\n")]
 OK: Reply = [make_reply(b"{}")]
-SAYS = CHUNKED + chunk(encode_line("Hello"))
+STARTED_STREAM = CHUNKED + chunk(encode_line("Hello"))
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
 
 class CancellableProtocol(LineProtocol):
-    """Lines, whose requests carry their id, and which stops by it."""
+    """The line protocol with request ids, and a request that cancels by id."""
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         return UpstreamRequest("/say", msgspec.json.encode({"id": request.client_id}))
@@ -54,15 +53,15 @@ class CancellableProtocol(LineProtocol):
 REQUEST = GenerationRequest(
     model="m", kind="completion", prompts=("hi",), stream=True, client_id="the client's own"
 )
-GIVEN_UP: list[tuple[str, Reply, GenerationRequest]] = [
+CANCELLED: list[tuple[str, Reply, GenerationRequest]] = [
     ("before the head", [HANG], REQUEST),
-    ("mid-stream", [SAYS, HANG], REQUEST),
-    ("before a whole answer", [HANG], UNARY),
+    ("mid-stream", [STARTED_STREAM, HANG], REQUEST),
+    ("before a unary response", [HANG], UNARY),
 ]
 
 
 @pytest.mark.parametrize(
-    ("reply", "client_request"), [one[1:] for one in GIVEN_UP], ids=[one[0] for one in GIVEN_UP]
+    ("reply", "client_request"), [one[1:] for one in CANCELLED], ids=[one[0] for one in CANCELLED]
 )
 async def test_client_disconnect_sends_a_cancel_request(
     reply: Reply, client_request: GenerationRequest
@@ -90,7 +89,7 @@ async def test_client_disconnect_sends_a_cancel_request(
 
 async def test_closing_the_stream_sends_a_cancel_request() -> None:
     async with (
-        ScriptedWorker([SAYS, HANG], OK) as worker,
+        ScriptedWorker([STARTED_STREAM, HANG], OK) as worker,
         run_pool(worker.url, adapter=CancellableProtocol()) as backend,
     ):
         async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
@@ -102,7 +101,7 @@ async def test_closing_the_stream_sends_a_cancel_request() -> None:
 
 async def test_each_attempt_has_its_own_request_id() -> None:
     async with (
-        ScriptedWorker(GOOD) as worker,
+        ScriptedWorker([reply_text("Hello")]) as worker,
         run_pool(worker.url, adapter=CancellableProtocol()) as backend,
     ):
         for _ in range(3):
@@ -114,7 +113,7 @@ async def test_each_attempt_has_its_own_request_id() -> None:
 async def test_timed_out_worker_gets_a_cancel_request_and_another_serves() -> None:
     async with (
         ScriptedWorker([HANG], OK) as slow,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker([reply_text("Hello")]) as good,
         run_pool(
             slow.url, good.url, adapter=CancellableProtocol(), timeouts=HASTY, policy="round_robin"
         ) as backend,
@@ -126,10 +125,10 @@ async def test_timed_out_worker_gets_a_cancel_request_and_another_serves() -> No
 
 
 OVER: list[tuple[str, Reply]] = [
-    ("error event", GOOD[0:1]),
-    ("error event, and a body that goes on", [SAYS + chunk(b"end\n"), HANG]),
+    ("error event", [reply_text("Hello")]),
+    ("error event, and a body that goes on", [STARTED_STREAM + chunk(b"end\n"), HANG]),
     ("refused", [make_reply(b"{}", "500 Oops")]),
-    ("cut", [SAYS, CLOSE]),
+    ("cut", [STARTED_STREAM, CLOSE]),
     ("reset", [RESET]),
 ]
 
@@ -151,7 +150,10 @@ async def test_finished_request_gets_no_cancel_request(reply: Reply) -> None:
 
 
 async def test_protocol_without_cancel_only_closes_the_connection() -> None:
-    async with ScriptedWorker([SAYS, HANG], OK) as worker, run_pool(worker.url) as backend:
+    async with (
+        ScriptedWorker([STARTED_STREAM, HANG], OK) as worker,
+        run_pool(worker.url) as backend,
+    ):
         async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
             await anext(batches)
         await worker.wait_for_disconnect()
@@ -161,7 +163,7 @@ async def test_protocol_without_cancel_only_closes_the_connection() -> None:
 
 
 async def test_pool_close_waits_for_pending_cancel_requests() -> None:
-    async with ScriptedWorker([SAYS, HANG], [0.2, *OK]) as worker:
+    async with ScriptedWorker([STARTED_STREAM, HANG], [0.2, *OK]) as worker:
         async with (
             run_pool(worker.url, adapter=CancellableProtocol()) as backend,
             aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches,
@@ -183,6 +185,7 @@ async def test_concurrent_cancel_requests_are_bounded() -> None:
         await worker.wait_for_request(256)
         gate.set()
         await stopping.aclose()
+
     await upstream.aclose()
 
     assert worker.request_count == 256

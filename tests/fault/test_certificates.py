@@ -1,4 +1,4 @@
-"""Workers whose certificates are wrong are refused, and it is said why; ours is renewed (55)."""
+"""Workers with invalid certificates are rejected and named; the gateway renews its own (55)."""
 
 import asyncio
 import re
@@ -16,8 +16,9 @@ from cryptography import x509
 from tests.conftest import Serve
 from tests.fault.certificates import Authority, create_server_context, get_serial
 from tests.fault.gateway_process import GatewayProcess, build_config
-from tests.fault.protocol_clients import CHAT, STREAM, WELL, send_request, serve_gateway, wait_until
+from tests.fault.protocol_clients import CHAT, STREAM, WELL, send_request, serve_gateway
 from tests.support.tcp_server import run_server
+from tests.support.waiting import PATIENCE, wait_until
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "expired": ({"ended": timedelta(days=1)}, "certificate has expired"),
@@ -29,13 +30,13 @@ REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content"
 
 
 class CountingWorker:
-    """Answers well, and counts who got so far as to ask."""
+    """Answers requests and counts the connections that sent one."""
 
     def __init__(self) -> None:
         self.request_count = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET"):
@@ -48,16 +49,16 @@ class CountingWorker:
 
 
 async def send_to_tls_worker(serve: Serve, ca: Path, pem: Path) -> tuple[int, httpx.Response]:
-    """How often a worker with this certificate was asked, and what the client was told."""
+    """Return the number of requests that a worker with this certificate got, and the response."""
     worker = CountingWorker()
     async with run_server(worker.answer, tls=create_server_context(pem)) as url:
-        front = await serve_gateway(serve, url, tls={"ca": str(ca)})
-        answer = await send_request(front, CHAT, stream=True)
-    return worker.request_count, answer
+        gateway = await serve_gateway(serve, url, tls={"ca": str(ca)})
+        response = await send_request(gateway, CHAT, stream=True)
+    return worker.request_count, response
 
 
 def assert_not_connected(port: int, answer: httpx.Response) -> None:
-    """It was not asked; and that it has a certificate is none of the client's business."""
+    """The worker got no request, and the client's error does not mention certificates."""
     assert port == 0
     assert answer.status_code in (502, 503)
     assert "certificate" not in answer.text
@@ -68,9 +69,10 @@ def assert_not_connected(port: int, answer: httpx.Response) -> None:
 async def test_worker_with_invalid_certificate_gets_no_request(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    """The log says why, and which worker it is."""
+    """The log names the worker and the reason."""
     how, why = WRONG[case]
     authority = Authority(tmp_path)
+
     assert_not_connected(*await send_to_tls_worker(serve, authority.path, authority.issue(**how)))
     assert re.search(rf"worker https://127\.0\.0\.1:\d+ .*{why}", caplog.text)
 
@@ -79,19 +81,20 @@ async def test_worker_with_invalid_certificate_gets_no_request(
 async def test_worker_with_unknown_ca_gets_no_request(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And one whom the authority has signed is."""
+    """A worker whose certificate the CA signed gets one."""
     authority, other = Authority(tmp_path), Authority.of_one(tmp_path)
     assert_not_connected(*await send_to_tls_worker(serve, authority.path, other.issue()))
     assert "unable to get local issuer certificate" in caplog.text
-    _, answer = await send_to_tls_worker(serve, authority.path, authority.issue())
-    assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
+
+    _, response = await send_to_tls_worker(serve, authority.path, authority.issue())
+    assert (response.status_code, response.text.endswith("data: [DONE]\n\n")) == (200, True)
 
 
 @pytest.mark.fault(55)
 async def test_certificate_renewal_under_load_loses_no_request(
     tmp_path: Path,
 ) -> None:
-    """Who is connected goes on, streams too; new connections are met with the new one."""
+    """Open connections and streams continue; new connections get the new certificate."""
     authority = Authority(tmp_path)
     first, second = authority.issue(), authority.issue()
     pem = tmp_path / "tls.pem"
@@ -102,6 +105,7 @@ async def test_certificate_renewal_under_load_loses_no_request(
     text = build_config(listeners=[here | {"tls": tls}], backends={"echo": echo})
     trusting = ssl.create_default_context(cafile=str(authority.path))
     responses, over = list[bytes](), asyncio.Event()
+
     async with GatewayProcess(tmp_path, text) as gateway:
 
         async def client(*, keep: bool) -> None:
@@ -109,17 +113,18 @@ async def test_certificate_renewal_under_load_loses_no_request(
             async with aiohttp.ClientSession(connector=connector) as session:
                 while not over.is_set():
                     url = f"{gateway.urls[0]}/v1/chat/completions"
-                    async with session.post(url, json=REQUEST) as answer:
-                        responses.append(await answer.read())
+                    async with session.post(url, json=REQUEST) as response:
+                        responses.append(await response.read())
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(8):
                 tasks.create_task(client(keep=number % 2 == 0))
             assert await read_served(gateway, trusting) == get_serial(first.read_bytes())
+
             new_file = pem.with_suffix(".new")
             new_file.write_bytes(second.read_bytes())
             new_file.replace(pem)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while await read_served(gateway, trusting) != get_serial(second.read_bytes()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             so_far = len(responses)
@@ -131,7 +136,7 @@ async def test_certificate_renewal_under_load_loses_no_request(
 
 
 async def read_served(gateway: GatewayProcess, trusting: ssl.SSLContext) -> int:
-    """The number of the certificate that a new connection is met with."""
+    """Return the serial number of the certificate that a new connection gets."""
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting)
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()

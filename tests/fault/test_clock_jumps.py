@@ -1,6 +1,6 @@
-"""The wall clock jumps (54): no time is up early or late, and limits stay what they are.
+"""The wall clock jumps (54): timeouts and limits are unaffected.
 
-Whatever is waited for goes by a clock that only grows. What is told to people goes by the wall.
+All timeouts use a monotonic clock; the wall clock is only for timestamps.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tests.fault.gateway_process import build_config
 from tests.fault.protocol_clients import (
     CHAT,
     DONE,
-    SAYS,
+    STARTED_STREAM,
     STOP,
     assert_error_in_stream,
     build_event,
@@ -46,13 +46,13 @@ class JumpingClock:
         self.off = 0.0
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return time.time() + self.off
 
 
 @asynccontextmanager
 async def run_gateway(text: str, wall: JumpingClock) -> AsyncIterator[RunningGateway]:
-    """A gateway that has no other."""
+    """Run a gateway with this clock."""
     records: list[Any] = []
     accounts = CounterRegistry(time.monotonic, wall.now)
     outside = replace(
@@ -73,21 +73,23 @@ async def run_gateway(text: str, wall: JumpingClock) -> AsyncIterator[RunningGat
 @pytest.mark.fault(54)
 @pytest.mark.parametrize("jump", JUMPS)
 async def test_clock_jump_does_not_end_a_paused_stream(jump: float) -> None:
-    """Its pause is shorter than allowed, by a clock that only grows."""
+    """The pause is shorter than the timeout on a monotonic clock."""
     wall, go = JumpingClock(), asyncio.Event()
     rest = chunk(build_event("more") + STOP) + chunk(DONE) + END
+
     async with (
-        create_raw_worker([SAYS, go, rest]) as worker,
-        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
+        create_raw_worker([STARTED_STREAM, go, rest]) as worker,
+        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as gateway,
     ):
-        task = asyncio.create_task(send_request(front, CHAT, stream=True))
+        task = asyncio.create_task(send_request(gateway, CHAT, stream=True))
         await worker.wait_for_request()
         wall.off = jump
         await asyncio.sleep(0.3)
         go.set()
-        answer = await task
-    assert answer.text.endswith("data: [DONE]\n\n")
-    assert 0.2 < front.records[0].duration < HOUR / 2
+        response = await task
+
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert 0.2 < gateway.records[0].duration < HOUR / 2
 
 
 @pytest.mark.fault(54)
@@ -95,14 +97,16 @@ async def test_clock_jump_does_not_end_a_paused_stream(jump: float) -> None:
 async def test_clock_jump_does_not_prevent_the_idle_timeout(jump: float) -> None:
     wall = JumpingClock()
     async with (
-        create_raw_worker([SAYS, HANG]) as worker,
-        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
+        create_raw_worker([STARTED_STREAM, HANG]) as worker,
+        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as gateway,
     ):
-        task = asyncio.create_task(send_request(front, CHAT, stream=True))
+        task = asyncio.create_task(send_request(gateway, CHAT, stream=True))
         await worker.wait_for_request()
         wall.off = jump
+
         assert_error_in_stream(await task, CHAT)
-    assert 0.2 < front.records[0].duration < HOUR / 2
+
+    assert 0.2 < gateway.records[0].duration < HOUR / 2
 
 
 @pytest.mark.fault(54)
@@ -120,11 +124,11 @@ async def test_clock_jump_does_not_change_rate_limits(jump: float) -> None:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 
-    async with run_gateway(build_config(admin=None, keys=keys), wall) as front:
+    async with run_gateway(build_config(admin=None, keys=keys), wall) as gateway:
 
         async def once() -> httpx.Response:
             path = "/v1/chat/completions"
-            return await front.http.post(path, content=body, headers=headers)
+            return await gateway.http.post(path, content=body, headers=headers)
 
         taken = [(await once()).status_code for _ in range(3)]
         refused = await once()
@@ -132,6 +136,6 @@ async def test_clock_jump_does_not_change_rate_limits(jump: float) -> None:
         still = await once()
 
     assert taken == [200, 200, 200]
-    for answer in (refused, still):
-        assert answer.status_code == httpx.codes.TOO_MANY_REQUESTS
-        assert 0 < int(answer.headers["retry-after"]) <= 60
+    for response in (refused, still):
+        assert response.status_code == httpx.codes.TOO_MANY_REQUESTS
+        assert 0 < int(response.headers["retry-after"]) <= 60

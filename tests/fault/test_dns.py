@@ -1,8 +1,8 @@
-"""DNS names other workers, or fails to (faults 15 and 16): a real nameserver, real datagrams."""
+"""DNS returns other workers, or fails (faults 15 and 16), with a real nameserver over UDP."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from backends.pool.settings import DnsSettings
 from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
 from tests.fault.nameserver import Fault, StubNameserver, bind_same_port
 from tests.support.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
+from tests.support.waiting import wait_until
 
 SERVICE = "_http._tcp.w.local"
 FAULTS: Sequence[Fault] = ("silence", "garbage", "servfail", "empty", "other", "oversized")
 
 
 class RecordedSleep:
-    """Pauses of no length. ``asked`` are the seconds that were asked for."""
+    """Sleeps that return at once. ``requested`` are the durations."""
 
     def __init__(self) -> None:
         self.durations: list[float] = []
@@ -38,12 +39,6 @@ class RecordedWorkerSets:
 
     def replace(self, workers: Sequence[WorkerConfig]) -> None:
         self.sets.append(sorted(worker.url for worker in workers))
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -146,6 +141,7 @@ async def test_dns_change_moves_requests_and_lets_old_streams_finish(
         assert join_text(await running) == "old stream"
         assert answers == ["new"] * 3
         assert (old.request_count, new.request_count) == (1, 3)
+
         await discovery.aclose()
 
 
@@ -161,6 +157,7 @@ async def test_dns_refresh_works_with_the_real_clock(stub: StubNameserver) -> No
     await wait_until(lambda: len(pool.sets) == 2)
 
     assert pool.sets == [["http://127.0.0.1:8000"], ["http://127.0.0.2:8000"]]
+
     await discovery.aclose()
 
 
@@ -176,6 +173,7 @@ async def test_dns_failure_keeps_the_last_workers_and_is_counted(
     async with run_discovery(stub, RecordedSleep(), service=service) as (discovery, pool):
         workers, before = list(discovery.workers), discovery.failures
         stub.fault = fault
+
         await wait_until(lambda: discovery.failures >= before + 2)
 
         assert list(discovery.workers) == workers
@@ -205,10 +203,11 @@ async def test_unreachable_nameserver_does_not_delay_the_start(
     assert discovery.failures == 1
     assert "cannot be queried" in discovery.source_errors[0]
     assert len(discovery.workers) == 1
+
     await discovery.aclose()
 
 
-# --- one question --------------------------------------------------------------------------------
+# --- DNS queries ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -236,18 +235,18 @@ async def test_dns_failure_names_its_cause(
 async def test_stray_and_duplicate_dns_datagrams_are_ignored(stub: StubNameserver) -> None:
     stub.strays = True
 
-    answer = await StubResolver(stub.address).query("w.local", "A")
+    response = await StubResolver(stub.address).query("w.local", "A")
 
-    assert answer.addresses == ("127.0.0.1", "127.0.0.2")
+    assert response.addresses == ("127.0.0.1", "127.0.0.2")
 
 
 async def test_truncated_dns_response_is_retried_over_tcp(stub: StubNameserver) -> None:
     many = [f"127.0.{n // 250}.{n % 250 + 1}" for n in range(600)]
     stub.zone["A", "w.local"] = [(30, one) for one in many]
 
-    answer = await StubResolver(stub.address).query("w.local", "A")
+    response = await StubResolver(stub.address).query("w.local", "A")
 
-    assert list(answer.addresses) == many
+    assert list(response.addresses) == many
     assert stub.over_tcp == [("A", "w.local")]
 
 
@@ -262,17 +261,18 @@ async def test_dns_over_tcp_connection_failure_is_an_error(stub: StubNameserver)
 async def test_nameserver_without_edns_gets_a_query_without_edns(stub: StubNameserver) -> None:
     stub.extended = False
 
-    answer = await StubResolver(stub.address).query("w.local", "A")
+    response = await StubResolver(stub.address).query("w.local", "A")
 
-    assert len(answer.addresses) == 2
+    assert len(response.addresses) == 2
+
     size = bytes.fromhex("0000 2904d0 00000000 0000")  # OPT: a datagram may have 1232 bytes
     assert [question.endswith(size) for question in stub.messages] == [True, False]
 
 
 async def test_nxdomain_response_is_not_retried(stub: StubNameserver) -> None:
-    answer = await StubResolver(stub.address).query("nobody.local", "A")
+    response = await StubResolver(stub.address).query("nobody.local", "A")
 
-    assert answer == DnsAnswer(name_exists=False)
+    assert response == DnsAnswer(name_exists=False)
     assert len(stub.questions) == 1
 
 

@@ -1,8 +1,9 @@
-"""Retries and fallbacks of one request share a retry budget and the workers that were tried (57).
+"""Retries and fallbacks of a request share a retry budget and the tried workers (57).
 
-Attempts are counted; nothing depends on how fast the machine is.
+Attempts are counted, so nothing depends on the machine's speed.
 """
 
+import json
 from collections import Counter
 from contextlib import AsyncExitStack
 
@@ -27,7 +28,7 @@ FAILURES: dict[str, Reply] = {
     "reset": [RESET],
 }
 HEALTHY = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-"""Without an idle connection, on whose end a request would be sent again."""
+"""Closes the connection, since a request on an idle one that closes would be replayed."""
 BREAKER = "{consecutive_failures: 1000, min_requests: 1000}"
 
 
@@ -38,7 +39,8 @@ def make_pool(name: str, urls: list[str], settings: str = "") -> str:
 """
 
 
-def make_config(g: list[str], h: list[str], settings: str = "") -> str:
+def make_config(g: list[str], h: list[str], settings: str = "", *, model: str = "g") -> str:
+    """Two targets; ``model`` is the workers' name of the second one's model."""
     pools = make_pool("g", g, settings) + make_pool("h", h, settings)
     return f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
@@ -46,7 +48,7 @@ backends:
 {pools}
 models:
   g: {{backend: g, fallback: [h]}}
-  h: {{backend: h}}
+  h: {{backend: h, model: {model}}}
 """
 
 
@@ -56,7 +58,7 @@ async def send(gateway: RunningGateway, number: int, model: str = "g") -> httpx.
 
 
 def list_repeated_attempts(workers: list[ScriptedWorker]) -> list[tuple[str, int]]:
-    """The requests that one worker got twice."""
+    """Return the requests that one worker got twice."""
     counts = [
         Counter(request.headers["x-request-id"] for request in worker.requests)
         for worker in workers
@@ -127,9 +129,9 @@ async def test_fallback_uses_untried_worker_within_retry_budget(serve: Serve) ->
 async def test_fallback_without_worker_left_reports_first_error(serve: Serve) -> None:
     async with start_worker(FAILURES["429"]) as bad:
         gateway = await serve(make_config([bad.url], [bad.url]))
-        answer = await send(gateway, 0)
+        response = await send(gateway, 0)
 
-    assert answer.status_code == 429
+    assert response.status_code == 429
     assert bad.request_count == 1
     assert gateway.records[0].failed_attempts == ("h@1 all workers tried",)
     assert gateway.records[0].model == "g"
@@ -146,7 +148,9 @@ async def test_pools_of_same_workers_share_retry_budget(serve: Serve) -> None:
     assert a.request_count + b.request_count <= 1.2 * 20 + 3
 
 
-async def test_prompt_too_long_for_one_model_goes_to_another_at_same_worker(serve: Serve) -> None:
+async def test_prompt_too_long_for_one_model_falls_back_to_another_at_the_same_worker(
+    serve: Serve,
+) -> None:
     too_long = make_reply(
         b'{"error":{"message":"too long","code":"context_length_exceeded"}}', "400 Bad Request"
     )
@@ -154,10 +158,71 @@ async def test_prompt_too_long_for_one_model_goes_to_another_at_same_worker(serv
         config = make_config([worker.url], [worker.url])
         gateway = await serve(
             config.replace("g: {backend: g,", "g: {limits: {context: 8}, backend: g,").replace(
-                "h: {backend: h}", "h: {limits: {context: 16}, backend: h}"
+                "h: {backend: h,", "h: {limits: {context: 16}, backend: h,"
             )
         )
-        answer = await send(gateway, 0)
+        response = await send(gateway, 0)
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert worker.request_count == 2
+
+
+MODEL_REFUSALS: dict[str, Reply] = {
+    "429": FAILURES["429"],
+    "503": FAILURES["503"],
+    "529": [make_reply(b'{"error":{"message":"overloaded"}}', "529 Overloaded")],
+    "404": [
+        make_reply(
+            b'{"error":{"message":"The model `g` does not exist","code":"model_not_found"}}',
+            "404 Not Found",
+        )
+    ],
+}
+
+
+@pytest.mark.fault(57)
+@pytest.mark.parametrize("refusal", MODEL_REFUSALS)
+async def test_refused_model_falls_back_to_another_model_at_same_url(
+    serve: Serve, refusal: str
+) -> None:
+    replies = [*MODEL_REFUSALS[refusal], *ANSWER] * 30
+    async with ScriptedWorker(*([one] for one in replies), probed=HEALTHY) as worker:
+        gateway = await serve(make_config([worker.url], [worker.url], model="other"))
+        answers = [await send(gateway, number) for number in range(30)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert [json.loads(one.body)["model"] for one in worker.requests] == ["g", "other"] * 30
+
+
+async def test_failed_worker_gets_no_other_model_of_same_request(serve: Serve) -> None:
+    async with start_worker(FAILURES["500"]) as worker:
+        gateway = await serve(make_config([worker.url], [worker.url], model="other"))
+        response = await send(gateway, 0)
+
+    assert response.status_code == 502
+    assert worker.request_count == 1
+
+
+async def test_unknown_path_is_no_refusal_of_the_model(serve: Serve) -> None:
+    unknown = [make_reply(b'{"detail":"Not Found"}', "404 Not Found")]
+    async with start_worker(unknown) as worker:
+        gateway = await serve(make_config([worker.url], [worker.url], model="other"))
+        response = await send(gateway, 0)
+
+    assert response.status_code == 502
+    assert worker.request_count == 1
+
+
+async def test_retry_after_of_one_model_leaves_other_models_alone(serve: Serve) -> None:
+    busy = [make_reply(b'{"error":{"message":"no"}}', "429 Too Many Requests", retry_after="60")]
+    async with ScriptedWorker(busy, ANSWER, probed=HEALTHY) as a, start_worker(ANSWER) as b:
+        config = make_config([a.url, b.url], [a.url])
+        gateway = await serve(config.replace("h: {backend: h, model: g}", "h: {backend: g}"))
+        for number in range(5):  # the first gets the 429
+            await send(gateway, number)
+        refused_for_a = a.request_count
+        for number in range(4):
+            await send(gateway, number, "h")
+
+    assert refused_for_a == 1, "the worker gets no request for the model that it rejected"
+    assert [json.loads(one.body)["model"] for one in a.requests] == ["g", "h", "h"]

@@ -1,8 +1,8 @@
-"""Where requests go is what the configuration says, and never where secrets are told (61).
+"""Requests go only where the configuration says, and never to a metadata service (61).
 
-An operator may name any host: workers are in private networks, and on this machine. What can't be a
-worker is refused as it is read, wherever it stands; and where a name leads is looked at anew each
-time that somebody connects. That redirects are not followed is fault 27.
+An operator may name any host: workers are in private networks and on this machine. An address that
+can't be a worker's is rejected when the configuration is read; and the address of a name is checked
+for each new connection. That redirects are not followed is fault 27.
 """
 
 import re
@@ -25,8 +25,8 @@ from tests.fault.protocol_clients import (
     create_raw_worker,
     send_request,
     serve_gateway,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 CORPUS = [
     "file:///etc/passwd",
@@ -100,9 +100,9 @@ def build_pool_config(*workers: Any) -> str:
 
 @pytest.mark.fault(61)
 def test_configuration_rejects_forbidden_worker_urls() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text(build_pool_config(*CORPUS), "g.yaml", env={})
-    refused = re.findall(r"workers\[(\d+)\]", str(caught.value))
+    refused = re.findall(r"workers\[(\d+)\]", str(excinfo.value))
     assert [*map(int, refused)] == [*range(len(CORPUS))]
 
 
@@ -125,30 +125,31 @@ async def test_admin_api_and_file_discovery_reject_forbidden_urls(
             response = await gateway.http.post(admin, json={"backend": "p", "url": url})
             assert response.status_code == httpx.codes.BAD_REQUEST, url
         assert await list_worker_urls(gateway.http, admin) == ["http://127.0.0.1:9"]
+
         listed.write_bytes(msgspec.json.encode(["http://127.0.0.1:10", CORPUS[11]]))
         await wait_for_log(gateway, "is an address that no worker can have")
         assert await list_worker_urls(gateway.http, admin) == ["http://127.0.0.1:9"]
 
 
 async def list_worker_urls(http: httpx.AsyncClient, admin: str) -> list[str]:
-    """Those of the workers that are asked."""
+    """Return the URLs of the workers in rotation."""
     return [one["url"] for one in (await http.get(admin)).json()["backends"]["p"]]
 
 
 async def wait_for_log(gateway: GatewayProcess, text: str) -> None:
-    await wait_until(lambda: text in gateway.read_output(), 10)
+    await wait_until(lambda: text in gateway.read_output())
 
 
 class StubNameResolution:
-    """In the place of the system's: the name of the worker leads where ``address`` says."""
+    """Replaces the system's resolver: the worker's name resolves to ``address``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.request_count = 0
 
-    def find(self, host: str, port: int, *args: Any, **more: Any) -> Sequence[Any]:
+    def find(self, host: str, port: int, *args: Any, **options: Any) -> Sequence[Any]:
         """See socket.getaddrinfo."""
-        del host, args, more
+        del host, args, options
         self.request_count += 1
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (self.address, port))]
@@ -162,20 +163,22 @@ async def test_dns_rebinding_to_a_forbidden_address_is_not_followed(
     caplog: pytest.LogCaptureFixture,
     address: str,
 ) -> None:
-    """Nobody is asked there, though the name led to a worker when it was read."""
+    """The name resolved to a worker when the configuration was read."""
     names = StubNameResolution("127.0.0.1")
     monkeypatch.setattr(socket, "getaddrinfo", names.find)
+
     async with create_raw_worker([STREAM], [STREAM]) as worker:
-        front = await serve_gateway(serve, worker.url.replace("127.0.0.1", "rebound.example"))
-        assert (await send_request(front, CHAT, stream=True)).status_code == httpx.codes.OK
+        gateway = await serve_gateway(serve, worker.url.replace("127.0.0.1", "rebound.example"))
+        assert (await send_request(gateway, CHAT, stream=True)).status_code == httpx.codes.OK
+
         names.address = address
-        for one in front.app.backends.values():
-            await one.aclose()  # its connections: the next request has to have a new one
+        for one in gateway.app.backends.values():
+            await one.aclose()  # closes connections: the next request needs a new one
             await one.start()
         query_count = names.request_count
-        answer = await send_request(front, CHAT, stream=True)
+        response = await send_request(gateway, CHAT, stream=True)
 
-    assert answer.status_code in (502, 503)
+    assert response.status_code in (502, 503)
     assert names.request_count > query_count
     assert "resolves to a forbidden address" in caplog.text
-    assert METADATA not in answer.text
+    assert METADATA not in response.text

@@ -1,4 +1,4 @@
-"""Workers are asked whether they are well, and requests go to those that are."""
+"""Workers are probed, and only healthy ones get requests."""
 
 import asyncio
 import socket
@@ -14,17 +14,16 @@ from protocols.core.request import GenerationRequest
 from tests.fault.line_protocol import (
     STREAMED,
     collect_events,
-    encode_line,
     join_text,
+    reply_text,
     run_pool,
-    wait_until,
 )
-from tests.support.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
+from tests.support.fakes import CLOSE, HANG, Reply, ScriptedWorker, make_reply
+from tests.support.waiting import PATIENCE, wait_until
 
 WELL: Reply = [make_reply(b"ok")]
 ILL: Reply = [make_reply(b"{}", "503 Loading")]
-GOOD = [chunked(encode_line("Hello"), b"end\n")]
-OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
+OFTEN = HealthCheckSettings(interval=0.02, timeout=30.0)
 
 
 def apply_strict_thresholds(checks: HealthCheckSettings) -> HealthCheckSettings:
@@ -64,8 +63,9 @@ async def test_health_check_uses_the_configured_path() -> None:
     ids=["503", "hangs", "closes", "404", "endless"],
 )
 async def test_failed_health_checks_eject_a_worker_until_recovery(ill: Reply) -> None:
-    probes = HealthCheckSettings(interval=0.02, timeout=0.1)
+    probes = HealthCheckSettings(interval=0.02, timeout=1.0)
     replies = [ill] * 4 + [WELL] * 1000
+
     async with (
         ScriptedWorker(*replies) as bad,
         ScriptedWorker(WELL) as other,
@@ -80,7 +80,7 @@ async def test_failed_health_checks_eject_a_worker_until_recovery(ill: Reply) ->
 
 @pytest.fixture
 def reserved_socket() -> Iterator[socket.socket]:
-    """An address without a listener so far."""
+    """A port that is reserved but not yet listened on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken
@@ -109,6 +109,7 @@ async def test_health_checks_follow_the_set_of_workers() -> None:
         await b.wait_for_request(2)
         await asyncio.sleep(0.1)
         request_count = a.request_count
+
         await b.wait_for_request(b.request_count + 5)
 
         assert a.request_count == request_count
@@ -118,6 +119,7 @@ async def test_health_checks_follow_the_set_of_workers() -> None:
 async def test_workers_set_at_runtime_are_health_checked() -> None:
     async with ScriptedWorker(WELL) as worker, run_pool(health=OFTEN) as backend:
         assert not backend.ready
+
         backend.replace_workers([WorkerConfig(worker.url)])
         await worker.wait_for_request()
         assert backend.ready
@@ -144,12 +146,11 @@ async def test_closed_pool_sends_no_health_checks() -> None:
 
 
 async def test_only_healthy_workers_get_requests() -> None:
-    """The ill one's answer to a request would be good: it is not asked."""
-    probe = HealthCheckSettings(interval=0.02, timeout=0.2)
+    """The unhealthy worker would answer a request, but gets none."""
     async with (
         ScriptedWorker(ILL) as ill,
-        ScriptedWorker(GOOD) as well,
-        run_pool(ill.url, well.url, health=apply_strict_thresholds(probe)) as backend,
+        ScriptedWorker([reply_text("Hello")]) as well,
+        run_pool(ill.url, well.url, health=apply_strict_thresholds(OFTEN)) as backend,
     ):
         await wait_until(lambda: get_worker_state(backend) == "out")
         for _ in range(10):
@@ -158,10 +159,10 @@ async def test_only_healthy_workers_get_requests() -> None:
     assert {request.method for request in ill.requests} == {"GET"}
 
 
-WHOLE = GenerationRequest(model="m", kind="completion", prompts=("x",))
+UNARY = GenerationRequest(model="m", kind="completion", prompts=("x",))
 
 
-@pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
+@pytest.mark.parametrize("request_", [STREAMED, UNARY], ids=["stream", "unary"])
 @pytest.mark.parametrize(
     "silence",
     [[HANG], [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", HANG]],
@@ -170,52 +171,64 @@ WHOLE = GenerationRequest(model="m", kind="completion", prompts=("x",))
 async def test_request_without_data_from_an_ejected_worker_is_retried_elsewhere(
     request_: GenerationRequest, silence: Reply
 ) -> None:
+    """Given a worker that stops to respond at its first request, and another worker."""
+    probes = apply_strict_thresholds(HealthCheckSettings(interval=0.02, timeout=1.0))
     async with (
-        ScriptedWorker(WELL, silence, [HANG]) as frozen,
-        ScriptedWorker(GOOD) as other,
-        run_pool(
-            frozen.url, other.url, health=apply_strict_thresholds(OFTEN), policy="round_robin"
-        ) as backend,
+        ScriptedWorker(silence, probed=lambda: [HANG] if frozen.requests else WELL) as frozen,
+        ScriptedWorker([reply_text("Hello")]) as other,
+        run_pool(frozen.url, other.url, health=probes, policy="round_robin") as backend,
     ):
-        await frozen.wait_for_request()
         assert join_text(await collect_events(backend, request_)) == "Hello"
         assert get_worker_state(backend) == "out"
+        assert frozen.request_count == 1
 
 
 async def test_request_to_the_only_worker_continues_after_ejection() -> None:
+    """Given a worker whose probes hang while it answers, it is ejected, and the answer arrives."""
+    probes = apply_strict_thresholds(HealthCheckSettings(interval=0.02, timeout=0.1))
+    answer = asyncio.Event()
     async with (
-        ScriptedWorker(WELL, [0.6, *GOOD], [HANG], ILL) as slow,
-        run_pool(slow.url, health=apply_strict_thresholds(OFTEN)) as backend,
+        ScriptedWorker(
+            [answer, reply_text("Hello")], probed=lambda: [HANG] if slow.requests else WELL
+        ) as slow,
+        run_pool(slow.url, health=probes) as backend,
     ):
-        await slow.wait_for_request()
-        answer = asyncio.get_running_loop().create_task(collect_events(backend, WHOLE))
+        response = asyncio.get_running_loop().create_task(collect_events(backend, UNARY))
+
         await wait_until(lambda: get_worker_state(backend) == "out")
-        assert join_text(await answer) == "Hello"
+        answer.set()
+
+        assert join_text(await response) == "Hello"
 
 
-@pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
+@pytest.mark.parametrize("request_", [STREAMED, UNARY], ids=["stream", "unary"])
 async def test_ejected_worker_that_still_responds_finishes_its_requests(
     request_: GenerationRequest,
 ) -> None:
-    """It answers its probes, and that it is not well; another is there."""
+    """Given a worker that reports unhealthy once it has a request, and another worker."""
+    answer = asyncio.Event()
     async with (
-        ScriptedWorker(WELL, [0.4, *GOOD], ILL) as leaving,
-        ScriptedWorker(GOOD) as other,
+        ScriptedWorker(
+            [answer, reply_text("Hello")], probed=lambda: ILL if leaving.requests else WELL
+        ) as leaving,
+        ScriptedWorker([reply_text("Hello")]) as other,
         run_pool(
             leaving.url, other.url, health=apply_strict_thresholds(OFTEN), policy="round_robin"
         ) as backend,
     ):
-        await leaving.wait_for_request()
-        answer = asyncio.get_running_loop().create_task(collect_events(backend, request_))
+        response = asyncio.get_running_loop().create_task(collect_events(backend, request_))
+
         await wait_until(lambda: get_worker_state(backend) == "out")
-        assert not answer.done()
-        assert join_text(await answer) == "Hello"
+
+        assert not response.done()
+        answer.set()
+        assert join_text(await response) == "Hello"
 
     assert "POST" not in {request.method for request in other.requests}
 
 
 async def test_warm_up_waits_for_one_health_check_of_each_worker() -> None:
-    """However that went; one that is taken away meanwhile is waited for no more."""
+    """The check may fail; a worker that is removed is no longer waited for."""
     slow = HealthCheckSettings(interval=60.0, timeout=60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hangs = WorkerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -226,12 +239,14 @@ async def test_warm_up_waits_for_one_health_check_of_each_worker() -> None:
             warm = asyncio.get_running_loop().create_task(backend.warm_up())
             await worker.wait_for_request(1)
             await asyncio.sleep(0.05)
+
             assert not warm.done()
+
             backend.replace_workers([WorkerConfig(worker.url)])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await warm
 
 
 async def test_warm_up_without_health_checks_returns_at_once() -> None:
-    async with run_pool("http://127.0.0.1:9", health=None) as backend, asyncio.timeout(1):
+    async with run_pool("http://127.0.0.1:9", health=None) as backend, asyncio.timeout(PATIENCE):
         await backend.warm_up()

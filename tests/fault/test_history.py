@@ -1,21 +1,21 @@
-"""The history checker finds each thing that may not be, and nothing where all is well."""
+"""The history checker finds each kind of violation, and none in a correct history."""
 
 import pytest
 
 from gateway.observability.record import RequestOutcome, RequestRecord
 from protocols.core.events import Usage
-from tests.fault.history import ClientObservation, History, Seen, WorkerLogLine
+from tests.fault.history import ClientObservation, History, ObservedEnd, WorkerLogLine
 
 
 def build_observation(
     id_: str = "a",
-    seen: Seen = "complete",
+    end: ObservedEnd = "complete",
     status: int = 200,
     tokens: int = 2,
     *,
     stream: bool = True,
 ) -> ClientObservation:
-    return ClientObservation(id_, "openai", stream, seen, status, 10, tuple(range(tokens)))
+    return ClientObservation(id_, "openai", stream, end, status, 10, tuple(range(tokens)))
 
 
 def build_record(
@@ -131,7 +131,7 @@ def test_each_kind_of_violation_is_found(kind: str) -> None:
     assert [one.kind for one in ODD[kind].violations()] == [kind]
 
 
-LIES: list[tuple[Seen, RequestOutcome]] = [
+LIES: list[tuple[ObservedEnd, RequestOutcome]] = [
     ("complete", "cancelled"),
     ("complete", "worker_error"),
     ("error", "ok"),
@@ -142,12 +142,12 @@ LIES: list[tuple[Seen, RequestOutcome]] = [
 ]
 
 
-@pytest.mark.parametrize(("seen", "outcome"), LIES)
+@pytest.mark.parametrize(("end", "outcome"), LIES)
 def test_different_outcomes_of_client_and_gateway_are_a_violation(
-    seen: Seen, outcome: RequestOutcome
+    end: ObservedEnd, outcome: RequestOutcome
 ) -> None:
     history = History(
-        [build_observation("a", seen)], [build_record("a", outcome)], build_log_lines()
+        [build_observation("a", end)], [build_record("a", outcome)], build_log_lines()
     )
 
     assert "ends differ" in [one.kind for one in history.violations()]

@@ -1,4 +1,4 @@
-"""Workers whose answers are not HTTP, or not what HTTP is for (faults 23, 24 and 28)."""
+"""Workers send invalid or unexpected HTTP (faults 23, 24 and 28)."""
 
 import asyncio
 
@@ -11,12 +11,11 @@ from tests.fault.protocol_clients import (
     HELLO,
     STOP,
     STREAM,
-    WHOLE,
+    UNARY_RESPONSE,
     Client,
     RawClient,
     assert_error_in_stream,
     assert_error_response,
-    both,
     build_response_body,
     create_raw_worker,
     every_client,
@@ -25,18 +24,23 @@ from tests.fault.protocol_clients import (
     parametrize_cases,
     send_request,
     serve_gateway,
-    wait_until,
+    stream_or_unary,
 )
 from tests.support.fakes import CHUNKED, CLOSE, END, HANG, Reply, chunk, head
+from tests.support.waiting import wait_until
 
 BODY = build_response_body("Hello")
 LENGTH = len(BODY)
 
 
-def build_sized_reply(*lengths: int, more: bytes = b"", body: bytes = BODY) -> bytes:
-    """An answer with these Content-Length headers."""
+def build_sized_reply(*lengths: int, extra_headers: bytes = b"", body: bytes = BODY) -> bytes:
+    """Build a response with these Content-Length headers."""
     lines = b"".join(b"Content-Length: %d\r\n" % length for length in lengths)
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%b%b\r\n%b" % (lines, more, body)
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%b%b\r\n%b" % (
+        lines,
+        extra_headers,
+        body,
+    )
 
 
 TE = b"Transfer-Encoding: chunked\r\n"
@@ -46,9 +50,9 @@ LENGTHS: dict[str, Reply] = {
     "long, then silent": [build_sized_reply(LENGTH + 10), HANG],
     "doubled": [build_sized_reply(LENGTH, LENGTH + 1), HANG],
     "doubled and equal": [build_sized_reply(LENGTH, LENGTH), HANG],
-    "beside chunks": [build_sized_reply(LENGTH, more=TE, body=chunk(BODY) + END), HANG],
+    "beside chunks": [build_sized_reply(LENGTH, extra_headers=TE, body=chunk(BODY) + END), HANG],
     "after chunks": [
-        build_sized_reply(body=b"", more=TE + b"Content-Length: 9\r\n") + chunk(BODY) + END
+        build_sized_reply(body=b"", extra_headers=TE + b"Content-Length: 9\r\n") + chunk(BODY) + END
     ],
 }
 
@@ -58,17 +62,18 @@ LENGTHS: dict[str, Reply] = {
 async def test_wrong_content_length_is_an_error_and_closes_the_connection(
     serve: Serve, client: Client, case: Reply
 ) -> None:
-    """What is left of it never becomes part of the next answer."""
-    async with create_raw_worker(case, [WHOLE]) as worker:
-        front = await serve_gateway(serve, worker, timeouts={"idle": "500ms"})
-        got = await send_request(front, client, stream=False)
-        record = await get_single_record(front)
-        after = await send_request(front, client, stream=False)
+    """Leftover bytes never become part of the next response."""
+    async with create_raw_worker(case, [UNARY_RESPONSE]) as worker:
+        gateway = await serve_gateway(serve, worker, timeouts={"idle": "500ms"})
+        response = await send_request(gateway, client, stream=False)
+        record = await get_single_record(gateway)
+        after = await send_request(gateway, client, stream=False)
 
-    assert_error_response(got, *client.bad)
+    assert_error_response(response, *client.bad)
     assert record.outcome in ("worker_error", "gateway_error")
     assert after.status_code == 200
     assert b"Hello" in after.content
+
     first, second = worker.requests
     assert first.connection != second.connection
 
@@ -79,11 +84,11 @@ async def test_stream_shorter_than_content_length_ends_with_an_error(
     serve: Serve, client: Client
 ) -> None:
     async with create_raw_worker([build_sized_reply(9999, body=HELLO), CLOSE], [STREAM]) as worker:
-        front = await serve_gateway(serve, worker)
-        got = await send_request(front, client, stream=True)
-        record = await get_single_record(front)
+        gateway = await serve_gateway(serve, worker)
+        response = await send_request(gateway, client, stream=True)
+        record = await get_single_record(gateway)
 
-    assert_error_in_stream(got, client)
+    assert_error_in_stream(response, client)
     assert record.outcome == "truncated"
 
 
@@ -92,15 +97,15 @@ async def test_stream_shorter_than_content_length_ends_with_an_error(
 async def test_stream_longer_than_content_length_ends_with_an_error(
     serve: Serve, client: Client
 ) -> None:
-    """The end that lies past the length is none."""
+    """An end mark beyond the length does not count."""
     begun = build_sized_reply(len(HELLO), body=HELLO)
     async with create_raw_worker([begun, 0.05, STOP + DONE, CLOSE], [STREAM]) as worker:
-        front = await serve_gateway(serve, worker)
-        got = await send_request(front, client, stream=True)
-        await get_single_record(front)
-        after = await send_request(front, client, stream=True)
+        gateway = await serve_gateway(serve, worker)
+        response = await send_request(gateway, client, stream=True)
+        await get_single_record(gateway)
+        after = await send_request(gateway, client, stream=True)
 
-    assert_error_in_stream(got, client)
+    assert_error_in_stream(response, client)
     assert after.status_code == 200
     assert worker.requests[0].connection != worker.requests[1].connection
 
@@ -119,20 +124,20 @@ GARBAGE: dict[str, Reply] = {
 
 
 @pytest.mark.fault(24)
-@both
+@stream_or_unary
 @pytest.mark.parametrize("reply", GARBAGE.values(), ids=GARBAGE)
 async def test_invalid_http_response_returns_502(
     serve: Serve, reply: Reply, *, stream: bool
 ) -> None:
     async with create_raw_worker(reply) as worker:
-        front = await serve_gateway(serve, worker)
-        got = await send_request(front, CHAT, stream=stream)
-        record = await get_single_record(front)
+        gateway = await serve_gateway(serve, worker)
+        response = await send_request(gateway, CHAT, stream=stream)
+        record = await get_single_record(gateway)
         await wait_until(lambda: not worker.active)
 
-    assert_error_response(got, 502)
+    assert_error_response(response, 502)
     assert record.outcome == "worker_error"
-    assert get_worker_reports(front)[0].error != ""
+    assert get_worker_reports(gateway)[0].error != ""
 
 
 @pytest.mark.fault(24)
@@ -141,25 +146,27 @@ async def test_invalid_http_response_is_an_error_in_every_protocol(
     serve: Serve, client: Client
 ) -> None:
     async with create_raw_worker(GARBAGE["garbage"]) as worker:
-        front = await serve_gateway(serve, worker)
-        got = await send_request(front, client, stream=True)
+        gateway = await serve_gateway(serve, worker)
+        response = await send_request(gateway, client, stream=True)
 
-    assert_error_response(got, *client.bad)
+    assert_error_response(response, *client.bad)
 
 
 @pytest.mark.fault(24)
 async def test_endless_1xx_responses_time_out(serve: Serve) -> None:
-    """And meanwhile others are served."""
+    """Other requests are served meanwhile."""
     hints: Reply = [head("103 Early Hints") * 100, 0.001]
     flood = [*hints] * 100_000
+
     async with create_raw_worker(flood) as worker, create_raw_worker([STREAM]) as other:
-        front = await serve_gateway(
+        gateway = await serve_gateway(
             serve, worker, other, retries={"max": 0}, timeouts={"first_token": "1s"}
         )
         async with asyncio.TaskGroup() as tasks:
-            flooded = tasks.create_task(send_request(front, CHAT, stream=True))
+            flooded = tasks.create_task(send_request(gateway, CHAT, stream=True))
             await worker.wait_for_request()
-            other_response = await send_request(front, CHAT, stream=True)
+            other_response = await send_request(gateway, CHAT, stream=True)
+
             assert not flooded.done()
         await wait_until(lambda: not worker.active)
 
@@ -167,7 +174,7 @@ async def test_endless_1xx_responses_time_out(serve: Serve) -> None:
     assert_error_response(flooded.result(), 502, 504)
 
 
-# ── what a worker says beside its answer ────────────────────────────────────────────────────────
+# ── further headers and bytes ─────────────────────────────────────────────────────────────────────
 
 ALLOWED = {
     "openai-processing-ms",
@@ -202,26 +209,26 @@ ODD: dict[str, bytes] = {
 }
 
 
-async def read_response_head(front: RunningGateway, *, stream: bool) -> tuple[bytes, list[bytes]]:
-    """The status line and the headers that a client gets, as they are on the wire."""
-    path, body = CHAT.way.call("m", stream=stream)
-    caller = await RawClient.ask(front, path, body)
-    received = await caller.hear(b"\r\n\r\n")
-    caller.leave()
+async def read_response_head(gateway: RunningGateway, *, stream: bool) -> tuple[bytes, list[bytes]]:
+    """Return the status line and the headers that a client receives."""
+    path, body = CHAT.protocol.call("m", stream=stream)
+    caller = await RawClient.connect(gateway, path, body)
+    received = await caller.read_until(b"\r\n\r\n")
+    caller.close()
     status, *lines = received.partition(b"\r\n\r\n")[0].split(b"\r\n")
     return status, lines
 
 
 @pytest.mark.fault(28)
-@both
+@stream_or_unary
 @pytest.mark.parametrize("start", ODD.values(), ids=ODD)
 async def test_unknown_worker_response_headers_are_not_forwarded(
     serve: Serve, start: bytes, *, stream: bool
 ) -> None:
     body = STREAM[len(CHUNKED) :] if stream else chunk(BODY) + END
     async with create_raw_worker([start + b"Transfer-Encoding: chunked\r\n\r\n" + body]) as worker:
-        front = await serve_gateway(serve, worker)
-        status, headers = await read_response_head(front, stream=stream)
+        gateway = await serve_gateway(serve, worker)
+        status, headers = await read_response_head(gateway, stream=stream)
 
     assert status in (b"HTTP/1.1 200 OK", b"HTTP/1.1 502 Bad Gateway")
     assert {line.partition(b":")[0].decode().lower() for line in headers} <= ALLOWED
@@ -233,8 +240,8 @@ async def test_worker_reason_phrase_is_not_forwarded(serve: Serve) -> None:
     async with create_raw_worker(
         [b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 0\r\n\r\n"]
     ) as worker:
-        front = await serve_gateway(serve, worker)
-        status, headers = await read_response_head(front, stream=False)
+        gateway = await serve_gateway(serve, worker)
+        status, headers = await read_response_head(gateway, stream=False)
 
     assert status == b"HTTP/1.1 502 Bad Gateway"
     assert {line.partition(b":")[0].decode().lower() for line in headers} <= ALLOWED

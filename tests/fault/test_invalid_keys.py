@@ -1,4 +1,4 @@
-"""42: keys that are wrong: cut, huge, of other letters, with SQL in them. All are refused alike."""
+"""42: invalid API keys (cut, huge, non-ASCII, with SQL in them) all get the same error."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,7 @@ TRIES = 20_000
 
 
 async def send_with_header(port: int, header: bytes) -> bytes:
-    """The whole answer to a request with this header."""
+    """Send a request with this header and return the raw response."""
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     try:
@@ -63,15 +63,16 @@ async def test_wrong_keys_get_the_same_401_and_are_never_echoed(
 ) -> None:
     gateway = await serve(CONFIGURATION)
     assert (await send_with_header(gateway.port, form % KEY.encode())).startswith(b"HTTP/1.1 200 ")
+
     bodies = set[bytes]()
     for name, key in WRONG.items():
-        answer = await send_with_header(gateway.port, form % key)
-        assert answer.startswith(b"HTTP/1.1 401 "), (name, answer[:200])
-        _, _, body = answer.partition(b"\r\n\r\n")
+        response = await send_with_header(gateway.port, form % key)
+        assert response.startswith(b"HTTP/1.1 401 "), (name, response[:200])
+        _, _, body = response.partition(b"\r\n\r\n")
         assert b"invalid_api_key" in body or name == "empty", (name, body)
         if name != "empty":
             bodies.add(body)
-            assert key not in answer
+            assert key not in response
             assert key.decode("latin-1") not in f"{caplog.text}{gateway.records}"
         assert gateway.records[-1].key == ""
     assert len(bodies) == 1, bodies
@@ -79,11 +80,11 @@ async def test_wrong_keys_get_the_same_401_and_are_never_echoed(
 
 @pytest.mark.fault(42)
 def test_wrong_keys_are_rejected_by_digest_comparison() -> None:
-    """What is compared is a digest, as a whole, whatever the key has in common with a good one.
+    """Keys are compared by digest, so a common prefix with a valid key makes no difference.
 
-    The printed number is the chance that a key which shares all but its end with the good one took
-    longer than a random one: 0.5 where nothing can be told. It is no matter of the test: a busy
-    machine moves it.
+    The printed number is the probability that a key with a valid prefix takes longer than a random
+    one: 0.5 if they can't be distinguished. It is not asserted, since load on the machine changes
+    it.
     """
     ring = Authenticator([Principal("app", hashlib.sha256(KEY.encode()).hexdigest())])
     near = [KEY[:-1] + secrets.choice("abcdefgh") + "x" for _ in range(TRIES // 2)]
@@ -92,6 +93,7 @@ def test_wrong_keys_are_rejected_by_digest_comparison() -> None:
     pairs = [("near", key) for key in near] + [("far", key) for key in far]
     random.Random(42).shuffle(pairs)
     refused = 0
+
     for kind, key in pairs:
         headers = {"authorization": f"Bearer {key}"}
         began = time.perf_counter_ns()
@@ -100,12 +102,14 @@ def test_wrong_keys_are_rejected_by_digest_comparison() -> None:
         except Unauthorized:
             refused += 1
         times[kind].append(time.perf_counter_ns() - began)
+
     assert refused == TRIES
+
     print(f"near took longer than far: {_longer(times['near'], times['far']):.3f}")  # noqa: T201
 
 
 def _longer(some: Sequence[int], others: Sequence[int]) -> float:
-    """The chance that one of these is more than one of those: Mann and Whitney's."""
+    """Return the probability that a value of the first sample exceeds the second's."""
     ordered = sorted(others)
     return sum(bisect(ordered, one) for one in some) / (len(some) * len(others))
 
@@ -123,6 +127,7 @@ def test_key_digests_are_compared_in_constant_time(
     monkeypatch.setattr(hmac, "compare_digest", compare)
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     ring = Authenticator([Principal("app", digest.upper())])
+
     assert ring.authenticate({"api-key": KEY}) is not None
     assert compared == [(digest, digest)]
     with pytest.raises(Unauthorized):

@@ -1,4 +1,4 @@
-"""Answers in good HTTP that are bad all the same (faults 25, 26, 27 and 29)."""
+"""Workers send valid HTTP with an invalid response (faults 25, 26, 27 and 29)."""
 
 import asyncio
 from pathlib import Path
@@ -10,15 +10,14 @@ from tests.conftest import Serve
 from tests.fault.protocol_clients import (
     CHAT,
     DONE,
-    SAYS,
+    STARTED_STREAM,
     STOP,
     STREAM,
+    UNARY_RESPONSE,
     WELL,
-    WHOLE,
     Client,
     assert_error_in_stream,
     assert_error_response,
-    both,
     create_raw_worker,
     every_client,
     get_single_record,
@@ -26,6 +25,7 @@ from tests.fault.protocol_clients import (
     parametrize_cases,
     send_request,
     serve_gateway,
+    stream_or_unary,
 )
 from tests.integration.test_end_to_end import JSON
 from tests.support.fakes import END, HANG, Reply, chunk, head
@@ -40,6 +40,7 @@ BAD: dict[str, bytes] = {
     "other types": b'data: {"choices":{"index":"x"}}\n\n',
     "no UTF-8": b'data: {"choices":[{"index":0,"text":"\xff\xfe"}]}\n\n',
     "nested": b"data: " + b"[" * 100_000 + b"\n\n",
+    "nested by one level too many": b'data: {"choices":[],"x":%b%b}\n\n' % (b"[" * 128, b"]" * 128),
     "a page": b"data: <html></html>\n\n",
 }
 
@@ -49,13 +50,13 @@ BAD: dict[str, bytes] = {
 async def test_malformed_event_ends_the_stream_with_an_error(
     serve: Serve, client: Client, case: bytes
 ) -> None:
-    async with create_raw_worker([SAYS, PAUSE, chunk(case) + REST]) as worker:
-        front = await serve_gateway(serve, worker)
-        got = await send_request(front, client, stream=True)
-        record = await get_single_record(front)
-        [report] = get_worker_reports(front)
+    async with create_raw_worker([STARTED_STREAM, PAUSE, chunk(case) + REST]) as worker:
+        gateway = await serve_gateway(serve, worker)
+        response = await send_request(gateway, client, stream=True)
+        record = await get_single_record(gateway)
+        [report] = get_worker_reports(gateway)
 
-    assert_error_in_stream(got, client)
+    assert_error_in_stream(response, client)
     assert (record.outcome, record.error, record.tokens) == ("truncated", "WorkerFailed", 2)
     assert report.error == "invalid_response"
 
@@ -63,32 +64,39 @@ async def test_malformed_event_ends_the_stream_with_an_error(
 @pytest.mark.fault(25)
 async def test_worker_with_repeated_malformed_events_is_ejected(serve: Serve) -> None:
     async with (
-        create_raw_worker([SAYS, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad,
+        create_raw_worker([STARTED_STREAM, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad,
         create_raw_worker([STREAM]) as well,
     ):
-        front = await serve_gateway(serve, bad, well, breaker={"consecutive_failures": 3})
-        answers = [await send_request(front, CHAT, stream=True) for _ in range(20)]
-        states = [one.state for one in get_worker_reports(front)]
+        gateway = await serve_gateway(serve, bad, well, breaker={"consecutive_failures": 3})
+        answers = [await send_request(gateway, CHAT, stream=True) for _ in range(20)]
+        states = [one.state for one in get_worker_reports(gateway)]
 
     assert bad.request_count == 3
     assert sum(b"[DONE]" in answer.content for answer in answers) == 17
     assert states == ["out", "up"]
 
 
-# ── too much ────────────────────────────────────────────────────────────────────────────────────
+# ── too large ─────────────────────────────────────────────────────────────────────────────────────
 
 PIECE = chunk(b"x" * (64 << 10))
-ENDLESS: Reply = [SAYS, PAUSE, chunk(b"data: "), *[PIECE] * 640, chunk(b"\n\n") + REST, HANG]
-"""An event of 40 MiB, which is over the limit of 32 MiB."""
+ENDLESS: Reply = [
+    STARTED_STREAM,
+    PAUSE,
+    chunk(b"data: "),
+    *[PIECE] * 640,
+    chunk(b"\n\n") + REST,
+    HANG,
+]
+"""An event of 40 MiB; the limit is 32 MiB."""
 
 
 def get_resident_memory() -> int:
-    """Bytes of this process that are in memory now."""
+    """Return this process's resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 
 
 async def measure_peak_memory(done: asyncio.Event) -> int:
-    """The most memory until then."""
+    """Return the peak memory until the event."""
     most = get_resident_memory()
     while not done.is_set():
         await asyncio.sleep(0.002)
@@ -101,35 +109,35 @@ async def measure_peak_memory(done: asyncio.Event) -> int:
 async def test_endless_event_is_cut_off_with_bounded_memory(serve: Serve, client: Client) -> None:
     done = asyncio.Event()
     async with create_raw_worker(ENDLESS) as worker:
-        front = await serve_gateway(serve, worker)
+        gateway = await serve_gateway(serve, worker)
         base = get_resident_memory()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(measure_peak_memory(done))
-            got = await send_request(front, client, stream=True)
+            response = await send_request(gateway, client, stream=True)
             done.set()
-        record = await get_single_record(front)
+        record = await get_single_record(gateway)
 
-    assert_error_in_stream(got, client)
-    assert len(got.content) < 8192
+    assert_error_in_stream(response, client)
+    assert len(response.content) < 8192
     assert (record.outcome, record.error) == ("truncated", "WorkerFailed")
     assert watching.result() - base < 3 * MAX_EVENT_BYTES
 
 
-# ── elsewhere ───────────────────────────────────────────────────────────────────────────────────
+# ── redirects ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.fault(27, 61)
-@both
+@stream_or_unary
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Gone"])
 async def test_redirect_is_not_followed(serve: Serve, status: str, *, stream: bool) -> None:
-    async with create_raw_worker([STREAM if stream else WHOLE]) as canary:
+    async with create_raw_worker([STREAM if stream else UNARY_RESPONSE]) as canary:
         for_all = {"location": f"{canary.url}/v1/chat/completions", "content_length": "0"}
         async with create_raw_worker([head(status, **for_all)]) as worker:
-            front = await serve_gateway(serve, worker)
-            got = await send_request(front, CHAT, stream=stream)
+            gateway = await serve_gateway(serve, worker)
+            response = await send_request(gateway, CHAT, stream=stream)
 
-    assert_error_response(got, 502)
-    assert "location" not in got.headers
+    assert_error_response(response, 502)
+    assert "location" not in response.headers
     assert canary.connections == 0
 
 
@@ -139,13 +147,13 @@ async def test_redirect_is_an_error_in_every_protocol(serve: Serve, client: Clie
     async with create_raw_worker(
         [head("307 Elsewhere", location="http://x/", content_length="0")]
     ) as worker:
-        front = await serve_gateway(serve, worker)
-        got = await send_request(front, client, stream=False)
+        gateway = await serve_gateway(serve, worker)
+        response = await send_request(gateway, client, stream=False)
 
-    assert_error_response(got, *client.bad)
+    assert_error_response(response, *client.bad)
 
 
-# ── early ───────────────────────────────────────────────────────────────────────────────────────
+# ── early responses ───────────────────────────────────────────────────────────────────────────────
 
 LARGE = 24 << 20
 REFUSAL = b'{"error":{"message":"The prompt is too large for us.","type":"invalid_request_error"}}'
@@ -153,7 +161,7 @@ REFUSAL = b'{"error":{"message":"The prompt is too large for us.","type":"invali
 
 @pytest.mark.fault(29)
 async def test_early_413_is_forwarded_and_stops_the_upload(serve: Serve) -> None:
-    """The worker answers by the head alone, and reads on only when the client was told."""
+    """The worker answers after the headers, and reads on only once the client has the response."""
     taken, responded = 0, asyncio.Event()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,15 +174,17 @@ async def test_early_413_is_forwarded_and_stops_the_upload(serve: Serve) -> None
             taken += len(data)
 
     async with run_server(refuse) as url:
-        front = await serve_gateway(serve, url, limits={"body": "32MiB"})
-        path, body = CHAT.way.call("m", stream=False)
+        gateway = await serve_gateway(serve, url, limits={"body": "32MiB"})
+        path, body = CHAT.protocol.call("m", stream=False)
         body = body.replace(b"say hi", b"x" * LARGE)
-        got = await front.http.post(path, content=body, headers=JSON)
+        response = await gateway.http.post(path, content=body, headers=JSON)
         responded.set()
-        record = await get_single_record(front)
+        record = await get_single_record(gateway)
 
-    assert got.status_code == 413
-    assert got.json()["error"]["message"] == "The prompt is too large for us."
+    assert response.status_code == 413
+    assert response.json()["error"]["message"] == "The prompt is too large for us."
     assert record.outcome == "client_error"
     assert taken < LARGE
-    assert get_worker_reports(front)[0].state == "up", "it is well: the request was too large"
+    assert get_worker_reports(gateway)[0].state == "up", (
+        "the worker is healthy: the request was too large"
+    )

@@ -1,7 +1,7 @@
-"""A request that takes long to read or to write does not delay others (60).
+"""A request that takes long to decode or encode does not delay others (60).
 
-Tokens are counted where the model is, in another process; what is left here is to read a request
-and to write it anew, which takes seconds where it has hundreds of thousands of messages.
+Tokens are counted in the engine's process; decoding and encoding remain, and take seconds for a
+request with hundreds of thousands of messages.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ class BlockedCall:
 
         monkeypatch.setattr(owner, name, held)
 
-    def let_go(self) -> None:
-        """Continue, and block no further calls."""
+    def release(self) -> None:
+        """Release the call, and block no more."""
         self._go.set()
 
 
-async def send_chat(front: RunningGateway, messages: list[dict[str, str]]) -> httpx.Response:
+async def send_chat(gateway: RunningGateway, messages: list[dict[str, str]]) -> httpx.Response:
     body = msgspec.json.encode({"model": "m", "messages": messages})
     headers = {"content-type": "application/json"}
-    return await front.http.post("/v1/chat/completions", content=body, headers=headers)
+    return await gateway.http.post("/v1/chat/completions", content=body, headers=headers)
 
 
 @pytest.mark.fault(60)
@@ -59,20 +59,23 @@ async def test_large_request_processing_does_not_block_the_event_loop(
 ) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+
     async with create_raw_worker([REPLY]) as worker:
         pool = {"protocol": "triton", "workers": [worker.url], "chat_template": str(template)}
         text = build_config(admin=None, backends={"p": pool}, models={"m": {"backend": "p"}})
-        front = await serve(text)
+        gateway = await serve(text)
         held = BlockedCall(monkeypatch, HINDRANCES[case])
-        task = asyncio.create_task(send_chat(front, MANY))
+        task = asyncio.create_task(send_chat(gateway, MANY))
+
         assert await asyncio.to_thread(held.begun.wait, 10)
-        others = [await front.http.get("/health") for _ in range(5)]
-        held.let_go()
-        answer = await task
+
+        others = [await gateway.http.get("/health") for _ in range(5)]
+        held.release()
+        response = await task
 
     assert {one.status_code for one in others} == {httpx.codes.OK}
-    assert answer.status_code == httpx.codes.OK, answer.text
-    assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+    assert response.status_code == httpx.codes.OK, response.text
+    assert response.json()["choices"][0]["message"]["content"] == "Hello"
     assert worker.requests[-1].body.count(b"hi") == len(MANY)
 
 
@@ -93,17 +96,20 @@ async def test_fallback_of_a_large_request_does_not_block_the_event_loop(
         backends={"down": down, "up": {"kind": "echo", "script": ["Hello"]}},
         models={"m": {"backend": "down", "fallback": ["n"]}, "n": {"backend": "up"}},
     )
-    front = await serve(text)
+    gateway = await serve(text)
+
     for messages in (MANY, MANY[:1]):
-        answer = await send_chat(front, messages)
-        assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+        response = await send_chat(gateway, messages)
+        assert response.json()["choices"][0]["message"]["content"] == "Hello"
+
     assert where == [False, False, True, True]
 
 
 @pytest.mark.fault(60)
 async def test_invalid_large_request_returns_400(serve: Serve) -> None:
-    """It was found in another thread."""
-    front = await serve(build_config(admin=None))
-    answer = await send_chat(front, [*MANY, {"role": "nobody", "content": "hi"}])
-    assert answer.status_code == httpx.codes.BAD_REQUEST
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    """The error is found in another thread."""
+    gateway = await serve(build_config(admin=None))
+    response = await send_chat(gateway, [*MANY, {"role": "nobody", "content": "hi"}])
+
+    assert response.status_code == httpx.codes.BAD_REQUEST
+    assert response.json()["error"]["type"] == "invalid_request_error"

@@ -1,15 +1,21 @@
-"""Responses of workers that are larger than the pool allows."""
+"""A worker's response above the pool's size limit is an error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
 from tests.conftest import Serve
+from tests.support.fakes import ScriptedWorker, make_reply
 from tests.support.tcp_server import run_server
 
+ANSWER = (
+    b'{"id":"1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
+    b'"message":{"role":"assistant","content":"fine"},"finish_reason":"stop"}]}'
+)
 LIMIT = 1 << 20
 CHUNK = b"x" * (1 << 16)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -35,7 +41,7 @@ REQUESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @asynccontextmanager
 async def endless_worker() -> AsyncIterator[tuple[str, list[int]]]:
-    """A worker whose JSON never ends, and the number of bytes that it has sent."""
+    """A worker whose JSON never ends, and the number of bytes sent."""
     sent = [0]
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,15 +65,36 @@ async def endless_worker() -> AsyncIterator[tuple[str, list[int]]]:
 async def test_a_worker_response_beyond_the_limit_is_a_worker_error(
     serve: Serve, client: str, worker: str
 ) -> None:
-    """In the client's protocol; reading stops soon after the limit."""
+    """The client gets an error in its protocol, and reading stops soon after the limit."""
     path, body = REQUESTS[client]
     async with endless_worker() as (url, sent):
         running = await serve(CONFIG.format(protocol=worker, url=url))
         response = await running.http.post(path, json=body)
     assert response.status_code == (400 if client == "triton" else 502)
+
     error = response.json()["error"]
     message = error if client == "triton" else error["message"]
     assert message == "the worker's response is larger than 1048576 bytes"
+
     record = running.records[-1]
     assert (record.outcome, record.error) == ("worker_error", "WorkerFailed")
-    assert LIMIT <= sent[0] < LIMIT + (16 << 20)  # the rest is in the buffers of the sockets
+    assert LIMIT <= sent[0] < LIMIT + (16 << 20)  # the rest is in socket buffers
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize(
+    ("setting", "status"), [("", 200), ("max_response_head: 16KiB", 502)], ids=["default", "16 KiB"]
+)
+async def test_head_of_20_kib_passes_by_default(serve: Serve, setting: str, status: int) -> None:
+    reply = make_reply(ANSWER, set_cookie="x" * (20 << 10))
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        gateway = await serve(config.replace("max_response_size: 1MiB", setting))
+        path, body = REQUESTS["openai"]
+        response = await gateway.http.post(path, json=body)
+
+    assert response.status_code == status
+    [record] = gateway.records
+    assert bool(record.worker_failures) == (status != HTTPStatus.OK)
+    if status != HTTPStatus.OK:
+        assert "16384 bytes (max_response_head)" in response.text

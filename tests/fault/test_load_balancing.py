@@ -1,4 +1,4 @@
-"""How many requests a worker gets at a time, who waits, and which worker is asked."""
+"""Concurrency limits of workers, queueing, and the choice of a worker."""
 
 import asyncio
 from collections import Counter
@@ -17,13 +17,11 @@ from tests.fault.line_protocol import (
     STREAMED,
     build_context,
     collect_events,
-    encode_line,
     join_text,
+    reply_text,
     run_pool,
 )
-from tests.support.fakes import HANG, ScriptedWorker, chunked
-
-GOOD = chunked(encode_line("Hello"), b"end\n")
+from tests.support.fakes import HANG, ScriptedWorker
 
 
 def start_requests(backend: PoolBackend, times: int) -> list[asyncio.Task[list[Event]]]:
@@ -33,7 +31,7 @@ def start_requests(backend: PoolBackend, times: int) -> list[asyncio.Task[list[E
 
 async def test_worker_gets_at_most_max_concurrency_requests() -> None:
     async with (
-        ScriptedWorker([0.02, GOOD]) as worker,
+        ScriptedWorker([0.02, reply_text("Hello")]) as worker,
         run_pool(WorkerConfig(worker.url, max_concurrency=3)) as backend,
     ):
         answers = await asyncio.gather(*start_requests(backend, 20))
@@ -46,8 +44,8 @@ async def test_worker_gets_at_most_max_concurrency_requests() -> None:
 async def test_least_load_spreads_requests() -> None:
     gate = asyncio.Event()
     async with (
-        ScriptedWorker([gate, GOOD]) as a,
-        ScriptedWorker([gate, GOOD]) as b,
+        ScriptedWorker([gate, reply_text("Hello")]) as a,
+        ScriptedWorker([gate, reply_text("Hello")]) as b,
         run_pool(a.url, b.url) as backend,
     ):
         tasks = start_requests(backend, 20)
@@ -62,8 +60,8 @@ async def test_least_load_spreads_requests() -> None:
 async def test_least_load_avoids_a_worker_that_is_slow() -> None:
     gate = asyncio.Event()
     async with (
-        ScriptedWorker([gate, GOOD]) as slow,
-        ScriptedWorker([GOOD]) as fast,
+        ScriptedWorker([gate, reply_text("Hello")]) as slow,
+        ScriptedWorker([reply_text("Hello")]) as fast,
         run_pool(slow.url, fast.url) as backend,
     ):
         [task] = start_requests(backend, 1)
@@ -78,8 +76,8 @@ async def test_least_load_avoids_a_worker_that_is_slow() -> None:
 
 async def test_round_robin_follows_weights() -> None:
     async with (
-        ScriptedWorker([GOOD]) as a,
-        ScriptedWorker([GOOD]) as b,
+        ScriptedWorker([reply_text("Hello")]) as a,
+        ScriptedWorker([reply_text("Hello")]) as b,
         run_pool(WorkerConfig(a.url, weight=3), b.url, policy="round_robin") as backend,
     ):
         for _ in range(40):
@@ -90,7 +88,7 @@ async def test_round_robin_follows_weights() -> None:
 
 async def test_queued_requests_are_served_in_fifo_order() -> None:
     async with (
-        ScriptedWorker([0.01, GOOD]) as worker,
+        ScriptedWorker([0.01, reply_text("Hello")]) as worker,
         run_pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
     ):
         order: list[int] = []
@@ -110,8 +108,10 @@ async def test_full_queue_rejects_requests_as_overloaded() -> None:
         async with run_pool(one, queue=QueueSettings(max=2, wait=5)) as backend:
             tasks = start_requests(backend, 3)
             await worker.wait_for_request()
+
             with pytest.raises(Overloaded):
                 await collect_events(backend)
+
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,18 +125,20 @@ async def test_queue_wait_times_out() -> None:
         async with run_pool(one, queue=QueueSettings(max=2, wait=0.1)) as backend:
             [task] = start_requests(backend, 1)
             await worker.wait_for_request()
-            with pytest.raises(DeadlineExceeded) as caught:
+
+            with pytest.raises(DeadlineExceeded) as excinfo:
                 await collect_events(backend)
+
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    assert caught.value.phase == "queue"
+    assert excinfo.value.phase == "queue"
 
 
 async def test_cancelled_queued_requests_leak_no_concurrency_slots() -> None:
-    """30 leave while they wait, some as their turn comes: the places come out even."""
+    """30 queued requests are cancelled, some as they get a slot: all slots are free again."""
     async with (
-        ScriptedWorker([0.005, GOOD]) as worker,
+        ScriptedWorker([0.005, reply_text("Hello")]) as worker,
         run_pool(WorkerConfig(worker.url, max_concurrency=2)) as backend,
     ):
         tasks = start_requests(backend, 40)
@@ -147,6 +149,7 @@ async def test_cancelled_queued_requests_leak_no_concurrency_slots() -> None:
                 await asyncio.sleep(0.001)
         await asyncio.gather(*tasks, return_exceptions=True)
         answers = await asyncio.gather(*start_requests(backend, 6))
+
         assert [member.in_flight for member in backend._workers._workers] == [0]
 
     outcomes = Counter(task.cancelled() for task in tasks)
@@ -159,13 +162,13 @@ def build_request(prompt: str = "hi", **labels: str) -> GenerationRequest:
 
 
 TWICE = [f"{number} of many" for number in range(40)] * 2
-"""So many that not all of them can be meant for one of two workers, whatever their ports are."""
+"""So many that they can't all hash to one of two workers, whatever the ports."""
 
 
 async def test_prefix_policy_sends_the_same_prompt_prefix_to_the_same_worker() -> None:
     async with (
-        ScriptedWorker([GOOD]) as a,
-        ScriptedWorker([GOOD]) as b,
+        ScriptedWorker([reply_text("Hello")]) as a,
+        ScriptedWorker([reply_text("Hello")]) as b,
         run_pool(a.url, b.url, policy="prefix") as backend,
     ):
         where = []
@@ -182,8 +185,8 @@ async def test_prefix_policy_sends_the_same_prompt_prefix_to_the_same_worker() -
 @pytest.mark.parametrize("label", ["prompt_cache_key", "user", "safety_identifier"])
 async def test_session_policy_sends_the_same_session_to_the_same_worker(label: str) -> None:
     async with (
-        ScriptedWorker([GOOD]) as a,
-        ScriptedWorker([GOOD]) as b,
+        ScriptedWorker([reply_text("Hello")]) as a,
+        ScriptedWorker([reply_text("Hello")]) as b,
         run_pool(a.url, b.url, policy="session") as backend,
     ):
         where = []
@@ -199,8 +202,8 @@ async def test_session_policy_sends_the_same_session_to_the_same_worker(label: s
 
 async def test_session_policy_uses_the_principal_without_a_session_label() -> None:
     async with (
-        ScriptedWorker([GOOD]) as a,
-        ScriptedWorker([GOOD]) as b,
+        ScriptedWorker([reply_text("Hello")]) as a,
+        ScriptedWorker([reply_text("Hello")]) as b,
         run_pool(a.url, b.url, policy="session") as backend,
     ):
         for _ in range(6):
@@ -213,7 +216,7 @@ async def test_session_policy_uses_the_principal_without_a_session_label() -> No
 async def test_queued_requests_are_served_by_priority() -> None:
     gate = asyncio.Event()
     async with (
-        ScriptedWorker([gate, GOOD], [GOOD]) as worker,
+        ScriptedWorker([gate, reply_text("Hello")], [reply_text("Hello")]) as worker,
         run_pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
     ):
         order: list[int] = []
@@ -236,8 +239,8 @@ async def test_queued_requests_are_served_by_priority() -> None:
 async def test_removed_worker_finishes_its_requests() -> None:
     gate = asyncio.Event()
     async with (
-        ScriptedWorker([gate, GOOD]) as old,
-        ScriptedWorker([GOOD]) as new,
+        ScriptedWorker([gate, reply_text("Hello")]) as old,
+        ScriptedWorker([reply_text("Hello")]) as new,
         run_pool(old.url) as backend,
     ):
         [task] = start_requests(backend, 1)
@@ -249,4 +252,5 @@ async def test_removed_worker_finishes_its_requests() -> None:
 
         assert join_text(await task) == "Hello"
         assert [one.url for one in backend.report_workers()] == [new.url]
+
     assert (old.request_count, new.request_count) == (1, 3)

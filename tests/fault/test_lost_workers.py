@@ -1,4 +1,4 @@
-"""A worker that is lost is made up for, where that is safe, and no client notices."""
+"""A failed worker is replaced by another where a retry is safe, and no client notices."""
 
 import asyncio
 import socket
@@ -8,7 +8,13 @@ import pytest
 
 from backends.interfaces import Timeouts
 from protocols.core.errors import GatewayError, Overloaded, StreamBroken
-from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
+from tests.fault.line_protocol import (
+    collect_events,
+    encode_line,
+    join_text,
+    reply_text,
+    run_pool,
+)
 from tests.support.fakes import (
     CHUNKED,
     CLOSE,
@@ -17,20 +23,18 @@ from tests.support.fakes import (
     Reply,
     ScriptedWorker,
     chunk,
-    chunked,
     make_reply,
 )
 
-GOOD = [chunked(encode_line("Hello"), encode_line(" world"), b"end\n")]
-SAYS = chunk(encode_line("Hello"))
+STARTED_STREAM = chunk(encode_line("Hello"))
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
-# ── another worker ──────────────────────────────────────────────────────────────────────────────
+# ── retries ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def refusing_url() -> Iterator[str]:
-    """An address without a listener, reserved while the test runs."""
+    """The URL of a port that is reserved but not listened on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -47,14 +51,15 @@ async def test_refused_connection_makes_the_pool_unready(refusing_url: str) -> N
 
 
 async def test_request_is_sent_to_an_ejected_worker_without_alternative() -> None:
-    """It is the only one: better ask it than refuse at once."""
+    """An attempt may succeed, while an error certainly fails."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
         async with run_pool(url) as backend:
             with pytest.raises(Overloaded):
                 await collect_events(backend)
-            async with ScriptedWorker(GOOD, listener=listener):
+            async with ScriptedWorker([reply_text("Hello", " world")], listener=listener):
                 assert join_text(await collect_events(backend)) == "Hello world"
 
             assert backend.ready
@@ -69,12 +74,13 @@ async def test_unresolvable_worker_name_is_an_overloaded_error() -> None:
 @pytest.mark.fault(1)
 async def test_unreachable_worker_causes_no_request_errors(refusing_url: str) -> None:
     async with (
-        ScriptedWorker(GOOD) as worker,
+        ScriptedWorker([reply_text("Hello", " world")]) as worker,
         run_pool(refusing_url, worker.url, policy="round_robin") as backend,
     ):
         answers = await asyncio.gather(*(collect_events(backend) for _ in range(100)))
 
         assert backend.ready
+
     assert {join_text(events) for events in answers} == {"Hello world"}
     assert len(worker.requests) == 100
 
@@ -86,7 +92,7 @@ async def test_worker_lost_before_its_first_event_is_retried_once(
 ) -> None:
     async with (
         ScriptedWorker(lost) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker([reply_text("Hello", " world")]) as good,
         run_pool(bad.url, good.url, policy="round_robin", timeouts=HASTY) as backend,
     ):
         events = await collect_events(backend)
@@ -113,13 +119,13 @@ async def test_request_that_crashes_workers_is_retried_only_once() -> None:
     [
         [make_reply(b"{}", "501 Not Implemented")],
         [b"garbage\r\n\r\n", CLOSE],
-        [CHUNKED + SAYS, 0.05, CLOSE],
+        [CHUNKED + STARTED_STREAM, 0.05, CLOSE],
     ],
 )
 async def test_final_worker_responses_are_not_retried(final: Reply) -> None:
     async with (
         ScriptedWorker(final) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker([reply_text("Hello", " world")]) as good,
         run_pool(bad.url, good.url, policy="round_robin") as backend,
     ):
         with pytest.raises(GatewayError):
@@ -128,12 +134,17 @@ async def test_final_worker_responses_are_not_retried(final: Reply) -> None:
     assert len(good.requests) == 0
 
 
-# ── kept connections ────────────────────────────────────────────────────────────────────────────
+# ── keep-alive connections ────────────────────────────────────────────────────────────────────────
 
 
 async def test_stale_keepalive_connection_is_replaced_without_error() -> None:
-    """The worker closes each connection as its second request comes: 1 replay, no error."""
-    async with ScriptedWorker(GOOD, [CLOSE], GOOD) as worker, run_pool(worker.url) as backend:
+    """The worker closes each connection at its second request: 1 replay, no error."""
+    async with (
+        ScriptedWorker(
+            [reply_text("Hello", " world")], [CLOSE], [reply_text("Hello", " world")]
+        ) as worker,
+        run_pool(worker.url) as backend,
+    ):
         first = await collect_events(backend)
         second = await collect_events(backend)
 
@@ -142,7 +153,10 @@ async def test_stale_keepalive_connection_is_replaced_without_error() -> None:
 
 
 async def test_request_on_a_new_connection_is_not_replayed() -> None:
-    async with ScriptedWorker([RESET], GOOD) as worker, run_pool(worker.url) as backend:
+    async with (
+        ScriptedWorker([RESET], [reply_text("Hello", " world")]) as worker,
+        run_pool(worker.url) as backend,
+    ):
         with pytest.raises(StreamBroken):
             await collect_events(backend)
 
@@ -150,7 +164,10 @@ async def test_request_on_a_new_connection_is_not_replayed() -> None:
 
 
 async def test_request_is_replayed_only_once() -> None:
-    async with ScriptedWorker(GOOD, [RESET]) as worker, run_pool(worker.url) as backend:
+    async with (
+        ScriptedWorker([reply_text("Hello", " world")], [RESET]) as worker,
+        run_pool(worker.url) as backend,
+    ):
         await collect_events(backend)
         with pytest.raises(StreamBroken):
             await collect_events(backend)
@@ -160,7 +177,10 @@ async def test_request_is_replayed_only_once() -> None:
 
 async def test_request_with_a_partial_response_is_not_replayed() -> None:
     half: Reply = [b"HTTP/1.1 200 OK\r\nContent-", CLOSE]
-    async with ScriptedWorker(GOOD, half) as worker, run_pool(worker.url) as backend:
+    async with (
+        ScriptedWorker([reply_text("Hello", " world")], half) as worker,
+        run_pool(worker.url) as backend,
+    ):
         await collect_events(backend)
         with pytest.raises(StreamBroken):
             await collect_events(backend)

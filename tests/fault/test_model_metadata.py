@@ -1,4 +1,4 @@
-"""A protocol that has to know something of a model has its workers asked about it."""
+"""A protocol that needs metadata of a model requests it from the workers."""
 
 import asyncio
 import logging
@@ -18,22 +18,21 @@ from tests.fault.line_protocol import (
     STREAMED,
     LineProtocol,
     collect_events,
-    encode_line,
     join_text,
+    reply_text,
     run_pool,
-    wait_until,
 )
-from tests.support.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
+from tests.support.fakes import CLOSE, HANG, Reply, ScriptedWorker, make_reply
+from tests.support.waiting import wait_until
 
-GOOD = chunked(encode_line("Hello"), b"end\n")
 METADATA_REPLY = make_reply(b'{"takes": 3}')
 WELL = make_reply(b"ok")
 SILENT: Reply = [b"220 mail ready\r\n", CLOSE]
-OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
+OFTEN = HealthCheckSettings(interval=0.02, timeout=30.0)
 
 
 class MetadataProtocol(LineProtocol):
-    """Lines, which asks two things of each model, and sends what it knows with each request."""
+    """The line protocol with two metadata requests per model; requests carry the results."""
 
     def __init__(self) -> None:
         self.metadata_by_model: dict[str, Sequence[bytes | None]] = {}
@@ -59,7 +58,9 @@ def list_paths(worker: ScriptedWorker) -> list[str]:
 async def test_first_request_waits_for_the_model_metadata() -> None:
     adapter = MetadataProtocol()
     async with (
-        ScriptedWorker([METADATA_REPLY], [make_reply(b"", "404 No")], [GOOD]) as worker,
+        ScriptedWorker(
+            [METADATA_REPLY], [make_reply(b"", "404 No")], [reply_text("Hello")]
+        ) as worker,
         run_pool(
             WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")), adapter=adapter
         ) as backend,
@@ -75,7 +76,7 @@ async def test_first_request_waits_for_the_model_metadata() -> None:
 
 async def test_concurrent_requests_share_one_metadata_query() -> None:
     async with (
-        ScriptedWorker([0.05, METADATA_REPLY], [METADATA_REPLY], [GOOD]) as worker,
+        ScriptedWorker([0.05, METADATA_REPLY], [METADATA_REPLY], [reply_text("Hello")]) as worker,
         run_pool(worker.url, adapter=MetadataProtocol()) as backend,
     ):
         tasks = [asyncio.get_running_loop().create_task(collect_events(backend)) for _ in range(3)]
@@ -89,8 +90,8 @@ async def test_concurrent_requests_share_one_metadata_query() -> None:
 
 async def test_metadata_query_is_retried_on_another_worker() -> None:
     async with (
-        ScriptedWorker(SILENT, SILENT, [GOOD]) as silent,
-        ScriptedWorker([METADATA_REPLY], [METADATA_REPLY], [GOOD]) as other,
+        ScriptedWorker(SILENT, SILENT, [reply_text("Hello")]) as silent,
+        ScriptedWorker([METADATA_REPLY], [METADATA_REPLY], [reply_text("Hello")]) as other,
         run_pool(silent.url, other.url, adapter=MetadataProtocol()) as backend,
     ):
         await collect_events(backend)
@@ -100,7 +101,7 @@ async def test_metadata_query_is_retried_on_another_worker() -> None:
 
 async def test_missing_metadata_is_no_error_and_not_queried_per_request() -> None:
     async with (
-        ScriptedWorker(SILENT, SILENT, [GOOD]) as worker,
+        ScriptedWorker(SILENT, SILENT, [reply_text("Hello")]) as worker,
         run_pool(worker.url, adapter=MetadataProtocol()) as backend,
     ):
         for _ in range(3):
@@ -113,8 +114,9 @@ async def test_missing_metadata_is_no_error_and_not_queried_per_request() -> Non
 async def test_metadata_404_counts_as_a_result() -> None:
     adapter = MetadataProtocol()
     no: Reply = [make_reply(b"", "404 No")]
+
     async with (
-        ScriptedWorker(no, no, [GOOD]) as worker,
+        ScriptedWorker(no, no, [reply_text("Hello")]) as worker,
         run_pool(worker.url, adapter=adapter) as backend,
     ):
         await collect_events(backend)
@@ -142,6 +144,7 @@ async def test_metadata_cache_is_bounded() -> None:
     ):
         learner = backend._metadata_cache
         assert learner is not None
+
         for number in range(1100):
             learner._store_expiry(f"m{number}", 0.0)
 

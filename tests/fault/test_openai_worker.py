@@ -1,4 +1,4 @@
-"""A pool that speaks a real protocol to a worker which misbehaves in it."""
+"""A pool with the OpenAI protocol and a worker that violates it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,6 +44,7 @@ from tests.support.fakes import (
     head,
     make_reply,
 )
+from tests.support.waiting import PATIENCE
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
@@ -51,7 +52,7 @@ KEY = "s3cret"
 
 
 def build_completion_event(**fields: object) -> bytes:
-    """One event of a completion."""
+    """Build one event of a completion."""
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None} | fields
     base = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
     return b"data: " + msgspec.json.encode({**base, "choices": [choice]}) + b"\n\n"
@@ -62,7 +63,7 @@ STOP = build_completion_event(finish_reason="stop")
 ERROR = b'data: {"error":{"message":"x"}}\n\n'
 BAD = b"data: {nope\n\n"
 DONE = b"data: [DONE]\n\n"
-ANSWER = msgspec.json.encode(
+FULL_HELLO = msgspec.json.encode(
     {
         "id": "c",
         "object": "text_completion",
@@ -100,7 +101,7 @@ def build_stream(*events: bytes) -> bytes:
 
 async def test_streamed_and_unary_responses_have_the_same_content() -> None:
     async with (
-        ScriptedWorker([build_stream(HELLO, STOP, DONE) + END], [make_reply(ANSWER)]) as worker,
+        ScriptedWorker([build_stream(HELLO, STOP, DONE) + END], [make_reply(FULL_HELLO)]) as worker,
         run_openai_pool(worker) as pool,
     ):
         answers = []
@@ -116,11 +117,12 @@ async def test_streamed_and_unary_responses_have_the_same_content() -> None:
 
 async def test_a_unary_response_has_the_items_of_send_and_frees_its_worker() -> None:
     async with (
-        ScriptedWorker([make_reply(ANSWER)], [make_reply(ANSWER)]) as worker,
+        ScriptedWorker([make_reply(FULL_HELLO)], [make_reply(FULL_HELLO)]) as worker,
         run_openai_pool(worker) as pool,
     ):
         prepared = PreparedRequest(UNARY)
         items = await pool.send_unary(prepared, build_context())
+
         assert items == await collect_items(pool.send(prepared, build_context()))
         assert [one.in_flight for one in pool.report_workers()] == [0]
 
@@ -130,7 +132,9 @@ async def test_a_unary_request_that_is_cancelled_frees_its_worker() -> None:
         sending = asyncio.create_task(pool.send_unary(PreparedRequest(UNARY), build_context()))
         while not worker.requests:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
+
         sending.cancel()
+
         with pytest.raises(asyncio.CancelledError):
             await sending
         assert [one.in_flight for one in pool.report_workers()] == [0]
@@ -169,15 +173,17 @@ async def test_worker_below_another_path_gets_its_kind_of_credentials(
     query: str,
     header: tuple[str, str] | None,
 ) -> None:
-    """On a new connection, and on one that is used again."""
+    """This holds for a new connection and for a reused one."""
     async with (
-        ScriptedWorker([make_reply(ANSWER)], [make_reply(ANSWER)]) as worker,
+        ScriptedWorker([make_reply(FULL_HELLO)], [make_reply(FULL_HELLO)]) as worker,
         run_openai_pool(worker, base_path=base_path, auth=auth) as pool,
     ):
         for _ in range(2):
             async for _ in pool.send(PreparedRequest(UNARY), build_context()):
                 pass
+
     assert [one.connection for one in worker.requests] == [0, 0]
+
     for request in worker.requests:
         assert request.path == path + query
         credentials = {"authorization", "api-key"} & request.headers.keys()
@@ -185,7 +191,10 @@ async def test_worker_below_another_path_gets_its_kind_of_credentials(
 
 
 async def test_upstream_request_has_only_the_expected_headers() -> None:
-    async with ScriptedWorker([make_reply(ANSWER)]) as worker, run_openai_pool(worker) as pool:
+    async with (
+        ScriptedWorker([make_reply(FULL_HELLO)]) as worker,
+        run_openai_pool(worker) as pool,
+    ):
         who = build_context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
         async for _ in pool.send(PreparedRequest(UNARY), who):
             pass
@@ -240,14 +249,14 @@ async def test_failure_is_raised_after_the_received_events(
 
 
 async def test_stream_end_is_reported_before_the_http_body_ends() -> None:
-    """What comes after the protocol's end can neither break the answer nor hold up its end."""
+    """Bytes after the protocol's end can neither break the response nor delay its end."""
     never = asyncio.Event()
     async with (
         ScriptedWorker([build_stream(HELLO, STOP, DONE), never]) as worker,
         run_openai_pool(worker) as pool,
     ):
         events: list[Event] = []
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(PATIENCE):
             async for _, batch in pool.send(PreparedRequest(STREAMED), build_context()):
                 events += batch
                 if isinstance(events[-1], StreamEnd):
@@ -263,7 +272,7 @@ AFTER: list[tuple[Reply, bool]] = [
     ([chunk(HELLO), END], True),
     ([0.05, END], True),
 ]
-"""What comes after the end of an answer, and whether the connection may serve again."""
+"""Steps after the end of a response, and whether the connection can be reused."""
 
 
 @pytest.mark.parametrize(("after", "reused"), AFTER)
@@ -272,7 +281,7 @@ async def test_failure_after_the_stream_end_does_not_affect_the_response(
 ) -> None:
     first = [build_stream(HELLO, STOP, DONE), *after]
     async with (
-        ScriptedWorker(first, [make_reply(ANSWER)]) as worker,
+        ScriptedWorker(first, [make_reply(FULL_HELLO)]) as worker,
         run_openai_pool(worker) as pool,
         asyncio.timeout(4),
     ):

@@ -1,4 +1,4 @@
-"""A worker takes more memory than it may have, and the kernel kills it (8)."""
+"""A worker exceeds its memory limit, and the kernel kills it (8)."""
 
 import signal
 
@@ -12,9 +12,9 @@ from tests.fault.protocol_clients import (
     get_worker_reports,
     send_request,
     serve_gateway,
-    wait_until,
 )
 from tests.fault.streaming_request import StreamingRequest, wait_for_end
+from tests.support.waiting import wait_until
 
 CHAT = CLIENTS[0]
 HEALTH = {"interval": "60s", "slow_start": "30s"}
@@ -27,26 +27,30 @@ async def test_oom_killed_worker_breaks_streams_with_an_error_and_slow_starts(
 ) -> None:
     with limit_memory(64 << 20) as settle:
         async with WorkerProcess(words=50, pace=0.01, settle=settle) as worker:
-            front = await serve_gateway(serve, worker.url, health=HEALTH, breaker=BREAKER)
-            hearings = [StreamingRequest(front, client, "greedy") for client in CLIENTS]
+            gateway = await serve_gateway(serve, worker.url, health=HEALTH, breaker=BREAKER)
+            hearings = [StreamingRequest(gateway, client, "greedy") for client in CLIENTS]
             assert await worker.ended() == -signal.SIGKILL
-            await wait_for_end(hearings, within=1.0)
+
+            await wait_for_end(hearings)
 
             for one in hearings:
                 assert one.has_error, (one.client.name, bytes(one.data))
                 assert one.words == list(range(len(one.words)))
                 assert 5 <= len(one.words) < 50
+
             word_counts = sorted(len(one.words) for one in hearings)
-            assert sorted(record.tokens for record in front.records) == word_counts
-            assert {record.outcome for record in front.records} == {"truncated"}
-            [report] = get_worker_reports(front)
+            assert sorted(record.tokens for record in gateway.records) == word_counts
+            assert {record.outcome for record in gateway.records} == {"truncated"}
+
+            [report] = get_worker_reports(gateway)
             assert (report.state, report.error, report.in_flight) == ("out", "disconnect", 0)
 
             await worker.start()
-            await wait_until(lambda: get_worker_reports(front)[0].state == "trial")
-            answer = await send_request(front, CHAT, stream=False)
+            await wait_until(lambda: get_worker_reports(gateway)[0].state == "trial")
+            response = await send_request(gateway, CHAT, stream=False)
 
-    assert answer.status_code == 200
-    [report] = get_worker_reports(front)
+    assert response.status_code == 200
+
+    [report] = get_worker_reports(gateway)
     assert report.state == "up"
     assert 0.1 <= report.weight < 0.5, "its share grows slowly"

@@ -1,7 +1,7 @@
-"""Too much to do, workers that all fail, and a large request among small ones (56, 57 and 58).
+"""Overload, workers that all fail, and a large request among small ones (56, 57 and 58).
 
-Everything is counted, in beats of the workers and in requests: nothing depends on how fast the
-machine is.
+Everything is counted in steps of the workers and in requests, so nothing depends on the machine's
+speed.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fault.history import ClientObservation, History, Seen
+from tests.fault.history import ClientObservation, History, ObservedEnd
 from tests.fault.protocol_clients import (
     CHAT,
     RELAYED,
@@ -19,7 +19,6 @@ from tests.fault.protocol_clients import (
     Client,
     RawClient,
     assert_error_response,
-    both,
     build_error_reply,
     build_event,
     build_good_reply,
@@ -29,32 +28,33 @@ from tests.fault.protocol_clients import (
     get_worker_reports,
     send_request,
     serve_gateway,
-    wait_until,
+    stream_or_unary,
 )
 from tests.fault.stepped_worker import SteppedWorker
 from tests.integration.test_end_to_end import JSON
 from tests.support.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, chunk, make_reply
+from tests.support.waiting import wait_until
 
 # ── 56 ──────────────────────────────────────────────────────────────────────────────────────────
 
 EACH = 4
 CAPACITY = 2 * EACH
-"""Requests in a beat: of two workers."""
+"""Requests per step of two workers."""
 QUEUE = 16
 BEATS = 20
 URGENT, NORMAL, IDLE = 0, 128, 255
 ARRIVALS = [IDLE] * 12 + [NORMAL] * 8 + [URGENT] * 4
-"""Three times the capacity in each beat, and what matters most comes last."""
+"""Three times the capacity in each step, the highest priority last."""
 
 
 class SteppedClients:
-    """Clients that come in each beat, whatever became of those before them.
+    """Clients that send requests in each step, whatever became of earlier ones.
 
-    ``ends`` counts statuses by priority; ``waits`` the beats that the urgent ones waited.
+    ``ends`` counts statuses by priority; ``waits`` has the steps that the urgent ones waited.
     """
 
-    def __init__(self, front: RunningGateway, benches: list[SteppedWorker]) -> None:
-        self._front = front
+    def __init__(self, gateway: RunningGateway, benches: list[SteppedWorker]) -> None:
+        self._front = gateway
         self._benches = benches
         self._beat = 0
         self._sent = 0
@@ -71,11 +71,11 @@ class SteppedClients:
                 self._sent += len(ARRIVALS)
                 await self._settled()
                 for one in self._benches:
-                    one.beat()
+                    one.step()
             while self._open:
                 await self._settled()
                 for one in self._benches:
-                    one.beat()
+                    one.step()
 
     @property
     def _open(self) -> int:
@@ -89,18 +89,18 @@ class SteppedClients:
             queued = get_queue_length(self._front)
             return self._open == inside + queued and inside == min(CAPACITY, self._open)
 
-        await wait_until(quiet, 20.0)
+        await wait_until(quiet)
 
     async def _one(self, priority: int) -> None:
         body = {"model": "m", "prompt": "hi", "priority": priority}
         came = self._beat
-        answer = await self._front.http.post("/v1/completions", json=body)
-        self.ends[priority][answer.status_code] += 1
-        seen: Seen = "complete" if answer.status_code == 200 else "error"
-        id_ = answer.headers["x-request-id"]
-        self.observations.append(ClientObservation(id_, "openai", False, seen, answer.status_code))
-        if answer.status_code != 200:
-            self.refusals.append(answer.headers["retry-after"])
+        response = await self._front.http.post("/v1/completions", json=body)
+        self.ends[priority][response.status_code] += 1
+        end: ObservedEnd = "complete" if response.status_code == 200 else "error"
+        id_ = response.headers["x-request-id"]
+        self.observations.append(ClientObservation(id_, "openai", False, end, response.status_code))
+        if response.status_code != 200:
+            self.refusals.append(response.headers["retry-after"])
         elif priority == URGENT:
             self.waits.append(self._beat - came)
 
@@ -110,7 +110,7 @@ async def test_overload_keeps_throughput_and_prefers_high_priority(
     serve: Serve,
 ) -> None:
     async with SteppedWorker() as a, SteppedWorker() as b:
-        front = await serve_gateway(
+        gateway = await serve_gateway(
             serve,
             a.url,
             b.url,
@@ -119,43 +119,49 @@ async def test_overload_keeps_throughput_and_prefers_high_priority(
             queue={"max": QUEUE, "wait": "30s"},
             timeouts={"total": "60s", "first_token": "60s"},
         )
-        crowd = SteppedClients(front, [a, b])
+        crowd = SteppedClients(gateway, [a, b])
         await crowd.run()
-        states = [one.state for one in get_worker_reports(front)]
+        states = [one.state for one in get_worker_reports(gateway)]
 
     ends = crowd.ends
     done = sum(count[200] for count in ends.values())
+
     assert done >= 0.9 * CAPACITY * BEATS
     assert (a.most, b.most) == (EACH, EACH)
-    assert ends[URGENT] == {200: 4 * BEATS}, "what matters most is never refused"
+    assert ends[URGENT] == {200: 4 * BEATS}, "urgent requests are never rejected"
     assert max(crowd.waits) <= 2
     assert ends[NORMAL][200] >= 0.9 * (CAPACITY - 4) * BEATS - QUEUE
-    assert ends[IDLE][200] <= CAPACITY + QUEUE, "only while nobody else was there"
+    assert ends[IDLE][200] <= CAPACITY + QUEUE, "idle requests only ran when there were no others"
     assert {status for count in ends.values() for status in count} == {200, 503}
     assert all(int(seconds) >= 1 for seconds in crowd.refusals)
     assert states == ["up", "up"]
-    assert History(crowd.observations, front.records, [*a.lines, *b.lines]).astray() == []
+    assert (
+        History(crowd.observations, gateway.records, [*a.lines, *b.lines]).find_end_violations()
+        == []
+    )
 
 
 @pytest.mark.fault(56)
-@both
+@stream_or_unary
 @every_client
 async def test_full_queue_is_an_error_with_retry_after_in_every_protocol(
     serve: Serve, client: Client, *, stream: bool
 ) -> None:
     async with SteppedWorker() as bench, asyncio.TaskGroup() as tasks:
-        front = await serve_gateway(
+        gateway = await serve_gateway(
             serve, bench.url, max_concurrency=1, queue={"max": 1, "wait": "5s"}
         )
-        running = [tasks.create_task(send_request(front, client, stream=stream)) for _ in range(2)]
-        await wait_until(lambda: len(bench.inside) == 1 and get_queue_length(front) == 1)
-        got = await send_request(front, client, stream=stream)
+        running = [
+            tasks.create_task(send_request(gateway, client, stream=stream)) for _ in range(2)
+        ]
+        await wait_until(lambda: len(bench.inside) == 1 and get_queue_length(gateway) == 1)
+        response = await send_request(gateway, client, stream=stream)
         while not all(task.done() for task in running):
-            bench.beat()
+            bench.step()
             await asyncio.sleep(0.005)
 
-    assert_error_response(got, 429, 503)
-    assert int(got.headers["retry-after"]) >= 1
+    assert_error_response(response, 429, 503)
+    assert int(response.headers["retry-after"]) >= 1
     assert [task.result().status_code for task in running] == [200, 200]
     assert len(bench.sizes) == 2
 
@@ -186,9 +192,10 @@ FAILURES: dict[str, Reply] = {
 async def test_retry_budget_limits_retries_when_all_workers_fail(
     serve: Serve, reply: Reply, breaker: dict[str, int]
 ) -> None:
-    """Whether or not they are left alone for it, and however often one may be asked again.
+    """The budget holds with and without ejection, and for any number of retries.
 
-    No connection is kept after a probe: that one would be replaced once at no cost.
+    Probes close their connections, since a request on a stale one would be replayed outside the
+    budget.
     """
     probed = make_reply(b"{}", connection="close")
     async with AsyncExitStack() as stack:
@@ -196,14 +203,14 @@ async def test_retry_budget_limits_retries_when_all_workers_fail(
             await stack.enter_async_context(create_raw_worker(reply, probed=probed))
             for _ in range(4)
         ]
-        front = await serve_gateway(
+        gateway = await serve_gateway(
             serve, *workers, breaker=breaker, retries={"max": 3}, timeouts={"first_token": "50ms"}
         )
         places = asyncio.Semaphore(20)
 
         async def one() -> int:
             async with places:
-                return (await send_request(front, CHAT, stream=True)).status_code
+                return (await send_request(gateway, CHAT, stream=True)).status_code
 
         statuses = await asyncio.gather(*(one() for _ in range(REQUEST_COUNT)))
 
@@ -218,11 +225,11 @@ async def test_requests_succeed_after_all_workers_recover(serve: Serve) -> None:
         create_raw_worker(*script, build_good_reply(stream=False)) as a,
         create_raw_worker(*script, build_good_reply(stream=False)) as b,
     ):
-        front = await serve_gateway(
+        gateway = await serve_gateway(
             serve, a, b, breaker={"consecutive_failures": 1000, "min_requests": 1000}
         )
-        during = [await send_request(front, CHAT, stream=False) for _ in range(90)]
-        after = [await send_request(front, CHAT, stream=False) for _ in range(10)]
+        during = [await send_request(gateway, CHAT, stream=False) for _ in range(90)]
+        after = [await send_request(gateway, CHAT, stream=False) for _ in range(10)]
 
     assert Counter(answer.status_code for answer in during)[502] >= 60
     assert {answer.status_code for answer in after} == {200}
@@ -235,52 +242,57 @@ SMALL = 40
 
 
 def build_large_request(client: Client) -> tuple[str, bytes]:
-    """A request with a prompt of about so many tokens."""
-    path, body = client.way.call("m", stream=True)
+    """Build a request with a prompt of about this many tokens."""
+    path, body = client.protocol.call("m", stream=True)
     return path, body.replace(b"say hi", b"word " * TOKENS)
 
 
 @pytest.mark.fault(58)
 @every_client
 async def test_large_prompt_does_not_block_small_requests(serve: Serve, client: Client) -> None:
-    """It has one of the two places of the only worker until all the small ones are through."""
+    """It has one of the only worker's two slots until all the small requests are done."""
     async with SteppedWorker() as bench:
-        front = await serve_gateway(serve, bench.url, max_concurrency=2)
+        gateway = await serve_gateway(serve, bench.url, max_concurrency=2)
         path, body = build_large_request(client)
         async with asyncio.TaskGroup() as tasks:
-            big = tasks.create_task(front.http.post(path, content=body, headers=JSON))
+            big = tasks.create_task(gateway.http.post(path, content=body, headers=JSON))
             await wait_until(lambda: bench.inside)
             [held] = bench.inside
             bench.inside = []
             small = [
-                tasks.create_task(send_request(front, client, stream=True)) for _ in range(SMALL)
+                tasks.create_task(send_request(gateway, client, stream=True)) for _ in range(SMALL)
             ]
+
             while not all(one.done() for one in small):
-                bench.beat()
+                bench.step()
                 await asyncio.sleep(0.002)
+
             assert not big.done()
+
             held.set_result(None)
 
     assert big.result().status_code == 200
     assert {one.result().status_code for one in small} == {200}
     assert bench.sizes[0] > 4 * TOKENS
-    assert front.records[-1].path == path
-    assert len(front.records) == SMALL + 1
+    assert gateway.records[-1].path == path
+    assert len(gateway.records) == SMALL + 1
 
 
 @pytest.mark.fault(58)
 async def test_slow_upload_takes_no_concurrency_slot(serve: Serve) -> None:
-    """The worker has one place; it is free until the last byte of the large one is there."""
+    """The worker has one slot; it is free until the large request is complete."""
     async with create_raw_worker(build_good_reply(stream=True)) as worker:
-        front = await serve_gateway(serve, worker, max_concurrency=1)
+        gateway = await serve_gateway(serve, worker, max_concurrency=1)
         path, body = build_large_request(CHAT)
-        caller = await RawClient.ask(front, path, body[:-1], length=len(body))
-        small = [await send_request(front, CHAT, stream=True) for _ in range(SMALL)]
+        caller = await RawClient.connect(gateway, path, body[:-1], length=len(body))
+        small = [await send_request(gateway, CHAT, stream=True) for _ in range(SMALL)]
+
         assert worker.request_count == SMALL
-        assert len(front.records) == SMALL
-        await caller.send(body[-1:])
-        await caller.hear(b"[DONE]")
-        caller.leave()
+        assert len(gateway.records) == SMALL
+
+        await caller.send_more(body[-1:])
+        await caller.read_until(b"[DONE]")
+        caller.close()
 
     assert {one.status_code for one in small} == {200}
     assert worker.request_count == SMALL + 1
@@ -289,14 +301,14 @@ async def test_slow_upload_takes_no_concurrency_slot(serve: Serve) -> None:
 @pytest.mark.fault(58)
 @pytest.mark.parametrize("client", [RELAYED, TRANSLATED], ids=lambda one: one.name)
 async def test_long_response_does_not_block_small_requests(serve: Serve, client: Client) -> None:
-    """It is said as fast as its client takes it, and the small ones get through beside it."""
+    """It is sent at its client's pace, and small requests are served beside it."""
     long: Reply = [CHUNKED, *[chunk(build_event("word ") * 16)] * 200_000]
     async with (
         create_raw_worker(long) as busy,
         create_raw_worker(build_good_reply(stream=True)) as other,
     ):
-        front = await serve_gateway(serve, busy, other, policy="least_load")
-        caller = await RawClient.ask(front, *client.way.call("m", stream=True))
+        gateway = await serve_gateway(serve, busy, other, policy="least_load")
+        caller = await RawClient.connect(gateway, *client.protocol.call("m", stream=True))
         received = 0
 
         async def listen() -> None:
@@ -306,11 +318,11 @@ async def test_long_response_does_not_block_small_requests(serve: Serve, client:
 
         reader_task = asyncio.get_running_loop().create_task(listen())
         await wait_until(lambda: received > 1 << 16)
-        answers = [await send_request(front, CHAT, stream=True) for _ in range(10)]
+        answers = [await send_request(gateway, CHAT, stream=True) for _ in range(10)]
         running = not reader_task.done()
         reader_task.cancel()
-        caller.leave()
+        caller.close()
 
-    assert running, "the long one was over before the small ones"
+    assert running, "the long response ended before the small ones"
     assert {one.status_code for one in answers} == {200}
     assert (busy.request_count, other.request_count) == (1, 10)

@@ -9,13 +9,13 @@ import pytest
 
 from gateway.observability.recording import RecordedRequest, read_recordings
 from tests.fault.gateway_process import GatewayProcess, build_config
-from tests.fault.protocol_clients import wait_until
+from tests.support.waiting import wait_until
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello " * 50}]}
 
 
-def build_recording_config(to: Path, **more: Any) -> str:
-    return build_config(defaults={"record": {"to": str(to), "bodies": "full"}}, **more)
+def build_recording_config(to: Path, **fields: Any) -> str:
+    return build_config(defaults={"record": {"to": str(to), "bodies": "full"}}, **fields)
 
 
 async def send_chats(gateway: GatewayProcess, times: int) -> None:
@@ -35,7 +35,7 @@ async def get_dropped(gateway: GatewayProcess) -> float:
 
 
 def read_whole(to: Path) -> tuple[list[RecordedRequest], int]:
-    """What can be read, and how many lines can't."""
+    """Return the readable recordings, and the number of unreadable lines."""
     if not to.exists():
         return [], 0
     reader = read_recordings(to)
@@ -44,15 +44,17 @@ def read_whole(to: Path) -> tuple[list[RecordedRequest], int]:
 
 @pytest.mark.fault(67)
 async def test_killed_process_leaves_readable_recordings(tmp_path: Path) -> None:
-    """Killed at any moment, with requests running: at most the last line is cut off.
+    """Killed at any moment under load, at most the last line is incomplete.
 
-    The next process writes beside what is left, and reads nothing of it.
+    The next process writes another file and reads nothing of the first.
     """
     to, total = tmp_path / "recordings", 0
     for number in range(6):
         gateway = GatewayProcess(tmp_path, build_recording_config(to))
         process = await gateway.__aenter__()
         await send_chats(process, 5 + 7 * number)
+        if number == 5:  # the others may be killed before anything is written
+            await wait_until(lambda: read_whole(to)[0] != [])
         process.process.send_signal(signal.SIGKILL)
         process.process.wait()
         await process.http.aclose()
@@ -61,43 +63,50 @@ async def test_killed_process_leaves_readable_recordings(tmp_path: Path) -> None
         assert len(records) >= total
         assert all(one.request == BODY for one in records)
         total = len(records)
+
     assert total > 0
 
 
 @pytest.mark.fault(67)
 async def test_full_disk_costs_records_and_no_responses(tmp_path: Path) -> None:
-    """The limit of a file's size is reached as a full disk is; afterwards it is written again."""
+    """A file size limit acts as a full disk; when it is lifted, recordings are written again."""
     to = tmp_path / "recordings"
     async with GatewayProcess(tmp_path, build_recording_config(to)) as gateway:
         await send_chats(gateway, 2)
-        await wait_until(lambda: len(read_whole(to)[0]) == 2, 10)
+        await wait_until(lambda: len(read_whole(to)[0]) == 2)
         size = sum(one.stat().st_size for one in to.iterdir())
         pid, limit = gateway.process.pid, resource.RLIMIT_FSIZE
         before = resource.prlimit(pid, limit, (size + 100, resource.RLIM_INFINITY))
         try:
             await send_chats(gateway, 1)
-            await wait_until(lambda: "requests are not recorded in" in gateway.read_output(), 10)
+            await wait_until(lambda: "requests are not recorded in" in gateway.read_output())
             resource.prlimit(pid, limit, (1, resource.RLIM_INFINITY))
             await send_chats(gateway, 4)
-            await wait_until(lambda: read_whole(to)[1] == 0, 10)
+            await wait_until(lambda: read_whole(to)[1] == 0)
         finally:
             resource.prlimit(pid, limit, before)
         await send_chats(gateway, 2)
-        await wait_until(lambda: "requests are recorded in" in gateway.read_output(), 10)
+        await wait_until(lambda: "requests are recorded in" in gateway.read_output())
+
         dropped = await get_dropped(gateway)
+
         assert dropped >= 1
         assert await gateway.stop() == 0
+
     records, skipped = read_whole(to)
+
     assert (len(records), skipped) == (9 - dropped, 0)
 
 
 @pytest.mark.fault(67)
 async def test_graceful_shutdown_writes_the_rest(tmp_path: Path) -> None:
-    """No request that was answered before SIGTERM is missing; several processes write each own."""
+    """Every request answered before SIGTERM is recorded; each process writes its own file."""
     to = tmp_path / "recordings"
     async with GatewayProcess(tmp_path, build_recording_config(to), "--processes", "2") as gateway:
         await send_chats(gateway, 30)
         assert await gateway.stop() == 0
+
     records, skipped = read_whole(to)
+
     assert (len(records), skipped) == (30, 0)
     assert {one.stat().st_mode & 0o777 for one in to.iterdir()} == {0o600}

@@ -1,4 +1,4 @@
-"""A configuration is reloaded under load: a bad one, a hundred good ones, one without a model."""
+"""Reloads under load: an invalid configuration, a hundred valid ones, a removed model."""
 
 import asyncio
 import contextlib
@@ -17,22 +17,25 @@ from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.history import ClientObservation, History, read_logs
 from tests.fault.load_generator import LoadGenerator
 from tests.fault.processes import WorkerProcess
-from tests.fault.protocol_clients import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client, wait_until
+from tests.fault.protocol_clients import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client
 from tests.integration.test_end_to_end import JSON
+from tests.support.waiting import wait_until
 
 RATE = 50.0
 WORDS = 20
 PACE = 0.1
-"""So each answer takes two seconds, and half of ``RATE`` twice that many are streams."""
+"""Each response takes two seconds, and half of the requests are streams."""
 RELOADS = 100
 WARM = 20
-"""Reloads after which the gateway has all that it needs."""
+"""Reloads until the gateway has all the memory that it needs."""
 BETWEEN = 0.15
-"""Seconds from one reload to the next."""
+"""Seconds between two reloads."""
 MEMORY, DESCRIPTORS = 8 << 20, 40
-"""By how much the last ``WARM`` may have more than those after the first: as answers are under way
-by chance, and an allocator gives little back."""
-NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
+"""Allowed growth from the first ``WARM`` reloads to the last ones.
+
+The number of running responses varies, and an allocator returns little memory.
+"""
+UNKNOWN_MODEL_ERRORS: Mapping[str, tuple[int, bytes]] = {
     "openai chat": (404, b'"code":"model_not_found"'),
     "openai completions": (404, b'"code":"model_not_found"'),
     "databricks": (404, b'"error_code":"RESOURCE_DOES_NOT_EXIST"'),
@@ -41,12 +44,12 @@ NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
     "mindie chat": (422, b"Got model m, but not found in server"),
     "ovms": (404, b"Mediapipe graph definition with requested name is not found"),
 }
-"""How each protocol says that there is no such model."""
+"""The error of each protocol for an unknown model."""
 LISTENER = {"address": "127.0.0.1:0", "protocols": PROTOCOLS}
 
 
 def build_pool_config(worker: str, **parts: Any) -> str:
-    """A gateway in every protocol before this worker."""
+    """Build a configuration with every protocol and this worker."""
     pool = POOL | {"workers": [worker], "timeouts": TIMEOUTS, "policy": "least_load"}
     response = {
         "listeners": [LISTENER],
@@ -62,7 +65,7 @@ def build_pool_config(worker: str, **parts: Any) -> str:
 async def run_under_load(
     gateway: GatewayProcess, observations: list[ClientObservation], rate: float = RATE
 ) -> AsyncIterator[None]:
-    """Clients of every protocol come all the while; what they heard is kept at the end."""
+    """Run clients of every protocol; their observations are complete at the end."""
     async with LoadGenerator(gateway.port) as load:
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -78,7 +81,7 @@ async def run_under_load(
 
 
 def find_line_number(text: str, part: str) -> int:
-    """The line that it stands on."""
+    """Return the line number of a text."""
     return text[: text.rindex(part)].count("\n") + 1
 
 
@@ -109,24 +112,25 @@ SUCCEEDED = "last_reload_success_timestamp_seconds"
 @pytest.mark.fault(44)
 @pytest.mark.parametrize("case", BROKEN)
 async def test_invalid_configuration_is_rejected_with_its_reason(tmp_path: Path, case: str) -> None:
-    """Under load, by each way of noticing it; the next valid one is loaded."""
+    """Each trigger of a reload rejects it under load; the next valid file is loaded."""
     bad, line, why = BROKEN[case]
     observations: list[ClientObservation] = []
+
     async with GatewayProcess(tmp_path, GOOD) as gateway:
-        await gateway.serves(GOOD)
-        was = await gateway.counts()
+        await gateway.wait_until_serving(GOOD)
+        was = await gateway.read_reload_metrics()
         async with run_under_load(gateway, observations, 20.0):
             if bad is None:
                 gateway.file.unlink()
             else:
                 gateway.file.write_bytes(bad)
             log_line = re.compile(rf"gateway\.yaml:{line}:\d+: {re.escape(why)}")
-            await wait_until(lambda: log_line.search(gateway.read_output()), 10)
-            now = await gateway.counts()
-            response = await gateway.post()
-        gateway.put(NEXT)
-        await gateway.serves(NEXT)
-        then = await gateway.counts()
+            await wait_until(lambda: log_line.search(gateway.read_output()))
+            now = await gateway.read_reload_metrics()
+            response = await gateway.request_reload()
+        gateway.write_config(NEXT)
+        await gateway.wait_until_serving(NEXT)
+        then = await gateway.read_reload_metrics()
 
     assert {one.seen for one in observations} == {"complete"}
     assert was["last_reload_successful"] == 1
@@ -144,7 +148,7 @@ async def test_invalid_configuration_is_rejected_with_its_reason(tmp_path: Path,
 
 
 def build_config_variant(worker: str, number: int) -> str:
-    """The configuration of this number: models, backends, keys and listeners come and go."""
+    """Build variant ``number``, with different models, backends, keys and listeners."""
     text = msgspec.json.decode(build_pool_config(worker))
     text["models"][f"m{number}"] = {"backend": "pool"}
     text["backends"]["pool"]["queue"] = {"max": 200 + number // 3}
@@ -156,16 +160,16 @@ def build_config_variant(worker: str, number: int) -> str:
 
 
 async def reload_config(gateway: GatewayProcess, text: str, number: int) -> None:
-    """Reload it in one of three ways by turns, and wait until it is served."""
-    gateway.put(text)
+    """Reload by one of three triggers in turn, and wait until the configuration is served."""
+    gateway.write_config(text)
     match number % 10:
         case 0:
-            pass  # it is noticed
+            pass  # the file watcher notices it
         case 1 | 3 | 5 | 7 | 9:
-            gateway.hang_up()
+            gateway.send_sighup()
         case _:
-            assert (await gateway.post()).status_code == 200
-    await gateway.serves(text)
+            assert (await gateway.request_reload()).status_code == 200
+    await gateway.wait_until_serving(text)
 
 
 @pytest.mark.fault(45)
@@ -174,7 +178,7 @@ async def reload_config(gateway: GatewayProcess, text: str, number: int) -> None
 async def test_reloads_under_load_lose_no_request_and_leak_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """At 50 requests a second and 50 open streams, descriptors and memory stay flat."""
+    """At 50 requests per second and 50 open streams, descriptors and memory stay flat."""
     observations: list[ClientObservation] = []
     log = tmp_path / "worker.log"
     async with (
@@ -185,19 +189,21 @@ async def test_reloads_under_load_lose_no_request_and_leak_nothing(
             memory, descriptors = [], []
             for number in range(RELOADS):
                 await reload_config(gateway, build_config_variant(worker.url, number), number)
-                memory.append(gateway.memory())
-                descriptors.append(gateway.descriptors())
+                memory.append(gateway.get_resident_memory())
+                descriptors.append(gateway.count_descriptors())
                 await asyncio.sleep(BETWEEN)
-        await wait_until(lambda: len(gateway.records()) >= len(observations), 10)
+        await wait_until(lambda: len(gateway.read_records()) >= len(observations))
         worker.process.send_signal(signal.SIGINT)
         await worker.ended()
-        counts = await gateway.counts()
-        records = gateway.records()
+        counts = await gateway.read_reload_metrics()
+        records = gateway.read_records()
 
     history = History(observations, records, read_logs([log]))
     record_property("requests", len(observations))
     record_property("memory", memory)
+
     record_property("descriptors", descriptors)
+
     assert history.violations() == []
     assert history.ends()["complete"] == len(observations) > 20 * RATE
     assert counts['reloads_total{result="failure"}'] == 0
@@ -207,7 +213,7 @@ async def test_reloads_under_load_lose_no_request_and_leak_nothing(
 
 
 def compute_growth(sizes: Sequence[int]) -> float:
-    """By how much, from the first reloads that count to the last."""
+    """Return the growth from the first counted reloads to the last."""
     return median(sizes[-WARM:]) - median(sizes[WARM : 2 * WARM])
 
 
@@ -215,28 +221,28 @@ def compute_growth(sizes: Sequence[int]) -> float:
 
 
 class StreamedRequest:
-    """One that has begun, of a model that then goes."""
+    """A started stream of a model that is then removed."""
 
     def __init__(self, client: Client, gateway: GatewayProcess) -> None:
         self.client = client
         self.began = asyncio.Event()
         self.received = b""
-        path, body = client.way.call("m", stream=True)
+        path, body = client.protocol.call("m", stream=True)
         self.request = gateway.http.build_request(
             "POST", f"{gateway.urls[0]}{path}", content=body, headers=JSON
         )
         self._http = gateway.http
 
-    async def hear(self) -> None:
-        """All of it."""
-        answer = await self._http.send(self.request, stream=True)
-        async for piece in answer.aiter_bytes():
+    async def read_all(self) -> None:
+        """Read to the end."""
+        response = await self._http.send(self.request, stream=True)
+        async for piece in response.aiter_bytes():
             self.received += piece
             if b"t0 " in self.received:
                 self.began.set()
 
-    async def again(self) -> httpx.Response:
-        """The same asked once more."""
+    async def send_again(self) -> httpx.Response:
+        """Send the same request again."""
         return await self._http.send(self.request)
 
 
@@ -244,7 +250,7 @@ class StreamedRequest:
 async def test_removed_model_finishes_its_streams_and_returns_404(
     tmp_path: Path,
 ) -> None:
-    """In every protocol. The model's pool goes, too."""
+    """This holds in every protocol. The model's pool is removed, too."""
     async with (
         WorkerProcess(words=WORDS, pace=PACE) as worker,
         GatewayProcess(tmp_path, build_pool_config(worker.url), "--no-watch") as gateway,
@@ -257,20 +263,24 @@ async def test_removed_model_finishes_its_streams_and_returns_404(
         streams = [StreamedRequest(client, gateway) for client in CLIENTS]
         async with asyncio.TaskGroup() as tasks:
             for one in streams:
-                tasks.create_task(one.hear())
+                tasks.create_task(one.read_all())
             for one in streams:
                 await one.began.wait()
-            gateway.put(without)
-            assert (await gateway.post()).status_code == 200
-            refused = {one.client.name: await one.again() for one in streams}
+
+            gateway.write_config(without)
+
+            assert (await gateway.request_reload()).status_code == 200
+
+            refused = {one.client.name: await one.send_again() for one in streams}
             under_way = [one for one in streams if f"t{WORDS - 1} ".encode() not in one.received]
 
-    assert under_way == streams, "they ended before the model went"
+    assert under_way == streams, "the streams ended before the model was removed"
     for one in streams:
         assert f"t{WORDS - 1} ".encode() in one.received
         assert one.client.ends in one.received
         assert one.client.error_text not in one.received
-    for name, answer in refused.items():
-        status, words = NOT_FOUND[name]
-        assert answer.status_code == status
-        assert words in answer.content
+
+    for name, response in refused.items():
+        status, words = UNKNOWN_MODEL_ERRORS[name]
+        assert response.status_code == status
+        assert words in response.content

@@ -30,7 +30,7 @@ from tests.support.fakes import (
     make_reply,
 )
 
-GOOD = [chunked(b"start\n", encode_line("Hello"), encode_line(" world"), b"end\n")]
+HELLO_WORLD = [chunked(b"start\n", encode_line("Hello"), encode_line(" world"), b"end\n")]
 STARTS = CHUNKED + chunk(b"start\n")
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
@@ -63,7 +63,7 @@ REPLACED: list[tuple[str, Reply]] = [
 async def test_retryable_failure_is_retried_on_another_worker(lost: Reply) -> None:
     async with (
         ScriptedWorker(lost) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker(HELLO_WORLD) as good,
         run_pool(bad.url, good.url, policy="round_robin", timeouts=HASTY) as backend,
     ):
         events = await collect_events(backend)
@@ -85,11 +85,14 @@ async def test_events_without_content_are_buffered_in_order() -> None:
         b"0\r\n\r\n",
     ]
     events: list[Event] = []
+
     async with ScriptedWorker(reply) as worker, run_pool(worker.url) as backend:
         task = asyncio.get_running_loop().create_task(collect_events(backend, into=events))
         await worker.wait_for_request()
         await asyncio.sleep(0.05)
+
         assert not events
+
         gate.set()
         await task
 
@@ -106,7 +109,7 @@ async def test_truncated_unary_response_is_retried() -> None:
     cut: Reply = [make_reply(encode_line("Hello") + encode_line(" there") + b"end\n")[:-2], CLOSE]
     async with (
         ScriptedWorker(cut) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker(HELLO_WORLD) as good,
         run_pool(bad.url, good.url, policy="round_robin") as backend,
     ):
         events = await collect_events(backend, UNARY)
@@ -129,7 +132,7 @@ async def test_500_is_retried_when_configured() -> None:
     settings = RetrySettings(on=("500",))
     async with (
         ScriptedWorker(build_status_reply("500 Oops")) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker(HELLO_WORLD) as good,
         run_pool(bad.url, good.url, policy="round_robin", retries=settings) as backend,
     ):
         assert join_text(await collect_events(backend)) == "Hello world"
@@ -138,7 +141,7 @@ async def test_500_is_retried_when_configured() -> None:
 async def test_first_failure_is_returned_without_retries() -> None:
     async with (
         ScriptedWorker(build_status_reply("502 Bad Gateway")) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker(HELLO_WORLD) as good,
         run_pool(bad.url, good.url, policy="round_robin", retries=RetrySettings(max=0)) as backend,
     ):
         with pytest.raises(WorkerFailed):
@@ -154,10 +157,10 @@ async def test_all_attempts_share_one_total_timeout() -> None:
         ScriptedWorker([HANG]) as b,
         run_pool(a.url, b.url, timeouts=limits) as backend,
     ):
-        with pytest.raises(DeadlineExceeded) as caught:
+        with pytest.raises(DeadlineExceeded) as excinfo:
             await collect_events(backend)
 
-    assert caught.value.phase == "total"
+    assert excinfo.value.phase == "total"
     assert (a.request_count, b.request_count) == (1, 1)
 
 
@@ -166,10 +169,10 @@ async def test_all_attempts_share_one_total_timeout() -> None:
     [build_status_reply("500 Oops"), [CHUNKED, CLOSE], [b"garbage\r\n\r\n", CLOSE], [STARTS, HANG]],
 )
 async def test_worker_with_consecutive_failures_is_ejected(reply: Reply) -> None:
-    """Requests that it fails are those of a pool without retries."""
+    """The pool has no retries, so each failure is a request's."""
     async with (
         ScriptedWorker(reply) as bad,
-        ScriptedWorker(GOOD) as good,
+        ScriptedWorker(HELLO_WORLD) as good,
         run_pool(
             bad.url,
             good.url,
@@ -193,6 +196,7 @@ async def test_worker_with_consecutive_failures_is_ejected(reply: Reply) -> None
 async def test_client_errors_do_not_eject_a_worker() -> None:
     reply = build_status_reply("404 Not Found")
     breaker = CircuitBreakerSettings(consecutive_failures=1, min_requests=1)
+
     async with ScriptedWorker(reply) as worker, run_pool(worker.url, breaker=breaker) as backend:
         for _ in range(10):
             with pytest.raises(WorkerFailed):
@@ -215,7 +219,7 @@ async def test_client_disconnects_do_not_eject_a_worker() -> None:
 
 
 async def test_latency_is_the_time_to_first_token() -> None:
-    """3 s to the first token, of which the second that the head took is a part."""
+    """The first token arrives after 3 s, including 1 s until the headers."""
     now, begin, go_on = [100.0], asyncio.Event(), asyncio.Event()
     reply: Reply = [
         STARTS,
@@ -225,6 +229,7 @@ async def test_latency_is_the_time_to_first_token() -> None:
         chunk(b"end\n"),
         b"0\r\n\r\n",
     ]
+
     async with (
         ScriptedWorker(reply) as worker,
         run_pool(worker.url, clock=lambda: now[0]) as backend,
@@ -235,7 +240,9 @@ async def test_latency_is_the_time_to_first_token() -> None:
         now[0] += 3.0
         begin.set()
         await first
+
         assert backend.report_workers()[0].latency == 3.0
+
         now[0] += 0.5
         go_on.set()
         async for _ in batches:
@@ -243,7 +250,7 @@ async def test_latency_is_the_time_to_first_token() -> None:
         latency = backend.report_workers()[0].latency
 
     assert latency is not None
-    assert latency <= 3.0, "what comes after the first token is another matter"
+    assert latency <= 3.0, "only the time to the first token counts"
 
 
 async def test_unary_response_does_not_change_the_latency() -> None:

@@ -8,7 +8,10 @@ import pytest
 from tests.fault.rolling_restart import run_rolling_restarts
 
 RATE = 100.0
-"""Requests a second: what a machine that does other things too can send. By hand: rolling.py."""
+"""Requests per second that a shared machine can send.
+
+``rolling_restart.py`` has an option for it.
+"""
 
 
 @pytest.mark.fault(7)
@@ -16,14 +19,14 @@ RATE = 100.0
 async def test_rolling_restart_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Streams run to their end; clients of no protocol notice the restart."""
-    got = await run_rolling_restarts(tmp_path, rate=RATE)
-    record_property("requests a second", round(got.rate))
+    """Streams finish, and no client of any protocol notices a restart."""
+    result = await run_rolling_restarts(tmp_path, rate=RATE)
+    record_property("requests a second", round(result.rate))
 
-    assert got.history.violations() == []
-    assert got.lost == 0
-    assert got.restarts == 9
-    assert len(got.history.observations) > 9 * 20, "hardly anything was asked meanwhile"
+    assert result.history.violations() == []
+    assert result.lost == 0
+    assert result.restarts == 9
+    assert len(result.history.observations) > 9 * 20, "too few requests were sent"
 
 
 @pytest.mark.fault(7, 32)
@@ -31,9 +34,9 @@ async def test_rolling_restart_loses_no_request(
 async def test_client_disconnects_during_a_rolling_restart_are_not_losses(
     tmp_path: Path,
 ) -> None:
-    """What they got until then is what was recorded, and their workers' calls have ended."""
-    got = await run_rolling_restarts(tmp_path, rate=RATE, rounds=1, disconnect_every=3)
+    """What these clients received is recorded, and the workers' calls have ended."""
+    result = await run_rolling_restarts(tmp_path, rate=RATE, rounds=1, disconnect_every=3)
 
-    assert got.history.violations() == []
-    assert got.lost == 0
-    assert got.history.ends()["left"] > 10
+    assert result.history.violations() == []
+    assert result.lost == 0
+    assert result.history.ends()["left"] > 10

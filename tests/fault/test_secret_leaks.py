@@ -1,11 +1,12 @@
 """43: confidential text of clients, workers and the configuration is not disclosed.
 
-Every text that a client or a worker sends has the same word in it, and so have keys. It is never in
-the log, though that tells all it can, nor on the admin's pages, nor in the rows of usage. The log
+Every text that a client or a worker sends contains one canary word, and so do the keys. The word
+must never be in the log at its most verbose level, on the admin pages, or in usage rows. The log
 has the text of a worker's error, without the key that it quotes.
 """
 
 import hashlib
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -35,11 +36,11 @@ REFUSED = (
     f'"param": "{CANARY}", "code": "{CANARY}"}}}}'
 )
 PLAIN_FIELDS = frozenset({"role", "type", "model", "tool_choice"})
-"""Fields whose texts are words of their protocols."""
+"""Fields whose values are words of the protocol."""
 
 
 def insert_canary(value: Any, name: str = "") -> Any:
-    """The same with the word in every text, and a number where none is wanted, too."""
+    """Yield the body with the canary in every text, and with a number replaced by it."""
     match value:
         case str() if name not in PLAIN_FIELDS:
             return f"{CANARY} {value}"
@@ -52,7 +53,7 @@ def insert_canary(value: Any, name: str = "") -> Any:
 
 
 def list_request_bodies(model: str) -> Iterator[tuple[str, Any]]:
-    """Paths, and what is sent there: good requests of every protocol, and what spoils them."""
+    """Return paths and bodies: valid requests of every protocol, and invalid variants."""
     for client in CLIENTS:
         for request_fields in REQUEST_FIELDS:
             path = (request_fields.stream and client.stream_path) or client.path
@@ -113,17 +114,22 @@ async def test_confidential_text_is_not_in_logs_usage_or_admin_pages(
                 (await gateway.http.get(f"{gateway.urls[-1]}{path}")).text
                 for path in ("/metrics", "/-/workers", "/-/ready")
             ]
+
             assert await gateway.stop() == 0
+
         assert any(CANARY in request.body.decode() for request in worker.requests)
+
     assert sum(CANARY in one.text for one in responses) > 50
     assert {200, 400, 401, 500} <= {one.status_code for one in responses}
-    assert len([one for one in gateway.records() if one.protocol]) == sent
+    assert len([one for one in gateway.read_records() if one.protocol]) == sent
+
     with closing(sqlite3.connect(file)) as rows:
         usage = "\n".join(rows.iterdump())
     assert usage.count("INSERT") > sent / 2
+
     [texts] = {
         tuple({failure.text for failure in one.worker_failures})
-        for one in gateway.records()
+        for one in gateway.read_records()
         if one.worker_failures
     }
     assert texts == ("out of memory, said to ***",)
@@ -137,3 +143,34 @@ async def _send_request(gateway: GatewayProcess, path: str, body: Any, key: str)
     if isinstance(body, str):
         return await gateway.http.post(url, content=body, headers=headers)
     return await gateway.http.post(url, json=body, headers=headers)
+
+
+def list_processes(pid: int) -> list[int]:
+    """A process and all that it started, also in turn."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in list_processes(int(child)))]
+
+
+@pytest.mark.fault(43)
+async def test_command_lines_of_processes_have_no_secret(tmp_path: Path) -> None:
+    text = build_canary_config("http://127.0.0.1:1", tmp_path / "usage.sqlite")
+    async with GatewayProcess(tmp_path, text, "--processes", "2") as gateway:
+        pids = list_processes(gateway.process.pid)
+        command_lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+
+    assert len(command_lines) >= 3
+    assert all(CANARY.encode() not in line for line in command_lines)
+
+
+@pytest.mark.fault(43)
+async def test_output_of_a_crash_has_no_confidential_text(tmp_path: Path) -> None:
+    text = build_canary_config("http://127.0.0.1:1", tmp_path / "usage.sqlite")
+    gateway = await GatewayProcess(tmp_path, text, "--log-level", "debug").__aenter__()
+    body = {"model": "says", "messages": [{"role": "user", "content": CANARY}]}
+    response = await _send_request(gateway, "/v1/chat/completions", body, KEY)
+    gateway.process.send_signal(signal.SIGABRT)
+    gateway.process.wait(10)
+    await gateway.http.aclose()
+
+    assert CANARY in response.text
+    assert CANARY not in gateway.read_output()

@@ -1,4 +1,4 @@
-"""A gateway is upgraded in place (49): another takes over its listeners, and nothing is lost."""
+"""An upgrade in place (49): a new process takes over the listeners, and no request is lost."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ from tests.fault.upgrade import GatewayChain, run_upgrades
 from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk
 
 RATE = 100.0
-"""Requests a second: what a machine that does other things too can send. By hand: upgrade.py."""
+"""Requests per second that a shared machine can send. ``upgrade.py`` has an option for it."""
 SLOW = {"echo": {"kind": "echo", "script": ["t0 ", "t1 ", "t2 "], "delay": "300ms"}}
 LISTENER = {"address": "127.0.0.1:0", "protocols": ["openai"]}
 SERVE = (sys.executable, "-m", "gateway", "serve")
@@ -32,30 +32,31 @@ REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content"
 async def test_upgrade_under_load_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """In every protocol, streams and whole answers, on kept connections and new ones."""
-    got = await run_upgrades(tmp_path, upgrades=2, rate=RATE)
-    record_property("requests a second", round(got.rate))
+    """This holds in every protocol, for streams and unary responses, on all connections."""
+    result = await run_upgrades(tmp_path, upgrades=2, rate=RATE)
+    record_property("requests a second", round(result.rate))
 
-    assert got.history.violations() == []
-    assert got.lost == 0
-    assert got.codes == [0, 0]
-    assert len(got.history.observations) > 100, "hardly anything was asked meanwhile"
+    assert result.history.violations() == []
+    assert result.lost == 0
+    assert result.codes == [0, 0]
+    assert len(result.history.observations) > 100, "too few requests were sent"
 
 
 async def get_status_on_new_connection(url: str) -> int:
-    """What a new connection is answered."""
+    """Send a request on a new connection and return the status."""
     async with httpx.AsyncClient() as client:
         return (await client.get(f"{url}/v1/models")).status_code
 
 
 @pytest.mark.fault(49)
 async def test_running_stream_finishes_in_the_old_process(tmp_path: Path) -> None:
-    """The listeners go over, the admin's too; and the path is the next one's to ask at."""
+    """The listeners, the admin listener's too, and the upgrade socket belong to the new process."""
     go_on = asyncio.Event()
     first, rest = (
         CHUNKED + chunk(build_event("one")),
         chunk(build_event(" two", "stop") + DONE) + END,
     )
+
     async with ScriptedWorker([first, go_on, rest], probed=WELL) as worker:
         pool = {"protocol": "openai", "workers": [worker.url]}
         line = GatewayChain(
@@ -78,12 +79,13 @@ async def test_running_stream_finishes_in_the_old_process(tmp_path: Path) -> Non
             assert received.endswith("data: [DONE]\n\n")
         finally:
             await line.close()
+
     assert not (tmp_path / "handover").exists()
 
 
 @pytest.mark.fault(49)
 async def test_failed_new_process_leaves_the_old_one_serving(tmp_path: Path) -> None:
-    """It has the sockets already, and ends: by an error of its own, or without a word."""
+    """The new process has the sockets already when it exits, with an error or silently."""
     line = GatewayChain(tmp_path, build_config(backends=SLOW))
     old = await line.start()
     try:
@@ -106,7 +108,7 @@ async def test_failed_new_process_leaves_the_old_one_serving(tmp_path: Path) -> 
 
 
 def close_first_connection(listener: socket.socket) -> None:
-    """Whoever comes is left alone."""
+    """Close the first connection without an answer."""
     listener.accept()[0].close()
 
 
@@ -115,12 +117,14 @@ def test_handover_without_sockets_ends_the_start_with_an_error(tmp_path: Path) -
     path = tmp_path / "handover"
     file = tmp_path / "gateway.yaml"
     file.write_text(build_config())
+
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
         Thread(target=close_first_connection, args=[other]).start()
         command = (*SERVE, str(file), "--handover", str(path))
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
     assert done.returncode == 1
     assert "can't listen: the gateway that runs there gives nothing" in done.stderr
 
@@ -130,5 +134,7 @@ def test_handover_is_rejected_with_several_processes(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(build_config())
     command = ["serve", str(file), "--processes", "2", "--handover", "x"]
+
     done = CliRunner().invoke(main, command)
+
     assert (done.exit_code, "works only with one process" in done.output) == (2, True)

@@ -1,4 +1,4 @@
-"""Workers that answer with errors: some of the time, for a while, or on purpose (18, 19, 20)."""
+"""Workers answer with errors: sometimes, for a while, or deliberately (18, 19, 20)."""
 
 import asyncio
 
@@ -9,7 +9,6 @@ from tests.fault.protocol_clients import (
     CHAT,
     Client,
     assert_error_response,
-    both,
     build_error_reply,
     build_good_reply,
     create_raw_worker,
@@ -17,9 +16,10 @@ from tests.fault.protocol_clients import (
     get_worker_reports,
     send_request,
     serve_gateway,
-    wait_until,
+    stream_or_unary,
 )
 from tests.support.fakes import Reply
+from tests.support.waiting import wait_until
 
 FAILS = build_error_reply("500 Internal Server Error")
 
@@ -28,7 +28,7 @@ FAILS = build_error_reply("500 Internal Server Error")
 async def test_intermittently_failing_worker_is_ejected_by_failure_rate(
     serve: Serve,
 ) -> None:
-    """Three of ten requests fail, never five in a row: only the rate tells."""
+    """Three of ten requests fail, never five in a row: only the rate exceeds its limit."""
     well = build_good_reply(stream=False)
     ill = [FAILS, well, well, FAILS, well, well, FAILS, well, well, well]
     async with (
@@ -36,9 +36,9 @@ async def test_intermittently_failing_worker_is_ejected_by_failure_rate(
         create_raw_worker(well) as a,
         create_raw_worker(well) as b,
     ):
-        front = await serve_gateway(serve, bad, a, b)
-        answers = [await send_request(front, CHAT, stream=False) for _ in range(1500)]
-        states = [one.state for one in get_worker_reports(front)]
+        gateway = await serve_gateway(serve, bad, a, b)
+        answers = [await send_request(gateway, CHAT, stream=False) for _ in range(1500)]
+        states = [one.state for one in get_worker_reports(gateway)]
 
     worked = sum(answer.status_code == 200 for answer in answers)
     assert worked >= 0.995 * len(answers)
@@ -51,36 +51,37 @@ def build_busy_reply(seconds: int) -> Reply:
 
 
 @pytest.mark.fault(19)
-@both
+@stream_or_unary
 async def test_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ejected(
     serve: Serve, *, stream: bool
 ) -> None:
-    """Six requests at a time; one worker refuses each for which it has no place."""
+    """Six requests at a time; one worker rejects each request above its capacity."""
     gate = asyncio.Event()
     waits: Reply = [gate, *build_good_reply(stream=stream)]
+
     async with (
         create_raw_worker(waits, waits, build_busy_reply(1)) as a,
         create_raw_worker(waits) as b,
     ):
-        front = await serve_gateway(serve, a, b)
+        gateway = await serve_gateway(serve, a, b)
         async with asyncio.TaskGroup() as tasks:
             requests = [
-                tasks.create_task(send_request(front, CHAT, stream=stream)) for _ in range(6)
+                tasks.create_task(send_request(gateway, CHAT, stream=stream)) for _ in range(6)
             ]
             await wait_until(lambda: a.request_count == 3)
             await wait_until(lambda: b.request_count == 4)
-            limited = get_worker_reports(front)
+            limited = get_worker_reports(gateway)
             gate.set()
 
     assert [task.result().status_code for task in requests] == [200] * 6
     assert [one.state for one in limited] == ["up", "up"]
     assert [one.error for one in limited] == ["429", ""]
-    assert limited[0].limit == 2, "it is given no more than it took"
+    assert limited[0].limit == 2, "the limit does not exceed what the worker accepted"
     assert limited[1].limit is None
 
 
 @pytest.mark.fault(19)
-@both
+@stream_or_unary
 @every_client
 async def test_all_workers_busy_returns_429_with_the_shortest_retry_after(
     serve: Serve, client: Client, *, stream: bool
@@ -90,25 +91,25 @@ async def test_all_workers_busy_returns_429_with_the_shortest_retry_after(
         create_raw_worker(build_busy_reply(4)) as b,
         create_raw_worker(build_busy_reply(7)) as c,
     ):
-        front = await serve_gateway(serve, a, b, c)
-        answer = await send_request(front, client, stream=stream)
-        states = [one.state for one in get_worker_reports(front)]
+        gateway = await serve_gateway(serve, a, b, c)
+        response = await send_request(gateway, client, stream=stream)
+        states = [one.state for one in get_worker_reports(gateway)]
 
-    assert_error_response(answer, 429)
-    assert answer.headers["retry-after"] == "4"
+    assert_error_response(response, 429)
+    assert response.headers["retry-after"] == "4"
     assert [one.request_count for one in (a, b, c)] == [1, 1, 1]
     assert states == ["up", "up", "up"]
 
 
 @pytest.mark.fault(19)
 async def test_free_worker_serves_requests_while_another_is_busy(serve: Serve) -> None:
-    """One worker of two says so: the other makes up for it."""
+    """One of two workers is busy; the other serves its share."""
     async with (
         create_raw_worker(build_busy_reply(9)) as a,
         create_raw_worker(build_good_reply(stream=False)) as b,
     ):
-        front = await serve_gateway(serve, a, b)
-        answers = [await send_request(front, CHAT, stream=False) for _ in range(20)]
+        gateway = await serve_gateway(serve, a, b)
+        answers = [await send_request(gateway, CHAT, stream=False) for _ in range(20)]
 
     assert {answer.status_code for answer in answers} == {200}
     assert b.request_count == 20
@@ -128,22 +129,24 @@ PUSHBACK = [
 @pytest.mark.parametrize("reply", PUSHBACK)
 async def test_overloaded_worker_is_not_retried(serve: Serve, client: Client, reply: Reply) -> None:
     async with create_raw_worker(reply) as worker:
-        front = await serve_gateway(serve, worker, retries={"max": 5})
-        answer = await send_request(front, client, stream=True)
-        [report] = get_worker_reports(front)
+        gateway = await serve_gateway(serve, worker, retries={"max": 5})
+        response = await send_request(gateway, client, stream=True)
+        [report] = get_worker_reports(gateway)
 
-    assert_error_response(answer, 503)
-    assert int(answer.headers["retry-after"]) >= 1
+    assert_error_response(response, 503)
+    assert int(response.headers["retry-after"]) >= 1
     assert worker.request_count == 1
-    assert (report.state, report.limit) == ("up", 1), "it is given less, and is not ill"
+    assert (report.state, report.limit) == ("up", 1), (
+        "the worker gets fewer requests and is not ejected"
+    )
 
 
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("reply", PUSHBACK)
 async def test_overloaded_worker_is_replaced_by_another_worker(serve: Serve, reply: Reply) -> None:
     async with create_raw_worker(reply) as a, create_raw_worker(build_good_reply(stream=True)) as b:
-        front = await serve_gateway(serve, a, b)
-        answer = await send_request(front, CHAT, stream=True)
+        gateway = await serve_gateway(serve, a, b)
+        response = await send_request(gateway, CHAT, stream=True)
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert (a.request_count, b.request_count) == (1, 1)

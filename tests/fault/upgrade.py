@@ -1,9 +1,9 @@
-"""A gateway is upgraded in place under load, again and again, and no request is lost (fault 49).
+"""A gateway is upgraded in place repeatedly under load, and no request is lost (fault 49).
 
     python -m tests.fault.upgrade --runs 5 --rate 200
 
-Each time another process takes over the listeners, and the one before it ends when what runs in it
-has. Clients of every protocol come all the while, on connections that they keep and on new ones.
+Each time a new process takes over the listeners, and the old one exits when its requests are done.
+Clients of every protocol send requests on kept and on new connections.
 """
 
 import asyncio
@@ -21,31 +21,32 @@ from tests.fault.history import History, read_logs
 from tests.fault.load_generator import LoadGenerator
 from tests.fault.load_runs import run_repeatedly
 from tests.fault.processes import WorkerProcess
-from tests.fault.protocol_clients import build_pool_config, wait_until
+from tests.fault.protocol_clients import build_pool_config
+from tests.support.waiting import wait_until
 
 PACE = 0.05
-"""Seconds between words: so an answer takes a quarter of a second."""
+"""Seconds between words: a response takes a quarter of a second."""
 BETWEEN = 0.5
-"""Seconds from one upgrade to the next."""
+"""Seconds between two upgrades."""
 
 
 class UpgradeRun(Struct, frozen=True):
-    """What came of one run. ``rate``: requests a second that were really sent."""
+    """The result of a run. ``rate`` is the measured rate in requests per second."""
 
     history: History
     rate: float
     upgrades: int
     codes: Sequence[int]
-    """How the gateways ended that were taken over from."""
+    """The exit codes of the replaced processes."""
 
     @property
     def done(self) -> str:
-        """See ``tests.fault.load_runs.Run``."""
+        """See ``tests.fault.load_runs.LoadRun``."""
         return f"{self.upgrades} upgrades"
 
     @property
     def failed(self) -> bool:
-        """See ``tests.fault.load_runs.Run``."""
+        """See ``tests.fault.load_runs.LoadRun``."""
         return bool(self.lost or any(self.codes))
 
     @property
@@ -55,7 +56,7 @@ class UpgradeRun(Struct, frozen=True):
 
 
 class GatewayChain:
-    """A gateway, and those that take its place."""
+    """A gateway and its successors."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self._folder = folder
@@ -64,16 +65,16 @@ class GatewayChain:
         self.gateways: list[GatewayProcess] = []
 
     async def start(self) -> GatewayProcess:
-        """One more, which takes the place of the last."""
+        """Start the next gateway, which takes over the listeners."""
         home = Path(tempfile.mkdtemp(dir=self._folder))
-        way = ("--handover", str(self._folder / "handover"))
-        process = GatewayProcess(home, "", *way, file=self.file)
+        options = ("--handover", str(self._folder / "handover"))
+        process = GatewayProcess(home, "", *options, file=self.file)
         await process.__aenter__()
         self.gateways.append(process)
         return process
 
     async def close(self) -> None:
-        """Stop the last; all have ended well."""
+        """Stop the last gateway; every process must have exited with 0."""
         for one in self.gateways[:-1]:
             await _wait_for_exit(one)
         for one in self.gateways:
@@ -81,7 +82,7 @@ class GatewayChain:
 
 
 async def run_upgrades(folder: Path, *, upgrades: int = 3, rate: float = 200.0) -> UpgradeRun:
-    """Upgrade a gateway so often, and load it all the while."""
+    """Upgrade a gateway repeatedly under load."""
     logs = [folder / f"worker{number}.log" for number in range(2)]
     async with AsyncExitStack() as stack:
         workers = [
@@ -108,15 +109,15 @@ async def run_upgrades(folder: Path, *, upgrades: int = 3, rate: float = 200.0) 
             finally:
                 over.set()
         whole = len(load.observations)
-        await wait_until(lambda: sum(len(one.records()) for one in line.gateways) >= whole, 20)
-        records = [record for one in line.gateways for record in one.records()]
+        await wait_until(lambda: sum(len(one.read_records()) for one in line.gateways) >= whole)
+        records = [record for one in line.gateways for record in one.read_records()]
     return UpgradeRun(
         History(load.observations, records, read_logs(logs)), load.rate, upgrades, codes
     )
 
 
 async def _wait_for_exit(gateway: GatewayProcess) -> int:
-    await wait_until(lambda: gateway.process.poll() is not None, 30)
+    await wait_until(lambda: gateway.process.poll() is not None)
     return gateway.process.returncode
 
 
@@ -125,7 +126,7 @@ async def _wait_for_exit(gateway: GatewayProcess) -> int:
 @click.option("--rate", default=200.0, show_default=True, help="Requests a second.")
 @click.option("--upgrades", default=3, show_default=True, help="In each run.")
 def main(runs: int, rate: float, upgrades: int) -> None:
-    """Upgrade a gateway under load, and tell what was lost. Exits with 1 if anything was."""
+    """Upgrade a gateway under load and print what was lost. Exits with 1 if anything was."""
     run_repeatedly(runs, lambda folder: run_upgrades(folder, upgrades=upgrades, rate=rate))
 
 

@@ -1,19 +1,18 @@
-"""An OpenAI-speaking worker in a process of its own, which tests kill, stop and starve.
+"""An OpenAI worker in a process of its own, which tests kill, freeze and limit.
 
-    python -I -S worker_process.py --fd 5                    on a listening socket that it inherits
+    python -I -S worker_process.py --fd 5                    on an inherited listening socket
     python -I -S worker_process.py --listen 127.0.0.1:8000
 
-An answer is ``--words`` words, or as many as its ``max_tokens`` says, or 5: ``t0 t1 t2 ...``, the
-first after ``--first`` seconds, the others ``--pace`` seconds apart, and each filled up to
-``--size`` bytes. The model ``greedy`` takes memory from its sixth word on until it is killed for
-it. ``--log`` gets a line of JSON as a request comes, and one as it ends: ``completed`` or
-``cancelled``.
+A response has ``--words`` words, or ``max_tokens``, or 5: ``t0 t1 t2 ...``, the first after
+``--first`` seconds, the others ``--pace`` seconds apart, each padded to ``--size`` bytes. The model
+``greedy`` allocates memory from its sixth word on until it is killed. ``--log`` gets a line of JSON
+when a request arrives, and one when it ends: ``completed`` or ``cancelled``.
 
-SIGTERM makes it a lame duck: it fails its probes, closes connections after their answers, and exits
-after ``--grace`` seconds, when nothing is left to answer. SIGINT makes it stop abruptly: it listens
-no more, closes what rests, and exits when nothing is left to answer.
+SIGTERM drains it: it fails its probes, closes connections after their responses, and exits after
+``--grace`` seconds, once no response is left. SIGINT stops it abruptly: it stops listening, closes
+idle connections, and exits once no response is left.
 
-It needs nothing but the standard library, and so it is there in a tenth of a second.
+It uses only the standard library, so it starts in 0.1 s.
 """
 
 import argparse
@@ -30,7 +29,7 @@ GREEDY_FROM = 5
 
 
 def format_word(number: int, size: int = 0) -> str:
-    """The word of this number, from 0 on."""
+    """Return the word of this number, from 0 on."""
     return f"t{number}".ljust(size - 1, ".") + " "
 
 
@@ -97,21 +96,21 @@ class Worker:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if first.startswith("GET"):
             status = "503 Leaving" if self._leaving.is_set() else "200 OK"
-            await self._write(writer, self._whole(status, {"object": "list", "data": []}))
+            await self._write(writer, self._format_response(status, {"object": "list", "data": []}))
             return
         request = json.loads(body)
         name = headers.get("x-request-id", "")
         self._log_event(name, "received")
         token_count = [0]
-        answer = asyncio.ensure_future(self._answer(first, request, writer, token_count))
+        response = asyncio.ensure_future(self._answer(first, request, writer, token_count))
         left = asyncio.ensure_future(reader.read(1))
-        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-        whole = answer.done() and not answer.exception()
+        await asyncio.wait((response, left), return_when=asyncio.FIRST_COMPLETED)
+        is_complete = response.done() and not response.exception()
         left.cancel()
-        answer.cancel()
-        await asyncio.gather(answer, left, return_exceptions=True)
-        self._log_event(name, "completed" if whole else "cancelled", token_count[0])
-        if not whole:
+        response.cancel()
+        await asyncio.gather(response, left, return_exceptions=True)
+        self._log_event(name, "completed" if is_complete else "cancelled", token_count[0])
+        if not is_complete:
             raise ConnectionResetError
 
     async def _answer(
@@ -133,8 +132,8 @@ class Worker:
             )
             choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
             kind = "chat.completion" if chat else "text_completion"
-            whole = {**base, "object": kind, "choices": [choice], "usage": usage}
-            await self._write(writer, self._whole("200 OK", whole))
+            body = {**base, "object": kind, "choices": [choice], "usage": usage}
+            await self._write(writer, self._format_response("200 OK", body))
             return
         base["object"] = "chat.completion.chunk" if chat else "text_completion"
         headers = "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
@@ -162,7 +161,7 @@ class Worker:
         data = b"data: " + json.dumps(fields).encode() + b"\n\n"
         await self._write(writer, b"%x\r\n%b\r\n" % (len(data), data))
 
-    def _whole(self, status: str, fields: dict[str, Any]) -> bytes:
+    def _format_response(self, status: str, fields: dict[str, Any]) -> bytes:
         body = json.dumps(fields).encode()
         headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
         return f"HTTP/1.1 {status}\r\n{headers}{self._ends()}".encode() + body
@@ -188,7 +187,7 @@ def _build_choice(chat: bool, text: str, reason: str | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve until a signal says otherwise."""
+    """Serve until a signal."""
     parser = argparse.ArgumentParser()
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--fd", type=int)

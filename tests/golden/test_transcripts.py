@@ -1,8 +1,9 @@
-"""Conversations as they stand on the wire, each in a file that can be read in a review.
+"""Conversations on the wire, each in a file that a reviewer can read.
 
-``> `` is sent: a request line, further header lines, then, after an empty ``> ``, the body. ``< ``
-is received: the status and the content type, then the body. In what is received ``…`` stands for
-anything, on one line (an id, a time). The gateway's configuration is the YAML file of the folder.
+Lines with ``> `` are sent: a request line, further header lines, then, after an empty ``> ``, the
+body. Lines with ``< `` are received: the status and the content type, then the body, in which ``…``
+matches anything on one line (an id, a time). The gateway's configuration is the YAML file in the
+folder.
 """
 
 import re
@@ -17,7 +18,7 @@ FILES = sorted(HERE.glob("*/*.wire"))
 
 
 def parse_transcript(text: str) -> list[tuple[list[str], list[str]]]:
-    """The exchanges of a transcript: lines sent, lines expected."""
+    """Return the exchanges of a transcript: lines sent, lines expected."""
     exchanges: list[tuple[list[str], list[str]]] = []
     last = ""
     for line in text.splitlines():
@@ -32,7 +33,7 @@ def parse_transcript(text: str) -> list[tuple[list[str], list[str]]]:
 
 
 def compile_body_pattern(lines: list[str]) -> re.Pattern[str]:
-    """A pattern for a body, in which ``…`` is anything."""
+    """Compile a pattern for a body in which ``…`` matches anything."""
     return re.compile("\n".join(".*?".join(map(re.escape, line.split("…"))) for line in lines))
 
 
@@ -47,11 +48,11 @@ async def test_transcript_matches_the_gateway_responses(serve: Serve, file: Path
         headers = dict(line.split(": ", 1) for line in sent[1:empty])
         body = "\n".join(sent[empty + 1 :]).encode()
 
-        answer = await gateway.http.request(method, path, headers=headers, content=body)
+        response = await gateway.http.request(method, path, headers=headers, content=body)
 
-        kind = answer.headers.get("content-type", "")
-        assert f"{answer.status_code} {kind}".strip() == received[0]
+        kind = response.headers.get("content-type", "")
+        assert f"{response.status_code} {kind}".strip() == received[0]
         wanted = compile_body_pattern(received[1:])
-        assert wanted.fullmatch(answer.text.rstrip("\n")), (
-            f"wanted\n{chr(10).join(received[1:])}\ngot\n{answer.text}"
+        assert wanted.fullmatch(response.text.rstrip("\n")), (
+            f"wanted\n{chr(10).join(received[1:])}\ngot\n{response.text}"
         )

@@ -1,4 +1,4 @@
-"""Gateways that copy requests, and workers that are tried by it."""
+"""Gateways that shadow requests, and the workers that they shadow to."""
 
 import asyncio
 import json
@@ -26,14 +26,15 @@ from tests.support.fakes import (
     chunked,
     make_reply,
 )
+from tests.support.waiting import PATIENCE
 
 LISTEN = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, triton]}]
 limits: {drain_timeout: 0s}
 """
 SHADOW = 'shadow: {to: "2", share: 100%}'
-NONE = "protocol: openai"
-"""In its place."""
+NO_SHADOW = "protocol: openai"
+"""Replaces SHADOW in a configuration without a shadow."""
 ECHO = (
     LISTEN
     + """
@@ -45,7 +46,7 @@ models:
          SHADOW}
 """
 )
-TRIED = (
+WORKER_AS_SHADOW = (
     LISTEN
     + """
 backends:
@@ -56,10 +57,10 @@ models:
          split: {weights: {"1": 1, "2": 0}}, SHADOW}
 """
 )
-TURNED = TRIED.replace("tried, model: new}}", "one}}").replace(
+ECHO_AS_SHADOW = WORKER_AS_SHADOW.replace("tried, model: new}}", "one}}").replace(
     '"1": {backend: one}', '"1": {backend: tried, model: new}'
 )
-"""The worker answers clients, and the echo is tried."""
+"""The worker serves clients, and the echo backend is the shadow target."""
 
 
 def build_echo_config(script: str = "a, b, c", shadow: str = SHADOW) -> str:
@@ -67,14 +68,17 @@ def build_echo_config(script: str = "a, b, c", shadow: str = SHADOW) -> str:
 
 
 def build_worker_config(
-    *workers: ScriptedWorker, protocol: str = "openai", shadow: str = SHADOW, text: str = TRIED
+    *workers: ScriptedWorker,
+    protocol: str = "openai",
+    shadow: str = SHADOW,
+    text: str = WORKER_AS_SHADOW,
 ) -> str:
     urls = ", ".join(f'"{worker.url}"' for worker in workers)
     return text.replace("PROTOCOL", protocol).replace("WORKERS", urls).replace("SHADOW", shadow)
 
 
 PROBED = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-"""What answers a probe."""
+"""The response to a health probe."""
 HELLO = [{"role": "user", "content": "hi"}]
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"new","choices":[%s]}'
 
@@ -95,7 +99,7 @@ STREAM = [
 
 
 class ShadowGateway(Struct):
-    """A gateway that serves, and what it told of exchanges and shadows."""
+    """A running gateway, its request records and its shadow comparisons."""
 
     app: Gateway
     urls: list[str]
@@ -106,8 +110,8 @@ class ShadowGateway(Struct):
     more: asyncio.Event
 
     async def wait_for_comparison(self, times: int = 1) -> ShadowComparison:
-        """The last of them, once there are so many."""
-        async with asyncio.timeout(10):
+        """Wait for ``times`` comparisons and return the last."""
+        async with asyncio.timeout(PATIENCE):
             while len(self.comparisons) < times:
                 self.more.clear()
                 await self.more.wait()
@@ -125,19 +129,19 @@ class ShadowGateway(Struct):
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-Begin = Callable[[str], Awaitable[ShadowGateway]]
+StartGateway = Callable[[str], Awaitable[ShadowGateway]]
 
 
 @asynccontextmanager
-async def run_gateways() -> AsyncIterator[Begin]:
-    """Starts them; stops them all at the end."""
+async def run_gateways() -> AsyncIterator[StartGateway]:
+    """Start gateways; stop all of them at the end."""
     running: list[ShadowGateway] = []
 
     async def start(text: str) -> ShadowGateway:
         records: list[RequestRecord] = []
         comparisons: list[ShadowComparison] = []
-        more = asyncio.Event()
-        shadows = ShadowManager(time.monotonic, comparisons.append, lambda _: more.set())
+        second_worker = asyncio.Event()
+        shadows = ShadowManager(time.monotonic, comparisons.append, lambda _: second_worker.set())
         numbers = iter(range(1000))
         outside = replace(
             build_services(),
@@ -149,7 +153,7 @@ async def run_gateways() -> AsyncIterator[Begin]:
         app = Gateway(load_text(text, "test.yaml", env=os.environ), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)
-        running.append(ShadowGateway(app, urls, http, shadows, records, comparisons, more))
+        running.append(ShadowGateway(app, urls, http, shadows, records, comparisons, second_worker))
         return running[-1]
 
     yield start
@@ -158,27 +162,31 @@ async def run_gateways() -> AsyncIterator[Begin]:
 
 
 def get_visible_response(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:
-    """All that a client sees, but for dates and times."""
+    """Return what a client sees of a response, without dates and times."""
     times = ("date", "openai-processing-ms")
     headers = {name: text for name, text in answer.headers.items() if name not in times}
     return answer.status_code, answer.content, headers
 
 
 FLOOD = [build_text_event("x" * 50_000)] * 40
-TROUBLE: dict[str, Reply] = {
-    "is silent": [HANG],
-    "hangs in its head": [b"HTTP/1.1 200 OK\r\n", HANG],
-    "hangs in its answer": [CHUNKED + chunk(STREAM[0]), HANG],
-    "closes": [CLOSE],
-    "resets": [RESET],
-    "is cut": [CHUNKED + chunk(STREAM[0]), CLOSE],
-    "has no end": [chunked(*STREAM[:3])],
-    "fails": [make_reply(b'{"error":{"message":"broken"}}', "500 Internal Server Error")],
-    "is at its limit": [make_reply(b'{"error":{"message":"slow"}}', "429 Too Many Requests")],
-    "refuses": [make_reply(b'{"error":{"message":"no"}}', "400 Bad Request")],
-    "talks nonsense": [chunked(b"data: nonsense\n\n")],
-    "speaks no HTTP": [b"hello\r\n\r\n"],
-    "floods": [chunked(*FLOOD, *STREAM)],
-    "is slow": [CHUNKED + chunk(STREAM[0]), 0.2, b"".join(map(chunk, STREAM[1:])) + b"0\r\n\r\n"],
+FAULTY_REPLIES: dict[str, Reply] = {
+    "sends nothing": [HANG],
+    "hangs in the headers": [b"HTTP/1.1 200 OK\r\n", HANG],
+    "hangs in the stream": [CHUNKED + chunk(STREAM[0]), HANG],
+    "closes the connection": [CLOSE],
+    "resets the connection": [RESET],
+    "closes in the stream": [CHUNKED + chunk(STREAM[0]), CLOSE],
+    "omits the end of the stream": [chunked(*STREAM[:3])],
+    "answers 500": [make_reply(b'{"error":{"message":"broken"}}', "500 Internal Server Error")],
+    "answers 429": [make_reply(b'{"error":{"message":"slow"}}', "429 Too Many Requests")],
+    "answers 400": [make_reply(b'{"error":{"message":"no"}}', "400 Bad Request")],
+    "sends an invalid event": [chunked(b"data: nonsense\n\n")],
+    "sends no HTTP": [b"hello\r\n\r\n"],
+    "sends 2 MB": [chunked(*FLOOD, *STREAM)],
+    "pauses": [
+        CHUNKED + chunk(STREAM[0]),
+        0.2,
+        b"".join(map(chunk, STREAM[1:])) + b"0\r\n\r\n",
+    ],
 }
-WELL = ("floods", "is slow")
+SUCCEEDING = ("sends 2 MB", "pauses")

@@ -1,4 +1,4 @@
-"""The admin listener over a real socket."""
+"""The admin listener over a real socket: health, workers, access and limits."""
 
 import asyncio
 import contextlib
@@ -25,6 +25,7 @@ from gateway.admin.api import (
 )
 from gateway.config.schema import AdminConfig
 from gateway.routing.router import Router
+from tests.support.waiting import PATIENCE
 
 KEY = "sk-admin-canary"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
@@ -32,7 +33,7 @@ FIRST = "http://10.0.0.1:8000"
 
 
 class Workers:
-    """A WorkerSet over a Discovery, as the gateway makes one."""
+    """A WorkerSet over a WorkerDiscovery, as the gateway creates it."""
 
     def __init__(self, *urls: str) -> None:
         self.discovery = WorkerDiscovery(
@@ -50,7 +51,7 @@ class Workers:
 
 
 class AdminClient(Struct):
-    """A running admin listener, a client of it, and what is behind it."""
+    """A running admin listener, an HTTP client of it, and the workers behind it."""
 
     http: httpx.AsyncClient
     workers: Workers
@@ -88,7 +89,7 @@ async def admin_client() -> AsyncIterator[AdminClient]:
 
 
 def parse_error(answer: httpx.Response) -> tuple[int, str | None]:
-    """The status and the field of an error, of which everything else is checked."""
+    """Check the shape of an error response; return its status and the field it names."""
     assert answer.headers["content-type"].startswith("application/json")
     error = answer.json()["error"]
     assert error.keys() == {"message", "field"}
@@ -97,7 +98,7 @@ def parse_error(answer: httpx.Response) -> tuple[int, str | None]:
     return answer.status_code, error["field"]
 
 
-# --- alive and ready -----------------------------------------------------------------------------
+# --- liveness and readiness -----------------------------------------------------------------------
 
 
 async def test_live_and_ready_endpoints_report_liveness_and_the_unready_reason(
@@ -110,9 +111,10 @@ async def test_live_and_ready_endpoints_report_liveness_and_the_unready_reason(
 
     assert (await admin_client.http.get("/-/live")).status_code == 200
     assert (await admin_client.http.head("/-/ready")).status_code == 503
-    answer = await admin_client.http.get("/-/ready")
-    assert parse_error(answer) == (503, None)
-    assert answer.json()["error"]["message"] == "the gateway drains"
+
+    response = await admin_client.http.get("/-/ready")
+    assert parse_error(response) == (503, None)
+    assert response.json()["error"]["message"] == "the gateway drains"
 
 
 async def test_metrics_endpoint_serves_the_rendered_metrics_unchanged() -> None:
@@ -122,11 +124,12 @@ async def test_metrics_endpoint_serves_the_rendered_metrics_unchanged() -> None:
     )
     listener = AdminServer(AdminConfig("127.0.0.1:0"), behind)
     async with httpx.AsyncClient(base_url=await listener.listen()) as http:
-        answer = await http.get("/metrics")
+        response = await http.get("/metrics")
+
     await listener.close()
 
-    assert answer.content == page
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert response.content == page
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StubBackend(Struct):
@@ -140,6 +143,7 @@ def test_unready_reason_names_missing_backends_or_the_drain() -> None:
     assert get_unready_reason(router, {"a": down, "b": up}) is None
     assert get_unready_reason(router, {"a": down, "b": down}) == "no backend is ready"
     assert get_unready_reason(router, {}) == "no backend is ready"
+
     router.ready = False
     assert get_unready_reason(router, {"b": up}) == "the gateway drains"
 
@@ -153,6 +157,7 @@ async def test_workers_are_listed_added_and_removed(admin_client: AdminClient) -
     added = await admin_client.http.post("/-/workers", json=body)
     again = await admin_client.http.post("/-/workers", json=body | {"weight": 5})
     listed = await admin_client.http.get("/-/workers")
+
     removed = await admin_client.http.delete("/-/workers", params={"backend": "gpu", "url": FIRST})
 
     assert added.status_code == 201
@@ -168,11 +173,11 @@ async def test_workers_are_listed_added_and_removed(admin_client: AdminClient) -
 async def test_added_worker_with_only_a_url_has_default_weight_and_concurrency(
     admin_client: AdminClient,
 ) -> None:
-    answer = await admin_client.http.post(
+    response = await admin_client.http.post(
         "/-/workers", json={"backend": "gpu", "url": "http://w:1"}
     )
 
-    assert answer.json() == {
+    assert response.json() == {
         "backend": "gpu",
         "url": "http://w:1",
         "weight": 1,
@@ -243,9 +248,9 @@ async def test_add_worker_error_names_the_missing_field(
 async def test_61_add_worker_rejects_invalid_or_internal_addresses(
     admin_client: AdminClient, url: str
 ) -> None:
-    answer = await admin_client.http.post("/-/workers", json={"backend": "gpu", "url": url})
+    response = await admin_client.http.post("/-/workers", json={"backend": "gpu", "url": url})
 
-    assert parse_error(answer) == (400, "url")
+    assert parse_error(response) == (400, "url")
     assert admin_client.workers.urls == [FIRST]
 
 
@@ -313,12 +318,14 @@ async def test_body_read_times_out_with_408(
 ) -> None:
     monkeypatch.setattr("gateway.admin.api._BODY_TIMEOUT", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", admin_client.port)
+
     writer.write(
         b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 10\r\n\r\n{"
     )
 
     assert (await reader.readline()).split()[1] == b"408"
+
     writer.close()
 
 
@@ -352,13 +359,13 @@ async def test_add_worker_to_a_full_worker_set_is_a_conflict() -> None:
             raise ValueError("there are enough workers")
 
     async with run_admin_listener(pool=Full()) as admin:
-        answer = await admin.http.post("/-/workers", json={"backend": "gpu", "url": "http://w:1"})
+        response = await admin.http.post("/-/workers", json={"backend": "gpu", "url": "http://w:1"})
 
-    assert parse_error(answer) == (409, "url")
-    assert "enough" in answer.text
+    assert parse_error(response) == (409, "url")
+    assert "enough" in response.text
 
 
-# --- paths and faults ----------------------------------------------------------------------------
+# --- paths and internal errors --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/", "/-/", "/-/nope", "/-/workers/", "/v1/models", "//-/live"])
@@ -369,10 +376,15 @@ async def test_unknown_path_returns_404(admin_client: AdminClient, path: str) ->
 
 
 async def test_wrong_method_returns_405_with_an_allow_header(admin_client: AdminClient) -> None:
-    answer = await admin_client.http.put("/-/workers")
+    response = await admin_client.http.put("/-/workers")
 
-    assert parse_error(answer) == (405, None)
-    assert answer.headers["allow"].replace(" ", "").split(",") == ["DELETE", "GET", "HEAD", "POST"]
+    assert parse_error(response) == (405, None)
+    assert response.headers["allow"].replace(" ", "").split(",") == [
+        "DELETE",
+        "GET",
+        "HEAD",
+        "POST",
+    ]
 
 
 async def test_internal_error_response_hides_the_exception_message(
@@ -384,23 +396,23 @@ async def test_internal_error_response_hides_the_exception_message(
 
     with caplog.at_level(logging.ERROR, "interlingua"):
         async with run_admin_listener(pool=Broken()) as admin:
-            answer = await admin.http.get("/-/workers")
+            response = await admin.http.get("/-/workers")
 
-    assert parse_error(answer) == (500, None)
-    assert "canary" not in answer.text
+    assert parse_error(response) == (500, None)
+    assert "canary" not in response.text
     assert "canary" in caplog.text
 
 
 async def test_responses_have_no_store_nosniff_and_server_headers(
     admin_client: AdminClient,
 ) -> None:
-    for answer in (await admin_client.http.get("/-/live"), await admin_client.http.get("/nope")):
-        assert answer.headers["cache-control"] == "no-store"
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["server"] == "interlingua"
+    for response in (await admin_client.http.get("/-/live"), await admin_client.http.get("/nope")):
+        assert response.headers["cache-control"] == "no-store"
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["server"] == "interlingua"
 
 
-# --- who may ask ---------------------------------------------------------------------------------
+# --- authentication -------------------------------------------------------------------------------
 
 
 def list_routes() -> list[tuple[str, str]]:
@@ -440,22 +452,22 @@ async def test_missing_or_wrong_admin_key_returns_401(
     method: str, path: str, headers: dict[str, Any]
 ) -> None:
     async with run_admin_listener(sha256=DIGEST) as admin:
-        answer = await admin.http.request(method, path, headers=headers)
+        response = await admin.http.request(method, path, headers=headers)
 
     if path in {"/-/live", "/-/ready"} and method in {"GET", "HEAD"}:
-        assert answer.status_code == 200
+        assert response.status_code == 200
     else:
-        assert answer.status_code == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
-        assert method == "HEAD" or parse_error(answer) == (401, None)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert method == "HEAD" or parse_error(response) == (401, None)
 
 
 async def test_admin_key_grants_access_with_any_host_header() -> None:
     async with run_admin_listener("0.0.0.0:0", DIGEST.upper()) as admin:
-        answer = await admin.http.get("/-/workers", headers={"Authorization": f"bearer  {KEY}"})
+        response = await admin.http.get("/-/workers", headers={"Authorization": f"bearer  {KEY}"})
         named = await admin.http.get("/-/live", headers={"Host": "gateway.example"})
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert named.status_code == 200
 
 
@@ -508,8 +520,9 @@ async def test_key_for_changes_leaves_pages_open_and_protects_changes() -> None:
         assert (await admin.http.get("/metrics")).status_code == 200
         assert (await admin.http.delete("/-/workers", params=url)).status_code == 401
         assert (await admin.http.post("/-/workers", json=url)).status_code == 401
-        answer = await admin.http.post("/-/workers", json=url, headers=key)
-        assert answer.status_code == 200
+
+        response = await admin.http.post("/-/workers", json=url, headers=key)
+        assert response.status_code == 200
 
 
 async def test_key_for_changes_is_ignored_beyond_loopback() -> None:
@@ -545,8 +558,8 @@ async def test_close_releases_the_port() -> None:
 
 
 async def send_raw_bytes(port: int, data: bytes) -> bytes:
-    """What is answered until the connection ends."""
-    async with asyncio.timeout(20):
+    """Send bytes and return the response until the connection ends."""
+    async with asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(data)
@@ -560,7 +573,7 @@ async def send_raw_bytes(port: int, data: bytes) -> bytes:
 async def test_idle_admin_connections_are_evicted_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They take a fixed share of the descriptors, and none of those of clients."""
+    """The admin listener has a share of the file descriptors of its own."""
     limits = replace(CONNECTION_LIMITS, header_timeout=1.0)
     monkeypatch.setattr("gateway.admin.api.CONNECTION_LIMITS", limits)
     async with run_admin_listener() as admin:
@@ -596,8 +609,8 @@ async def test_idle_admin_connections_are_evicted_above_the_limit(
 async def test_malformed_request_is_neither_echoed_nor_logged_as_an_error(
     admin_client: AdminClient, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = await send_raw_bytes(admin_client.port, data)
-    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    response = await send_raw_bytes(admin_client.port, data)
+    assert response.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
     for word in (b"Python", b"aiohttp", b"secret", b"Traceback"):
-        assert word not in answer
+        assert word not in response
     assert [one for one in caplog.records if one.exc_info or one.levelno >= logging.ERROR] == []

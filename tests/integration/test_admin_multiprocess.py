@@ -1,4 +1,4 @@
-"""The admin listener's status, requests and page, where several processes serve."""
+"""The admin listener's status, requests and page with several processes."""
 
 import asyncio
 import os
@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.test_processes import list_serving_pids, wait_until_both_serve
+from tests.support.waiting import PATIENCE
 
 SLOW = {"kind": "echo", "script": ["a", "b"], "delay": "30s"}
 TEXT = build_config(
@@ -36,25 +37,25 @@ TEXT = build_config(
 )
 
 
-def build_chat_body(model: str, **more: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": "x"}], **more}
+def build_chat_body(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "x"}], **fields}
 
 
 class TwoProcessGateway(Struct):
-    """Two processes, and a client of their admin listener."""
+    """A gateway of two processes, and an HTTP client of its admin listener."""
 
     gateway: GatewayProcess
     admin: httpx.AsyncClient
 
     async def chat(self, model: str, id: str = "") -> httpx.Response:  # noqa: A002 - as it is called
-        """A request on a new connection, so that either may have it."""
+        """Send a chat request on a new connection, so that either process may accept it."""
         headers = {"x-request-id": id} if id else {}
         async with httpx.AsyncClient(timeout=30) as client:
             url = f"{self.gateway.urls[0]}/v1/chat/completions"
             return await client.post(url, json=build_chat_body(model), headers=headers)
 
     async def until(self, what: Callable[[list[Any]], object]) -> list[Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 requests: list[Any] = (await self.admin.get("/-/requests")).json()["requests"]
                 if what(requests):
@@ -84,8 +85,10 @@ async def test_admin_listener_aggregates_status_requests_and_cancel_over_process
         assert [one["age"] for one in requests] == sorted(
             (one["age"] for one in requests), reverse=True
         )
+
         status = (await gateway_of_two.admin.get("/-/status")).json()
         assert (status["processes"], status["running"]) == (2, 6)
+
         for n in range(6):
             ended = await gateway_of_two.admin.post(f"/-/requests/r{n}/cancel")
             assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
@@ -96,12 +99,15 @@ async def test_admin_listener_aggregates_status_requests_and_cancel_over_process
     figures = {one["model"]: one for one in status["stats"]}
     assert (figures["m"]["requests"], figures["slow"]["errors"]) == (6, 6)
     assert [one["url"] for one in status["workers"]["pool"]] == ["http://127.0.0.1:9"]
+
     history = (await gateway_of_two.admin.get("/-/history")).json()
     recent = {one["model"]: one for one in history["versions"]}
     assert (recent["m"]["requests"], recent["slow"]["errors"][0]["count"]) == (6, 6)
+
     finished = (await gateway_of_two.admin.get("/-/requests/finished")).json()["requests"]
     assert [one["model"] for one in finished] == ["slow"] * 6 + ["m"] * 6
     assert status["listeners"][0]["url"] == gateway_of_two.gateway.urls[0]
+
     whole = (await gateway_of_two.admin.get("/-/config")).json()
     assert whole["config"]["limits"]["connections"] == 4000
     assert whole["file"]["differs"] is False
@@ -113,14 +119,17 @@ async def test_admin_page_and_playground_work_with_several_processes(
 ) -> None:
     led = await gateway_of_two.admin.get("/")
     assert (led.status_code, led.headers["location"]) == (302, "/-/ui/")
+
     page = await gateway_of_two.admin.get("/-/ui/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
+
     url = "/-/playground/0/v1/chat/completions"
     whole = await gateway_of_two.admin.post(url, json=build_chat_body("m"))
     assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
     assert (await gateway_of_two.admin.get("/-/playground/0/v1/models")).json()["data"][0][
         "id"
     ] == "m"
+
     elsewhere = await gateway_of_two.admin.post(
         url, json=build_chat_body("m"), headers={"Origin": "http://evil.example"}
     )
@@ -128,19 +137,21 @@ async def test_admin_page_and_playground_work_with_several_processes(
 
     async with gateway_of_two.admin.stream(
         "POST", url, json=build_chat_body("begun", stream=True)
-    ) as answer:
-        pieces = answer.aiter_raw()
+    ) as response:
+        pieces = response.aiter_raw()
         for _ in range(3):
             await anext(pieces)
+
         [running] = await gateway_of_two.until(len)
+
         assert running["phase"] == "streaming"
     await gateway_of_two.until(lambda requests: not requests)
 
     async def lose_it() -> None:
         async with gateway_of_two.admin.stream(
             "POST", url, json=build_chat_body("begun", stream=True)
-        ) as answer:
-            async for _ in answer.aiter_raw():
+        ) as response:
+            async for _ in response.aiter_raw():
                 for one in list_serving_pids(gateway_of_two.gateway):
                     os.kill(one, signal.SIGKILL)
 
@@ -153,6 +164,7 @@ async def test_restarted_process_inherits_the_drain_state(
 ) -> None:
     assert (await gateway_of_two.admin.post("/-/drain")).json() == {"draining": True}
     assert (await gateway_of_two.admin.get("/-/ready")).status_code == 503
+
     for one in list_serving_pids(gateway_of_two.gateway):
         os.kill(one, signal.SIGKILL)
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""What the admin listener tells of a running gateway, and what it may do to it."""
+"""The admin listener reports the state of a running gateway, and changes it."""
 
 import asyncio
 import hashlib
@@ -17,6 +17,7 @@ from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
 from gateway.runtime.reload import ConfigSource
 from tests.support.fakes import HANG, ScriptedWorker
+from tests.support.waiting import PATIENCE
 
 KEY = "sk-overview"
 ID = "a/b%2F?c#/cancel"
@@ -46,7 +47,7 @@ keys: [{{name: ann, sha256: {hashlib.sha256(KEY.encode()).hexdigest()}}}]
 
 
 class RunningGateway:
-    """A running gateway, its admin listener, and clients of both."""
+    """A running gateway, and HTTP clients of its API and of its admin listener."""
 
     def __init__(
         self, file: Path, app: Gateway, urls: list[str], records: list[RequestRecord]
@@ -56,23 +57,25 @@ class RunningGateway:
         self.http = httpx.AsyncClient(base_url=urls[0], timeout=10, headers={"x-api-key": KEY})
         self.urls = urls
 
-    async def chat(self, model: str, **more: Any) -> httpx.Response:
-        return await self.http.post("/v1/chat/completions", json=build_chat_body(model, **more))
+    async def chat(self, model: str, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json=build_chat_body(model, **fields))
 
     async def requests(self) -> list[dict[str, Any]]:
         requests: list[dict[str, Any]] = (await self.admin.get("/-/requests")).json()["requests"]
         return requests
 
-    async def until(self, what: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
-        """What runs, once that is so."""
-        async with asyncio.timeout(10):
+    async def wait_for_requests(
+        self, what: Callable[[list[dict[str, Any]]], object]
+    ) -> list[dict[str, Any]]:
+        """Wait until the requests in flight meet a condition, and return them."""
+        async with asyncio.timeout(PATIENCE):
             while not what(requests := await self.requests()):  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         return requests
 
 
-def build_chat_body(model: str, **more: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": "canary"}], **more}
+def build_chat_body(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "canary"}], **fields}
 
 
 @asynccontextmanager
@@ -84,8 +87,8 @@ async def run_gateway(folder: Path, text: str = TEXT) -> AsyncIterator[RunningGa
         def read() -> Any:
             return load_bytes(file.read_bytes(), str(file), env={})
 
-        outside = replace(build_services(), observe_request=records.append)
-        app = Gateway((first := read()).config, outside, origin=ConfigSource(first, read))
+        services = replace(build_services(), observe_request=records.append)
+        app = Gateway((first := read()).config, services, origin=ConfigSource(first, read))
         gateway = RunningGateway(file, app, await app.start(), records)
         async with gateway.admin, gateway.http:
             yield gateway
@@ -98,7 +101,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
         yield running
 
 
-# --- what it tells --------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 async def test_config_endpoint_masks_secrets_and_reports_file_changes(
@@ -110,13 +113,16 @@ async def test_config_endpoint_masks_secrets_and_reports_file_changes(
 
     assert response.json()["hash"] == digest[:12]
     assert response.json()["file"] == file
+
     config = response.json()["config"]
     [worker] = config["backends"]["pool"]["workers"]
     auth = {"bearer": "***", "header": None, "query": None, "basic": None}
+
     assert worker["auth"] == auth
     assert config["keys"][0]["sha256"] == "***"
     assert config["admin"]["sha256"] is None
     assert config["backends"]["fast"]["script"] == ["a", "b"]
+
     lines = [line for _, _, line in response.json()["lines"]]
     assert 'auth: {bearer: "***"}' in "\n".join(lines)
     assert len(lines) == len(gateway.file.read_text().splitlines())
@@ -125,6 +131,7 @@ async def test_config_endpoint_masks_secrets_and_reports_file_changes(
 
     gateway.file.write_text("models: {}")
     assert (await gateway.admin.get("/-/config")).json()["file"]["differs"] is True
+
     gateway.file.unlink()
     gone = (await gateway.admin.get("/-/config")).json()["file"]
     assert (gone["hash"], gone["differs"]) == (None, False)
@@ -145,6 +152,7 @@ async def test_status_endpoint_reports_the_same_counts_as_the_metrics(
     assert one["first_token_p95"] > 0
     assert one["tokens_per_second"] > 0
     assert figures["cut", "1"]["errors"] == 1
+
     lines = [line for line in page.splitlines() if line.startswith("interlingua_requests_total")]
     assert sum(float(line.split()[-1]) for line in lines) == 4
     assert status["models"][0] == {
@@ -167,6 +175,7 @@ async def test_status_endpoint_reports_the_same_counts_as_the_metrics(
         {"url": gateway.urls[1], "protocols": [{"name": "ovms", "profile": "", "prefix": ""}]},
     ]
     assert status["backends"].keys() == {"fast", "slow", "begun", "cut", "pool"}
+
     [worker] = status["workers"]["pool"]
     assert (worker["state"], worker["limit"]) == ("up", 1)
     assert (status["processes"], status["running"], status["draining"]) == (1, 0, False)
@@ -179,19 +188,24 @@ async def test_requests_endpoint_reports_the_phase_and_progress_of_each_request(
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         begun = tasks.create_task(gateway.chat("begun", stream=True))
-        streaming = await gateway.until(lambda requests: requests and requests[0]["tokens"])
+        streaming = await gateway.wait_for_requests(
+            lambda requests: requests and requests[0]["tokens"]
+        )
         await begun
         for _ in range(2):
             tasks.create_task(gateway.chat("far"))
-        requests = await gateway.until(
+
+        requests = await gateway.wait_for_requests(
             lambda requests: len(requests) == 2 and requests[1]["phase"] == "queued"
         )
+
         assert [one["phase"] for one in requests] == ["waiting", "queued"]
         assert requests[0]["age"] >= requests[1]["age"]
         assert requests[0]["backend"] == "pool"
+
         for one in requests:
             await gateway.admin.post(f"/-/requests/{one['id']}/cancel")
-    await gateway.until(lambda requests: not requests)
+    await gateway.wait_for_requests(lambda requests: not requests)
 
     [one] = streaming
     assert one.pop("id")
@@ -218,10 +232,12 @@ async def test_history_counts_splits_and_errors_by_class_also_of_unknown_models(
     history = (await gateway.admin.get("/-/history")).json()
 
     assert history["interval"] > 0
+
     versions = {(one["model"], one["version"]): one for one in history["versions"]}
     assert versions["m", "1"]["requests"] == 2
     assert versions["m", "1"]["split_requests"] == 0
     assert versions["m", "1"]["first_token_p50"] > 0
+
     errors = {
         (key[0], one["error"], one["origin"], one["count"])
         for key, version in versions.items()
@@ -240,6 +256,7 @@ async def test_time_to_first_token_is_that_of_the_start_if_there_is_no_recent_on
 ) -> None:
     await gateway.chat("m@1", stream=True)
     [one] = (await gateway.admin.get("/-/status")).json()["stats"]
+
     assert sum(one["first_token_totals"]) == 1
     assert one["first_token_p50"] > 0
 
@@ -258,12 +275,13 @@ async def test_last_finished_requests_are_listed_without_their_content(
     assert (failed["error"], failed["outcome"]) == ("ModelNotFound", "client_error")
     assert "canary" not in response.text
     assert KEY not in response.text
+
     for _ in range(205):
         await gateway.chat("m@1")
     assert len((await gateway.admin.get("/-/requests/finished")).json()["requests"]) == 200
 
 
-async def test_explanation_is_also_given_as_text(tmp_path: Path) -> None:
+async def test_explanation_is_also_returned_as_text(tmp_path: Path) -> None:
     text = """
     listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
     admin: {address: "127.0.0.1:0"}
@@ -274,13 +292,15 @@ async def test_explanation_is_also_given_as_text(tmp_path: Path) -> None:
         headers = {"x-interlingua-explain": "1", "x-request-id": "case"}
         await gateway.http.post("/v1/chat/completions", json=build_chat_body("m"), headers=headers)
         response = await gateway.admin.get("/-/explain/case?format=text")
+
         assert response.headers["content-type"].startswith("text/plain")
         assert "target     m@1: fast, as m" in response.text
+
         missing = await gateway.admin.get("/-/explain/other?format=text")
         assert (missing.status_code, missing.json()["error"]["field"]) == (404, "id")
 
 
-# --- what it does ---------------------------------------------------------------------------------
+# --- actions --------------------------------------------------------------------------------------
 
 
 async def test_cancelled_request_gets_an_error_in_the_protocol_of_its_client(
@@ -294,13 +314,14 @@ async def test_cancelled_request_gets_an_error_in_the_protocol_of_its_client(
             task = tasks.create_task(
                 gateway.http.post(path, json=body, headers={"x-request-id": ID})
             )
-            await gateway.until(len)
+            await gateway.wait_for_requests(len)
             ended = await gateway.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
             assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
-            answer = await task
-            assert answer.status_code == status
-            assert "the request was stopped" in answer.text
+            response = await task
+            assert response.status_code == status
+            assert "the request was stopped" in response.text
     again = await gateway.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
+
     assert (again.status_code, again.json()["error"]["field"]) == (404, "id")
     assert [one.error for one in gateway.records] == ["ClientDisconnected"] * 2
 
@@ -310,17 +331,21 @@ async def test_request_that_started_before_a_reload_is_listed_and_cancellable(
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(gateway.chat("m@2"))
-        [before] = await gateway.until(len)
+        [before] = await gateway.wait_for_requests(len)
         gateway.file.write_text(gateway.file.read_text() + "# changed\n")
+
         assert (await gateway.admin.post("/-/reload")).status_code == 200
+
         [after] = await gateway.requests()
         assert after["id"] == before["id"]
+
         await gateway.admin.post(f"/-/requests/{after['id']}/cancel")
     assert task.result().status_code == 499
 
 
 async def test_drain_state_survives_a_reload_and_can_be_cancelled(gateway: RunningGateway) -> None:
     assert (await gateway.admin.post("/-/drain")).json() == {"draining": True}
+
     gateway.file.write_text(gateway.file.read_text() + "# changed\n")
     await gateway.admin.post("/-/reload")
     assert (await gateway.admin.get("/-/ready")).status_code == 503
@@ -331,7 +356,7 @@ async def test_drain_state_survives_a_reload_and_can_be_cancelled(gateway: Runni
     assert (await gateway.admin.get("/-/ready")).status_code == 200
 
 
-# --- by way of the admin listener -----------------------------------------------------------------
+# --- requests through the admin listener ----------------------------------------------------------
 
 
 async def test_playground_forwards_requests_to_a_listener(gateway: RunningGateway) -> None:
@@ -343,14 +368,18 @@ async def test_playground_forwards_requests_to_a_listener(gateway: RunningGatewa
     assert played.headers["content-security-policy"] == "default-src 'none'; sandbox"
     assert played.headers["x-content-type-options"] == "nosniff"
     assert gateway.records[-1].key == "ann"
+
     unkeyed = await gateway.admin.post(
         "/-/playground/0/v1/chat/completions", json=build_chat_body("m@1")
     )
     assert (unkeyed.status_code, "API key" in unkeyed.json()["error"]["message"]) == (401, True)
+
     head = await gateway.admin.head("/-/playground/0/v1/models", headers=key)
     assert (head.status_code, head.content) == (405, b"")
+
     described = await gateway.admin.get("/-/playground/1/openapi.json")
     assert "/v3/chat/completions" in described.json()["paths"]
+
     nobody = await gateway.admin.get("/-/playground/2/openapi.json")
     assert (nobody.status_code, nobody.json()["error"]["field"]) == (404, "listener")
 
@@ -363,6 +392,7 @@ async def test_playground_stream_breaks_where_the_upstream_stream_breaks(
         "POST", url, json=build_chat_body("cut", stream=True), headers=key
     ) as response:
         lines = [line async for line in response.aiter_lines()]
+
     assert '"content":"a"' in "".join(lines)
     assert "data: [DONE]" not in lines
     assert "error" in [line for line in lines if line][-1]
@@ -379,6 +409,7 @@ async def test_playground_applies_the_body_size_limit(
     content = b" " * 1536 if declared else pieces()
     headers = {"x-api-key": KEY, "content-type": "application/json"}
     url = "/-/playground/0/v1/chat/completions"
+
     assert (await gateway.admin.post(url, content=content, headers=headers)).status_code == 413
 
 
@@ -389,7 +420,9 @@ async def test_playground_rejects_a_malformed_chunked_body(gateway: RunningGatew
         b"X-Api-Key: " + KEY.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"1\r\n{\r\nzz\r\n"
     )
+
     assert (await reader.readline()).split()[1] == b"400"
+
     writer.close()
 
 
@@ -398,15 +431,17 @@ async def test_playground_client_disconnect_cancels_the_request(gateway: Running
     async with gateway.admin.stream(
         "POST", url, json=build_chat_body("begun", stream=True), headers=key
     ):
-        await gateway.until(len)
-    await gateway.until(lambda requests: not requests)
+        await gateway.wait_for_requests(len)
+
+    await gateway.wait_for_requests(lambda requests: not requests)
+
     assert gateway.records[-1].outcome == "cancelled"
 
 
 async def test_internal_error_truncates_the_playground_response(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing was finished, so nothing may look as if it were."""
+    """A response that was not finished must not look complete."""
 
     async def begun(http: Any, sink: Any) -> None:
         sink.start(200, (("Content-Type", "text/plain"), ("Content-Length", "7")))
@@ -414,11 +449,12 @@ async def test_internal_error_truncates_the_playground_response(
 
     served: Callable[..., Awaitable[None]] = begun
     monkeypatch.setattr(gateway.app.active_snapshots[-1], "get_handler", lambda listener: served)
+
     with pytest.raises(httpx.RemoteProtocolError):
         await gateway.admin.get("/-/playground/0/v1/models")
 
 
-# --- the page -------------------------------------------------------------------------------------
+# --- the admin page -------------------------------------------------------------------------------
 
 
 async def test_admin_page_is_self_contained_and_needs_no_key(gateway: RunningGateway) -> None:
@@ -426,10 +462,12 @@ async def test_admin_page_is_self_contained_and_needs_no_key(gateway: RunningGat
         led = await gateway.admin.get(path)
         assert (led.status_code, led.headers["location"]) == (302, "/-/ui/")
     page = await gateway.admin.get("/-/ui/")
+
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
     assert "://" not in page.text
     assert (await gateway.admin.get("/-/ui/app.js")).headers["content-type"].startswith("text/java")
+
     for name in ("nothing.js", "..%2Fcli.py", "../app.py", "index", ""):
         response = await gateway.admin.get(f"/-/ui/{name}") if name else None
         assert response is None or response.status_code == 404
@@ -444,4 +482,5 @@ async def test_cross_origin_requests_to_admin_endpoints_are_rejected(
             response = await gateway.admin.post(path, headers={"Origin": origin})
             assert (path, response.status_code) == (path, 403)
     own = {"Origin": gateway.urls[-1]}
+
     assert (await gateway.admin.post("/-/drain", headers=own)).status_code == 200

@@ -1,14 +1,14 @@
 """The number of function calls for a request and for a token.
 
-Time can't be asserted on a shared machine; calls can. Counted is every call of a Python or C
-function on the event loop's thread, in the listener, the pipeline, the adapters and the pool, under
+Time can't be asserted on a shared machine; calls can. Every call of a Python or C function on the
+event loop's thread is counted, in the listener, the pipeline, the adapters and the pool, under
 uvloop, which adds none of its own. Keys, limits, metrics and the access log are on.
 
-A change that adds work raises the number below on purpose, and one that saves work lowers it: the
-test fails in both directions and shows what it counted.
+A change that adds work must raise a number below, and one that saves work must lower it: the test
+fails in both directions and prints the counts.
 
-``python -m tests.integration.test_call_counts`` also counts the changes of module: how often a call
-is in another module of the project than the call before. A path that a reader follows has few.
+``python -m tests.integration.test_call_counts`` also counts module changes: how often a call is in
+another module of the project than the call before. A path that is easy to follow has few.
 """
 
 import asyncio
@@ -39,28 +39,29 @@ from tests.support.fakes import CHUNKED, END, chunk, make_reply
 
 
 class Calls(Struct, frozen=True):
-    """For a request with a whole answer, for a stream without its tokens, for each of these."""
+    """Calls for a unary response, for a stream without its tokens, and for each token."""
 
-    whole: int
+    unary: int
     stream: int
     token: int
 
 
 PACKAGES: Final = ("gateway.", "backends.", "protocols.")
 STATED: Final = {
-    # client's protocol, worker's protocol; "varied" is OpenAI's, with requests that differ,
-    # have tools and headers of an ingress, and are answered with streamed tool calls
-    ("openai", "openai"): Calls(345, 630, 31),
-    ("openai", "triton"): Calls(484, 636, 35),
-    ("triton", "openai"): Calls(506, 641, 40),
-    ("varied", "openai"): Calls(366, 657, 95),
+    # Client's protocol, worker's protocol. "varied" is the OpenAI protocol with requests that
+    # differ,
+    # have tools and an ingress's headers, and get streamed tool calls.
+    ("openai", "openai"): Calls(331, 658, 40),
+    ("openai", "triton"): Calls(520, 677, 38),
+    ("triton", "openai"): Calls(508, 690, 42),
+    ("varied", "openai"): Calls(357, 786, 42),
 }
-MORE: Final = 4
-"""How many more there may be: what is read, or written, may come in two pieces."""
-FEWER: Final = 0.05
-"""By how much fewer there may be: releases of Python differ in what they call."""
-TURNS: Final = 5
-"""The fewest of so many are taken: a timer may tick in one of them."""
+ALLOWED_EXCESS: Final = 4
+"""The tolerated excess: a read or a write may be split in two."""
+ALLOWED_SHORTFALL: Final = 0.05
+"""The tolerated shortfall, as a share: releases of Python differ in what they call."""
+REPEATS: Final = 5
+"""The lowest of this many counts is taken: a timer may fire during one of them."""
 
 KEY: Final = "sk-counted"
 CONFIG: Final = """
@@ -79,7 +80,7 @@ keys:
   - {{name: counted, sha256: "{digest}", models: [mock]}}
 """
 
-# --- what the worker and the client say -----------------------------------------------------------
+# --- requests and responses -----------------------------------------------------------------------
 
 
 def build_chat_request(stream: bool) -> tuple[str, dict[str, Any]]:
@@ -94,7 +95,7 @@ def build_generate_request(stream: bool) -> tuple[str, dict[str, Any]]:
 
 
 def build_varied_request(stream: bool) -> tuple[str, dict[str, Any]]:
-    """A conversation with tools and a prompt of its own, as no other request has it."""
+    """Build a conversation with tools and a unique prompt."""
     number = next(_numbers)
     schema = {"type": "object", "properties": {"at": {"type": "string"}, "n": {"type": "integer"}}}
     function = {"name": "look", "description": "Look.", "parameters": schema}
@@ -108,7 +109,7 @@ def build_varied_request(stream: bool) -> tuple[str, dict[str, Any]]:
 
 
 def build_varied_headers() -> list[str]:
-    """Those that an ingress adds, with ids of their own."""
+    """Build the headers that an ingress adds, with unique ids."""
     number = next(_numbers)
     return [
         f"X-Request-Id: {number:032x}",
@@ -127,14 +128,14 @@ REQUESTS: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
 
 
 def get_worker_form(client: str, protocol: str) -> str:
-    """As what a worker of this protocol is asked for this client."""
+    """Return the form of a worker's response to this client."""
     if protocol == "triton":
         return "generate"
     return {"openai": "chat", "varied": "tools"}.get(client, "completion")
 
 
 def build_token_chunk(form: str, number: int) -> bytes:
-    """A token as a worker sends it: one chunk, one event."""
+    """Build one chunk with one event with one token."""
     text = f" token{number}."
     if form == "generate":
         fields: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": text}
@@ -155,7 +156,7 @@ def build_token_chunk(form: str, number: int) -> bytes:
 
 
 def build_stream_end(form: str) -> bytes:
-    """The end of a worker's stream."""
+    """Build the end of a worker's stream."""
     if form == "generate":
         return END
     ended = (
@@ -169,7 +170,7 @@ def build_stream_end(form: str) -> bytes:
 
 
 def build_response(form: str) -> bytes:
-    """A whole answer of a worker."""
+    """Build a worker's unary response."""
     if form == "generate":
         fields: dict[str, Any] = {
             "model_name": "m",
@@ -188,14 +189,14 @@ def build_response(form: str) -> bytes:
     return make_reply(msgspec.json.encode(fields))
 
 
-# --- a worker and a client that wait for each other, outside the gateway's thread -----------------
+# --- worker and client, outside the gateway's thread ----------------------------------------------
 
 
 class Worker:
-    """Answers a POST with what is put into ``says``, piece by piece, up to None; a GET at once."""
+    """Answers a POST with the pieces put into ``responses`` until None, and a GET at once."""
 
     def __init__(self) -> None:
-        self.says = queue.Queue[bytes | None]()
+        self.responses = queue.Queue[bytes | None]()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -224,12 +225,12 @@ class Worker:
                 if method == b"GET":
                     one.sendall(make_reply(b"{}"))
                     continue
-                for response in iter(self.says.get, None):
+                for response in iter(self.responses.get, None):
                     one.sendall(response)
 
 
 class Client:
-    """Asks over one connection; ``calls`` tells how many were counted so far."""
+    """Sends requests over one connection, and counts the gateway's calls with ``calls``."""
 
     def __init__(self, port: int, worker: Worker, calls: Callable[[], int]) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -240,33 +241,33 @@ class Client:
     def close(self) -> None:
         self._socket.close()
 
-    def whole(self, client: str, protocol: str) -> int:
-        """The calls for a request with a whole answer."""
-        before = self._settled()
+    def unary(self, client: str, protocol: str) -> int:
+        """Return the calls for a request with a unary response."""
+        before = self._wait_until_idle()
         self._ask(client, stream=False)
-        self._worker.says.put(build_response(get_worker_form(client, protocol)))
-        self._worker.says.put(None)
-        self._until(b"Jumped.")
-        return self._settled() - before
+        self._worker.responses.put(build_response(get_worker_form(client, protocol)))
+        self._worker.responses.put(None)
+        self._read_until(b"Jumped.")
+        return self._wait_until_idle() - before
 
     def stream(self, client: str, protocol: str) -> tuple[int, Sequence[int]]:
-        """The calls for a stream's begin and end, and for each of its tokens but the first.
+        """Return the calls for a stream's start and end, and for each token but the first.
 
-        The first comes with the stream's begin, and is counted there.
+        The first token arrives with the start of the stream and is counted there.
         """
         tokens, form = [], get_worker_form(client, protocol)
-        before = self._settled()
+        before = self._wait_until_idle()
         self._ask(client, stream=True)
         self._token(CHUNKED + build_token_chunk(form, 1), 1)
-        opened = now = self._settled()
-        for number in range(2, 2 + TURNS):
+        opened = now = self._wait_until_idle()
+        for number in range(2, 2 + REPEATS):
             self._token(build_token_chunk(form, number), number)
-            then, now = now, self._settled()
+            then, now = now, self._wait_until_idle()
             tokens.append(now - then)
-        self._worker.says.put(build_stream_end(form))
-        self._worker.says.put(None)
-        self._until(b"0\r\n\r\n")
-        return self._settled() - now + opened - before, tokens
+        self._worker.responses.put(build_stream_end(form))
+        self._worker.responses.put(None)
+        self._read_until(b"0\r\n\r\n")
+        return self._wait_until_idle() - now + opened - before, tokens
 
     def _ask(self, client: str, *, stream: bool) -> None:
         path, body = REQUESTS[client](stream)
@@ -282,18 +283,18 @@ class Client:
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + data)
 
     def _token(self, data: bytes, number: int) -> None:
-        self._worker.says.put(data)
-        self._until(f"token{number}.".encode())
+        self._worker.responses.put(data)
+        self._read_until(f"token{number}.".encode())
 
-    def _until(self, wanted: bytes) -> None:
+    def _read_until(self, wanted: bytes) -> None:
         data = b""
         while wanted not in data:
-            more = self._socket.recv(1 << 16)
-            assert more, data
-            data += more
+            received = self._socket.recv(1 << 16)
+            assert received, data
+            data += received
 
-    def _settled(self) -> int:
-        """What is counted when the gateway has nothing left to do."""
+    def _wait_until_idle(self) -> int:
+        """Return the count once the gateway is idle."""
         calls = -1
         while (now := self._calls()) != calls:
             calls = now
@@ -305,7 +306,7 @@ class Client:
 
 
 class CallCounter:
-    """Counts the calls of the thread that it is switched on in."""
+    """Counts the calls on the thread that enables it."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -316,7 +317,7 @@ class CallCounter:
 
 
 class ModuleChangeCounter(CallCounter):
-    """Counts how often a call of the project's code is in another module than the one before."""
+    """Counts calls in another module of the project than the call before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,13 +338,13 @@ class ModuleChangeCounter(CallCounter):
 async def measure_calls(
     client: str, protocol: str, folder: Path, counter: CallCounter | None = None
 ) -> Calls:
-    """Run a gateway, ask it, and count: its calls, unless another ``counter`` is given."""
+    """Run a gateway, send the requests, and count with ``counter``, by default the calls."""
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     worker = Worker()
-    more = f'profile: vllm\n    chat_template: "{template}"' if protocol == "triton" else ""
+    settings = f'profile: vllm\n    chat_template: "{template}"' if protocol == "triton" else ""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    text = CONFIG.format(protocol=protocol, more=more, url=worker.url, digest=digest)
+    text = CONFIG.format(protocol=protocol, more=settings, url=worker.url, digest=digest)
     outside, _, _ = set_up_metrics(build_services(), dict, "")
     now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
     [listener_id] = now.handlers
@@ -367,22 +368,22 @@ async def measure_calls(
 
 
 def count_fewest_calls(caller: Client, client: str, protocol: str) -> Calls:
-    """The fewest of several requests each, once all that is made at first is made."""
-    caller.whole(client, protocol)
+    """Return the lowest counts of several requests, after a first one that fills the caches."""
+    caller.unary(client, protocol)
     caller.stream(client, protocol)
-    unary_counts = [caller.whole(client, protocol) for _ in range(TURNS)]
-    streams = [caller.stream(client, protocol) for _ in range(TURNS)]
+    unary_counts = [caller.unary(client, protocol) for _ in range(REPEATS)]
+    streams = [caller.stream(client, protocol) for _ in range(REPEATS)]
     tokens = [token for _, each in streams for token in each]
     return Calls(min(unary_counts), min(begin for begin, _ in streams), min(tokens))
 
 
 def find_deviations(measured_calls: Calls, stated: Calls) -> Iterator[str]:
-    """What is not as stated."""
+    """Return the counts that differ from the table."""
     for name in Calls.__struct_fields__:
         calls, wanted = getattr(measured_calls, name), getattr(stated, name)
-        if calls > wanted + MORE:
+        if calls > wanted + ALLOWED_EXCESS:
             yield f"{name}: {calls} calls, {wanted} are stated: was it worth it?"
-        elif calls < wanted * (1 - FEWER):
+        elif calls < wanted * (1 - ALLOWED_SHORTFALL):
             yield f"{name}: {calls} calls, {wanted} are stated: well done, now state it"
 
 
@@ -411,9 +412,9 @@ def test_call_count_check_reports_more_calls_and_many_fewer_calls(calls: Calls, 
 
 
 def print_counts() -> None:
-    """Print calls, changes of module and modules of each pair of protocols."""
+    """Print calls, module changes and modules for each pair of protocols."""
     print(f"{'':>20} {'calls':>22} {'changes of module':>22} {'modules':>8}")  # noqa: T201
-    print(f"{'':>20} {' '.join(['  whole stream token'] * 2)}")  # noqa: T201
+    print(f"{'':>20} {' '.join(['  unary stream token'] * 2)}")  # noqa: T201
     for client, protocol in STATED:
         counts = []
         for counter in (CallCounter(), changes := ModuleChangeCounter()):
@@ -422,7 +423,7 @@ def print_counts() -> None:
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 counts.append(runner.run(measure_calls(client, protocol, Path(folder), counter)))
-        row = "   ".join(f"{one.whole:6} {one.stream:6} {one.token:5}" for one in counts)
+        row = "   ".join(f"{one.unary:6} {one.stream:6} {one.token:5}" for one in counts)
         print(f"{client + ' to ' + protocol:>20} {row} {len(changes.modules):8}")  # noqa: T201
 
 

@@ -1,4 +1,4 @@
-"""The command itself, as a process: it starts, serves, stops, and says what is wrong."""
+"""The ``interlingua`` command as a process: it starts, serves, stops, and explains errors."""
 
 import json
 import os
@@ -29,7 +29,7 @@ ECHO = POOL.replace(
 
 
 class Command:
-    """``interlingua`` with these arguments, running; what it says goes into a file."""
+    """A running ``interlingua`` process whose standard error goes to a file."""
 
     def __init__(
         self,
@@ -45,30 +45,34 @@ class Command:
         )
 
     def read_output(self) -> str:
-        """All of it so far."""
+        """Return the output so far."""
         return os.pread(self._log.fileno(), 1 << 20, 0).decode()
 
     def serving(self) -> str:
-        """The first URL it says that it serves on."""
+        """Wait until the gateway serves and return its first URL."""
+        return self.read_urls()[0]
+
+    def read_urls(self) -> list[str]:
+        """Wait until the gateway serves and return its URLs; that of the admin listener is last."""
         for _ in range(600):
-            if match := re.search(r"interlingua serves .* on (http://[\w.:]+)", self.read_output()):
-                return match[1]
+            if match := re.search(r"interlingua serves .* on (http://.*)", self.read_output()):
+                return re.findall(r"http://[\w.:]+", match[1])
             if self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise AssertionError(f"it does not serve: {self.read_output()}")
+        raise AssertionError(f"the gateway does not serve: {self.read_output()}")
 
     def ended(self) -> int:
-        """Wait for its end; gives its exit code."""
+        """Wait for the process to exit and return its exit code."""
         return self.process.wait(20)
 
     def stop(self) -> int:
-        """Ask it to stop; gives its exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.ended()
 
     def close(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill the process if it still runs."""
         self.process.kill()
         self.process.wait()
         self._log.close()
@@ -81,7 +85,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def commands() -> Iterator[list[Command]]:
-    """Those started, which are killed at the end."""
+    """The processes started by the test; they are killed at the end."""
     started: list[Command] = []
     yield started
     for command in started:
@@ -118,8 +122,8 @@ def test_sigterm_lets_running_requests_finish(commands: list[Command], file: Pat
     url = command.serving()
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a b c d e"}]}
 
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as answer:
-        lines = answer.iter_lines()
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
         next(lines)
         command.process.send_signal(signal.SIGTERM)
         rest = "\n".join(lines)
@@ -143,6 +147,7 @@ def test_port_in_use_ends_the_start_with_an_error(commands: list[Command], file:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         file.write_text(POOL.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}"))
+
         command = start_command(commands, "serve", str(file))
 
         assert command.ended() == 1
@@ -157,11 +162,13 @@ def test_port_in_use_names_the_option_that_changes_it(commands: list[Command]) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
+
         command = start_command(commands, "serve", "127.0.0.1:9", "--port", port)
 
         assert command.ended() == 1
 
-    (line,) = command.read_output().splitlines()
+    warning, line = command.read_output().splitlines()
+    assert "http://127.0.0.1:9: the worker does not answer" in warning
     assert port in line
     assert json.loads(line)["message"].endswith("choose another with --port or --admin-port")
 
@@ -169,6 +176,7 @@ def test_port_in_use_names_the_option_that_changes_it(commands: list[Command]) -
 def test_options_of_a_target_are_refused_with_a_file(commands: list[Command], file: Path) -> None:
     file.write_text(POOL)
     command = start_command(commands, "serve", str(file), "--port", "0", "--api-key", "sk")
+
     assert command.ended() == 2
     assert f"{file} sets what --port, --api-key would" in command.read_output()
 
@@ -180,12 +188,15 @@ def test_model_that_can_not_be_loaded_ends_the_start_with_one_line(
     (tmp_path / "config.json").write_text(
         '{"architectures": ["UnknownForCausalLM"], "model_type": "unknown"}'
     )
+    (tmp_path / "model.safetensors").touch()
     command = start_command(commands, "serve", str(tmp_path), "--port", "0", "--admin-port", "0")
     assert command.process.wait(90) == 1  # the engine imports torch first
+
     lines = [json.loads(one) for one in command.read_output().splitlines()]
-    (line,) = [one["message"] for one in lines if one["level"] != "info"]
-    assert line.startswith("interlingua can't serve: ")
-    assert "'unknown'" in line
+    errors = [(one["logger"], one["message"]) for one in lines if one["level"] != "info"]
+    assert [logger for logger, _ in errors] == ["interlingua", "backends.torch.backend"]
+    assert errors[0][1].startswith("interlingua can't serve: ")
+    assert all("'unknown'" in message for _, message in errors)
 
 
 def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_changes(
@@ -200,10 +211,12 @@ def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_change
         r'"web UI: (http://127[.]0[.]0[.]1:\d+)/-/ui/#key=([^"]+)"', command.read_output()
     )
     assert page is not None
+
     with httpx.Client(base_url=page[1]) as admin:
         assert admin.get("/-/ui/").status_code == 200
         assert admin.get("/-/status").status_code == 200
         assert admin.post("/-/drain").status_code == 401
+
         key = {"Authorization": f"Bearer {page[2]}"}
         assert admin.post("/-/drain", headers=key).status_code == 200
     assert command.stop() == 0
@@ -215,6 +228,7 @@ def test_api_key_option_protects_the_listener(commands: list[Command]) -> None:
         env={"INTERLINGUA_API_KEY": "sk-secret"},
     )  # fmt: skip
     url = command.serving() + "/v1/models"
+
     assert httpx.get(url).status_code == 401
     assert httpx.get(url, headers={"Authorization": "Bearer sk-secret"}).status_code == 200
     assert "web UI" not in command.read_output()

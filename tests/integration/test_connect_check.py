@@ -1,4 +1,4 @@
-"""``interlingua check --connect`` with workers and services that are really broken."""
+"""``interlingua check --connect`` names each worker and service that can't be used, and why."""
 
 import asyncio
 import contextlib
@@ -26,6 +26,7 @@ from gateway.tools import connect_check
 from gateway.tools.connect_check import Finding, check_connections, check_workers
 from tests.conftest import Serve
 from tests.fault.gateway_process import build_config
+from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
 from tests.support.tcp_server import run_server
 
@@ -34,7 +35,7 @@ DAY = dt.timedelta(days=1)
 
 
 def create_certificate(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") -> Path:
-    """A certificate and its key in one file, good for so many days from now."""
+    """Create a certificate and its key in one file, valid for some days from now."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     alternatives = [x509.IPAddress(ipaddress.ip_address(host))]
@@ -61,20 +62,20 @@ def create_certificate(folder: Path, name: str, *, days: int, host: str = "127.0
 
 
 async def collect_findings(text: str) -> dict[str, Finding]:
-    """The findings that are not good, or else the last good one, by what was looked at."""
+    """Return each subject's findings that are not ok, or else its last ok finding."""
     config = load_text(text, "gateway.yaml", env=os.environ, insecure=True)
     every = await check_connections(config, build_services())
     return {one.subject: one for one in sorted(every, key=lambda one: one.state == "error")}
 
 
-def build_pool_config(*urls: Any, protocol: str = "openai", **more: Any) -> str:
-    pool = {"protocol": protocol, "workers": list(urls), **more}
+def build_pool_config(*urls: Any, protocol: str = "openai", **fields: Any) -> str:
+    pool = {"protocol": protocol, "workers": list(urls), **fields}
     return build_config(backends={"p": pool}, models={"m": {"backend": "p"}})
 
 
 @contextlib.asynccontextmanager
 async def run_static_worker(answer: bytes, tls: Path | None = None) -> AsyncIterator[str]:
-    """A worker that gives this answer to everything."""
+    """Run a worker that answers every request with these bytes."""
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1 << 16)
@@ -107,11 +108,13 @@ async def test_healthy_worker_passes_and_wrong_protocol_or_health_path_is_report
         f"worker {worker.url} (backend p)",
         "GET /v1/models answered 200, as the protocol openai requires",
     )
+
     wrong = await collect_findings(build_pool_config(worker.url, protocol="triton"))
     assert wrong[f"worker {worker.url} (backend p)"].message == "GET /v2/health/ready answered 404"
     assert wrong[f"worker {worker.url} (backend p)"].hint.endswith(
         "the worker speaks the protocol triton"
     )
+
     own = await collect_findings(build_pool_config(worker.url, health={"path": "/nowhere"}))
     assert own[f"worker {worker.url} (backend p)"].message == "GET /nowhere answered 404"
 
@@ -137,6 +140,7 @@ async def test_unhealthy_worker_is_reported_with_its_problem(
     async with run_static_worker(answer) as url:
         config = load_text(build_pool_config(url), "gateway.yaml", env={}, insecure=True)
         last = (await check_workers(config, build_services()))[-1]
+
         assert (last.state, last.subject) == (state, f"worker {url} (backend p)")
         assert re.match(message, last.message), last
 
@@ -145,6 +149,7 @@ async def test_rejected_worker_key_is_reported_without_the_key() -> None:
     async with run_static_worker(reply("403 Forbidden")) as url:
         text = build_pool_config({"url": url, "auth": {"bearer": "canary"}})
         finding = (await collect_findings(text))[f"worker {url} (backend p)"]
+
         assert finding.message == "GET /v1/models answered 403: the key is not accepted"
         assert "canary" not in repr(finding)
 
@@ -170,6 +175,7 @@ async def test_check_reports_the_response_to_the_path_below_the_workers_url() ->
         "ok",
         "GET /api/paas/v4/models answered 200, as the protocol openai requires",
     )
+
     wrong = astray[f"worker {url}/base (backend p)"]
     assert (wrong.state, wrong.message) == ("error", "GET /base/v1/models answered 404")
     assert wrong.hint == (
@@ -180,9 +186,9 @@ async def test_check_reports_the_response_to_the_path_below_the_workers_url() ->
 
 
 async def test_refused_connection_and_unresolvable_name_are_reported() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    refused = f"http://127.0.0.1:{reserve_port()}"
     findings = await collect_findings(build_pool_config(refused, "http://nowhere.invalid:80"))
+
     assert findings[f"worker {refused} (backend p)"].message == "connection refused"
     assert findings["worker http://nowhere.invalid:80 (backend p)"].message.startswith(
         "the name nowhere.invalid does not resolve: "
@@ -194,7 +200,9 @@ async def test_workers_from_file_and_dns_discovery_are_checked(tmp_path: Path) -
         listed = tmp_path / "workers.yaml"
         listed.write_text(f'["{url}"]')
         findings = await collect_findings(build_pool_config({"file": str(listed)}))
+
         assert findings[f"worker {url} (backend p)"].state == "ok"
+
         nobody = await collect_findings(build_pool_config({"dns": "nowhere.invalid:80"}))
         assert nobody["backend p"].message == "no worker is named by nowhere.invalid:80"
 
@@ -232,6 +240,7 @@ async def test_worker_certificate_expiry_and_host_mismatch_are_reported(
             build_pool_config(url, tls={"ca": str(pem)}), "d.yaml", env={}, insecure=True
         )
         first = (await check_workers(config, build_services()))[0]
+
         assert first.state == state
         assert first.message.startswith(message)
         assert (first.hint == "") == (state == "ok")
@@ -245,6 +254,7 @@ async def test_unknown_ca_and_mixed_http_and_https_get_a_hint(tmp_path: Path) ->
     ):
         unknown = (await collect_findings(build_pool_config(url)))[f"worker {url} (backend p)"]
         assert unknown.hint == "set the CA that signed it: `tls: {ca: FILE}`"
+
         mixed = url.replace("https", "http"), plain.replace("http", "https")
         findings = await collect_findings(build_pool_config(*mixed))
         assert findings[f"worker {mixed[0]} (backend p)"].hint.startswith("write https://")
@@ -253,7 +263,7 @@ async def test_unknown_ca_and_mixed_http_and_https_get_a_hint(tmp_path: Path) ->
         )
 
 
-# --- where clients come in ------------------------------------------------------------------------
+# --- listeners ------------------------------------------------------------------------------------
 
 
 async def test_listener_addresses_and_certificates_are_checked(
@@ -262,6 +272,7 @@ async def test_listener_addresses_and_certificates_are_checked(
     monkeypatch.setattr(connect_check, "_LISTENER_TIMEOUT", 0.2)
     gateway = await serve(build_config(admin={"address": "127.0.0.1:0"}))
     pem, good = (str(create_certificate(tmp_path, f"{days}", days=days)) for days in (-1, 20))
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         other = taken.getsockname()[1]
         listeners = [
@@ -271,6 +282,7 @@ async def test_listener_addresses_and_certificates_are_checked(
             {"address": "127.0.0.1:0", "protocols": ["openai"], "tls": {"cert": good, "key": good}},
         ]
         findings = await collect_findings(build_config(listeners=listeners))
+
     assert findings[f"listener 127.0.0.1:{gateway.port}"].message == "a gateway is listening there"
     assert (
         findings[f"listener 127.0.0.1:{other}"].message == "cannot listen: address already in use"
@@ -282,7 +294,7 @@ async def test_listener_addresses_and_certificates_are_checked(
     assert findings["admin listener 127.0.0.1:0"].message == "the address is free"
 
 
-# --- what is elsewhere ----------------------------------------------------------------------------
+# --- other services -------------------------------------------------------------------------------
 
 
 async def test_reachable_and_unreachable_redis_are_reported() -> None:
@@ -290,6 +302,7 @@ async def test_reachable_and_unreachable_redis_are_reported() -> None:
         text = build_config(state={"redis": redis.url})
         finding = (await collect_findings(text))["redis"]
         assert (finding.state, finding.message.startswith("version ")) == ("ok", True)
+
         redis.kill()
         finding = (await collect_findings(text))["redis"]
         assert finding.state == "error"
@@ -311,6 +324,7 @@ async def test_reachable_and_unreachable_otlp_collectors_are_reported() -> None:
     async with run_static_worker(reply("404 Not Found")) as url:
         observe = {"traces": {"otlp": url}, "metrics": {"push": {"otlp": refused}}}
         findings = await collect_findings(build_config(observe=observe))
+
     assert findings[f"collector of traces {url}"].state == "ok"
     assert findings[f"collector of metrics {refused}"].state == "error"
 
@@ -334,17 +348,22 @@ def test_output_and_exit_code_of_check_connect(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(build_config())
     result = run_check(str(file), limit=256)
+
     assert result.returncode == 0, result.stdout
+
     [line] = [one for one in result.stdout.splitlines() if "open files" in one]
     assert line == (
         "warning  open files: the limit of 256 is too low for 10,000 connections; "
         "raise the limit (ulimit -Hn 20064), or lower limits.connections"
     )
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
     file.write_text(build_pool_config(refused))
     result = run_check(str(file), "--json")
+
     assert result.returncode == 1
+
     [one] = [
         one for one in msgspec.json.decode(result.stdout)["findings"] if one["state"] == "error"
     ]

@@ -1,4 +1,4 @@
-"""Pools whose workers change while the gateway runs, and what its admin sees of them."""
+"""Pools whose workers change while the gateway runs, and what the admin listener shows of them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 import httpx
 
 from tests.conftest import RunningGateway, Serve
-from tests.integration.test_end_to_end import wait_until
+from tests.support.waiting import wait_until
 
 REQUEST = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}], "top_k": 3}
 
 
-def build_config(workers: str, more: str = "") -> str:
+def build_config(workers: str, settings: str = "") -> str:
     return f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 admin: {{address: "127.0.0.1:0"}}
 limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{protocol: openai, workers: [{workers}]{more}}}
+  pool: {{protocol: openai, workers: [{workers}]{settings}}}
 models:
   mock: {{backend: pool}}
 """
 
 
 async def open_admin_client(gateway: RunningGateway) -> httpx.AsyncClient:
-    """A client of the gateway's admin listener."""
+    """Open an HTTP client of the gateway's admin listener."""
     return httpx.AsyncClient(base_url=gateway.admin)
 
 
@@ -34,6 +34,7 @@ async def test_file_discovery_follows_changes_of_the_file(
     listed = tmp_path / "workers.yaml"
     listed.write_text("- http://127.0.0.1:1\n")
     gateway = await serve(build_config(f'{{file: "{listed}"}}'))
+
     assert (await gateway.http.post("/v1/chat/completions", json=REQUEST)).status_code == 503
 
     fresh = tmp_path / "fresh"
@@ -54,6 +55,7 @@ async def test_admin_adds_and_removes_workers(serve: Serve, mock: RunningGateway
 
         gone = {"backend": "pool", "url": "http://127.0.0.1:1"}
         assert (await admin.delete("/-/workers", params=gone)).status_code == 204
+
         workers = (await admin.get("/-/workers")).json()
         assert [one["url"] for one in workers["backends"]["pool"]] == [mock.url]
 
@@ -62,8 +64,9 @@ async def test_unsupported_parameters_and_outcomes_are_counted_in_metrics(
     serve: Serve, mock: RunningGateway
 ) -> None:
     gateway = await serve(build_config(f'"{mock.url}"'))
-    answer = await gateway.http.post("/v1/chat/completions", json=REQUEST)
-    assert answer.headers["x-interlingua-loss"] == "top_k=dropped"
+    response = await gateway.http.post("/v1/chat/completions", json=REQUEST)
+    assert response.headers["x-interlingua-loss"] == "top_k=dropped"
+
     async with await open_admin_client(gateway) as admin:
         page = (await admin.get("/metrics")).text
     assert (
@@ -83,7 +86,7 @@ async def test_chat_template_renders_messages_for_a_triton_worker(
     )
     gateway = await serve(text.replace("protocol: openai", "protocol: triton, profile: vllm"))
 
-    answer = await gateway.http.post("/v1/chat/completions", json=REQUEST)
+    response = await gateway.http.post("/v1/chat/completions", json=REQUEST)
 
-    assert answer.status_code == 200
-    assert answer.json()["choices"][0]["message"]["content"] == "Hello world!"
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["message"]["content"] == "Hello world!"

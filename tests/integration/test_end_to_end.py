@@ -1,4 +1,4 @@
-"""What cannot be added later, over a real socket and in every protocol."""
+"""Streaming, errors and disconnects must work in every protocol, over a real socket."""
 
 import asyncio
 from typing import Any
@@ -7,13 +7,14 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.conftest import RunningGateway, Serve
+from tests.conftest import MOCK, RunningGateway, Serve
+from tests.support.waiting import wait_until
 
 HELLO = "say hi"
 
 
 class ClientProtocol(Struct, frozen=True):
-    """A client's way to ask a model for text, streamed or not."""
+    """How a client of a protocol requests a text, streamed or not."""
 
     name: str
     path: str
@@ -21,12 +22,12 @@ class ClientProtocol(Struct, frozen=True):
     stream_path: str = ""
     stream_body: dict[str, Any] = {}
     error_text: bytes = b'"error"'
-    """In a stream that broke."""
+    """The text of an error inside a stream."""
     ends: bytes = b"[DONE]"
-    """In a stream that did not."""
+    """The text at the end of a complete stream."""
 
     def call(self, model: str, *, stream: bool) -> tuple[str, bytes]:
-        """The path and the body of a request."""
+        """Return the path and the body of a request."""
         path = (stream and self.stream_path) or self.path
         fields = self.body | (self.stream_body if stream else {})
         if "model" in fields:
@@ -36,7 +37,7 @@ class ClientProtocol(Struct, frozen=True):
 
 CHAT = {"model": "", "messages": [{"role": "user", "content": HELLO}]}
 GENERATE = "/v2/models/MODEL/generate"
-WAYS = [
+CLIENT_PROTOCOLS = [
     ClientProtocol("openai chat", "/v1/chat/completions", CHAT, stream_body={"stream": True}),
     ClientProtocol(
         "openai completions",
@@ -75,13 +76,17 @@ WAYS = [
     ),
     ClientProtocol("ovms", "/v3/chat/completions", CHAT, stream_body={"stream": True}),
 ]
-every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+each_protocol = pytest.mark.parametrize(
+    "protocol", CLIENT_PROTOCOLS, ids=lambda protocol: protocol.name
+)
 JSON = {"Content-Type": "application/json"}
 
 
-async def disconnect_early(gateway: RunningGateway, way: ClientProtocol, *, stream: bool) -> None:
-    """Ask a slow model, wait until it is at work, and close the connection."""
-    path, body = way.call("mock-slow", stream=stream)
+async def disconnect_early(
+    gateway: RunningGateway, protocol: ClientProtocol, *, stream: bool
+) -> None:
+    """Send a request to a slow model and disconnect while it generates."""
+    path, body = protocol.call("mock-slow", stream=stream)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -96,76 +101,73 @@ async def disconnect_early(gateway: RunningGateway, way: ClientProtocol, *, stre
     await wait_until(lambda: backend.running == 0)  # type: ignore[attr-defined]
 
 
-async def wait_until(true: Any, seconds: float = 1.5) -> None:
-    """Wait until something is true; well before the slow model would have ended by itself."""
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)
-
-
-@every_way
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@each_protocol
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
 async def test_client_disconnect_cancels_the_generation(
-    mock: RunningGateway, way: ClientProtocol, *, stream: bool
+    serve: Serve, protocol: ClientProtocol, *, stream: bool
 ) -> None:
-    await disconnect_early(mock, way, stream=stream)
+    """Given a model that generates for minutes, when the client leaves, then generation ends."""
+    script = f"[{', '.join(600 * 'a')}]"
+    gateway = await serve(MOCK.replace("[a, b, c, d, e, f, g, h, i, j]", script))
 
-    await wait_until(lambda: len(mock.records) == 1)
-    assert mock.records[0].outcome == "cancelled"
+    await disconnect_early(gateway, protocol, stream=stream)
+
+    await wait_until(lambda: len(gateway.records) == 1)
+    assert gateway.records[0].outcome == "cancelled"
 
 
-@every_way
+@each_protocol
 @pytest.mark.parametrize("model", ["mock-cut", "mock-midfail"])
 async def test_truncated_stream_ends_with_an_error_and_no_finish_reason(
-    mock: RunningGateway, way: ClientProtocol, model: str
+    mock: RunningGateway, protocol: ClientProtocol, model: str
 ) -> None:
-    path, body = way.call(model, stream=True)
+    path, body = protocol.call(model, stream=True)
 
-    answer = await mock.http.post(path, content=body, headers=JSON)
+    response = await mock.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 200
-    assert b"Hello" in answer.content
-    assert way.error_text in answer.content.rpartition(b"world")[2]
-    assert way.ends not in answer.content.rpartition(b"world")[2]
-    assert b'finish_reason":"' not in answer.content
+    assert response.status_code == 200
+    assert b"Hello" in response.content
+    assert protocol.error_text in response.content.rpartition(b"world")[2]
+    assert protocol.ends not in response.content.rpartition(b"world")[2]
+    assert b'finish_reason":"' not in response.content
     assert mock.records[0].outcome == "truncated"
 
 
-@every_way
+@each_protocol
 async def test_truncated_worker_response_makes_a_unary_request_fail(
-    mock: RunningGateway, way: ClientProtocol
+    mock: RunningGateway, protocol: ClientProtocol
 ) -> None:
-    path, body = way.call("mock-cut", stream=False)
+    path, body = protocol.call("mock-cut", stream=False)
 
-    answer = await mock.http.post(path, content=body, headers=JSON)
+    response = await mock.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code >= 400
-    assert b"Hello" not in answer.content
+    assert response.status_code >= 400
+    assert b"Hello" not in response.content
 
 
-@every_way
+@each_protocol
 async def test_complete_stream_has_the_end_marker_of_its_protocol(
-    mock: RunningGateway, way: ClientProtocol
+    mock: RunningGateway, protocol: ClientProtocol
 ) -> None:
-    path, body = way.call("mock", stream=True)
+    path, body = protocol.call("mock", stream=True)
 
-    answer = await mock.http.post(path, content=body, headers=JSON)
+    response = await mock.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 200
-    assert way.ends in answer.content
+    assert response.status_code == 200
+    assert protocol.ends in response.content
 
 
-@every_way
+@each_protocol
 async def test_timeout_header_bounds_the_request_duration(
-    mock: RunningGateway, way: ClientProtocol
+    mock: RunningGateway, protocol: ClientProtocol
 ) -> None:
-    path, body = way.call("mock-slow", stream=False)
+    path, body = protocol.call("mock-slow", stream=False)
 
-    answer = await mock.http.post(
+    response = await mock.http.post(
         path, content=body, headers=JSON | {"x-interlingua-timeout": "0.3"}
     )
 
-    assert answer.status_code >= 400
+    assert response.status_code >= 400
     assert mock.records[0].error == "DeadlineExceeded"
     assert mock.app.backends["mock-slow"].running == 0  # type: ignore[attr-defined]
 
@@ -188,23 +190,23 @@ BAD_BODIES = {
 }
 
 
-@every_way
+@each_protocol
 @pytest.mark.parametrize("bad", BAD_BODIES.values(), ids=BAD_BODIES)
 async def test_malformed_body_is_rejected_and_the_next_request_succeeds(
-    mock: RunningGateway, way: ClientProtocol, bad: bytes
+    mock: RunningGateway, protocol: ClientProtocol, bad: bytes
 ) -> None:
-    path, good = way.call("mock", stream=False)
+    path, good = protocol.call("mock", stream=False)
 
     refused = await mock.http.post(path, content=bad, headers=JSON)
-    # Triton answers 500 to what its JSON layer refuses; every other protocol has a 4xx for it.
-    assert refused.status_code in ({400, 500} if way.name == "triton" else range(400, 500))
+    # Triton answers invalid JSON with 500; every other protocol uses a 4xx status.
+    assert refused.status_code in ({400, 500} if protocol.name == "triton" else range(400, 500))
     assert msgspec.json.decode(refused.content)
     assert mock.records[0].outcome == "client_error"
-    assert mock.records[0].duration < 10  # a ceiling for a hang, not a measurement
+    assert mock.records[0].duration < 10  # an upper bound that detects a hang
 
-    answer = await mock.http.post(path, content=good, headers=JSON)
-    assert answer.status_code == 200
-    assert b"Hello world!" in answer.content
+    response = await mock.http.post(path, content=good, headers=JSON)
+    assert response.status_code == 200
+    assert b"Hello world!" in response.content
 
 
 async def test_body_over_the_size_limit_returns_413(serve: Serve) -> None:
@@ -217,14 +219,14 @@ async def test_body_over_the_size_limit_returns_413(serve: Serve) -> None:
         """
     )
 
-    answer = await gateway.http.post("/v1/chat/completions", content=b" " * 2000)
+    response = await gateway.http.post("/v1/chat/completions", content=b" " * 2000)
 
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "request_too_large"
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
 
 
 async def test_response_has_the_request_id_header(mock: RunningGateway) -> None:
-    path, body = WAYS[0].call("mock", stream=False)
+    path, body = CLIENT_PROTOCOLS[0].call("mock", stream=False)
 
     own = await mock.http.post(path, content=body, headers=JSON | {"x-request-id": "abc-1"})
     response = await mock.http.post(path, content=body, headers=JSON | {"x-request-id": "a b"})
@@ -234,7 +236,7 @@ async def test_response_has_the_request_id_header(mock: RunningGateway) -> None:
 
 
 async def test_request_record_has_protocol_model_version_and_outcome(mock: RunningGateway) -> None:
-    path, body = WAYS[0].call("ep-ab", stream=False)
+    path, body = CLIENT_PROTOCOLS[0].call("ep-ab", stream=False)
 
     await mock.http.post(path, content=body, headers=JSON)
 

@@ -1,8 +1,8 @@
 """Every endpoint of the registry, over a socket, with pool workers of every protocol.
 
-The workers are a second gateway that serves each protocol and profile which a pool can speak, below
-a prefix, and whose models are scripted: its endpoints are those of the workers. An endpoint that
-is added to a protocol is played here, and fails until ``BODIES`` has a request for its operation.
+The workers are a second gateway, which serves each protocol and profile that a pool can speak below
+a prefix, with scripted models: its endpoints are those of the workers. A new endpoint of a protocol
+is tested here without further code, and fails until ``BODIES`` has a request for its operation.
 """
 
 import os
@@ -22,6 +22,8 @@ from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint, get_request_kinds
+from protocols.openai.hosted_apis import HOSTED_APIS
+from tests.support.request_bodies import BODIES, PAIR
 
 REGISTRY: Final = ProtocolRegistry(PROTOCOLS)
 MOUNTS: Final = {
@@ -29,7 +31,12 @@ MOUNTS: Final = {
     for name in PROTOCOLS
     for profile in REGISTRY.get_profiles(name)
 }
-CLIENTS: Final = [mount for mount, (name, _) in MOUNTS.items() if REGISTRY.serves_clients(name)]
+CLIENTS: Final = [
+    mount
+    for mount, (name, profile) in MOUNTS.items()
+    if REGISTRY.serves_clients(name) and profile not in HOSTED_APIS
+]
+"""Without the profiles of hosted APIs, which are the default one towards clients."""
 WORKERS: Final = [mount for mount, (name, _) in MOUNTS.items() if REGISTRY.serves_workers(name)]
 PAIRS: Final = [
     (client, worker)
@@ -38,102 +45,22 @@ PAIRS: Final = [
     if MOUNTS[client][0] == MOUNTS[worker][0]
     or MOUNTS[client][1] == REGISTRY.get_profiles(MOUNTS[client][0])[0]
 ]
-"""Each profile of a client with the workers of its protocol, and the default one with all."""
+"""Each client profile with its protocol's workers, and the default profile with all workers."""
 
-TURNS: Final = {"messages": [{"role": "user", "content": "hi"}]}
-PAIR: Final[dict[str, Any]] = {"query": "q", "documents": ["a", "b"]}
-INPUT: Final = {"input": "hi"}
-PROMPT: Final = {"prompt": "hi", "max_tokens": 4}
-TENSORS: Final = {
-    "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hi"]}]
-}
-TOKENS: Final = {
-    "inputs": [{"name": "input0", "datatype": "UINT32", "shape": [1, 2], "data": [1, 2]}],
-    "outputs": [{"name": "output0"}],
-}
-BODIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "openai": {
-        "chat": TURNS,
-        "completion": PROMPT,
-        "embedding": INPUT,
-        "response": INPUT,
-        "response tokens": INPUT,
-        **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), PAIR),
-        "ranking": {"query": {"text": "q"}, "passages": [{"text": "a"}, {"text": "b"}]},
-        "score": {"text_1": "a", "text_2": "b"},
-        "classify": INPUT,
-        "tokenize": {"prompt": "hi"},
-        "detokenize": {"tokens": [1]},
-        "speech": {**INPUT, "voice": "alloy"},
-        "transcription": {},
-        "translation": {},
-        "image_generation": {"prompt": "hi"},
-        "image_edit": {},
-        "image_variation": {},
-        "moderation": INPUT,
-    },
-    "databricks": {
-        "invocations": TURNS,
-        "chat": TURNS,
-        "completion": PROMPT,
-        "embedding": INPUT,
-    },
-    "triton": {
-        "generate": {"text_input": "hi"},
-        "generate_stream": {"text_input": "hi", "stream": True},
-        "infer": TENSORS,
-    },
-    "mindie": {
-        "text": {"text_input": "hi"},
-        "text_stream": {"text_input": "hi"},
-        "tokens": TOKENS,
-        "stop": {"id": "none"},
-        "tokenizer": {"inputs": "hi"},
-        "chat": TURNS,
-        "completion": PROMPT,
-        "generate": {"prompt": "hi"},
-        "generate_stream": {"inputs": "hi"},
-        "native": {"inputs": "hi"},
-        "root": {"inputs": "hi"},
-    },
-    "ovms": {
-        "chat": TURNS,
-        "completion": PROMPT,
-        "embedding": INPUT,
-        "rerank": PAIR,
-        "nothing": TURNS,
-    },
-    "tgi": {
-        "root": {"inputs": "hi"},
-        "generate": {"inputs": "hi"},
-        "generate_stream": {"inputs": "hi"},
-        "tokenize": {"inputs": "hi"},
-        "chat": TURNS,
-        "completion": PROMPT,
-    },
-    "ollama": {
-        "chat": TURNS,
-        "generate": {"prompt": "hi"},
-        "embed": INPUT,
-        "embeddings": {"prompt": "hi"},
-    },
-    "anthropic": {"messages": {**TURNS, "max_tokens": 4}, "count_tokens": TURNS},
-}
-"""A valid request, without the model, for each operation that reaches a worker."""
 ANSWERED_BY_GATEWAY: Final = {"nothing", "stop", "tokens"}
-"""OVMS's unknown paths, a request id that does not run, and token ids for workers of texts."""
+"""OVMS's unknown paths, an unknown request id, and token ids for workers that take texts."""
 NOT_OFFERED: Final = {
     **dict.fromkeys(("triton", "mindie", "tgi", "anthropic"), ("embedding", "rerank")),
 }
-"""Kinds of requests that the scripted text model of a worker of these protocols does not have."""
+"""Request kinds that the scripted text model of these worker protocols does not have."""
 TEXT_TOKENIZERS: Final = ("openai-sglang", "openai-llamacpp")
-"""Profiles whose workers tokenize texts, and no conversations."""
+"""Profiles whose workers tokenize texts and no conversations."""
 FOREIGN_TOKENIZERS: Final = {("tokenize", "openai-llamacpp"), ("tgi", "openai-sglang")}
-"""Those that the workers' gateway, which has vLLM's, refuses, or that lack the texts of tokens."""
+"""Operations that the workers' gateway (vLLM's profile) rejects, or whose tokens have no texts."""
 
 
-class Setting(Struct):
-    """The gateway under test, what it recorded, and what the workers' gateway recorded."""
+class TwoGateways(Struct):
+    """The gateway under test, its records, and the records of the workers' gateway."""
 
     http: httpx.AsyncClient
     records: list[RequestRecord]
@@ -162,8 +89,8 @@ async def start_gateway(text: str, records: list[RequestRecord]) -> tuple[Gatewa
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def setting() -> AsyncIterator[Setting]:
-    """One model for each kind of worker, called as that."""
+async def gateways() -> AsyncIterator[TwoGateways]:
+    """A gateway with one model for each kind of worker; the model has the worker's name."""
     worker_records: list[RequestRecord] = []
     records: list[RequestRecord] = []
     backend = {"kind": "echo", "script": ["Hello", " world"]}
@@ -183,10 +110,10 @@ async def setting() -> AsyncIterator[Setting]:
         for worker in WORKERS
     }
     models = {worker: {"versions": {"1": {"backend": worker, "model": "m"}}} for worker in WORKERS}
-    front, url = await start_gateway(build_configuration(CLIENTS, pools, models), records)
+    gateway, url = await start_gateway(build_configuration(CLIENTS, pools, models), records)
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-        yield Setting(http, records, worker_records)
-    await front.stop()
+        yield TwoGateways(http, records, worker_records)
+    await gateway.stop()
     await workers.stop()
 
 
@@ -201,7 +128,7 @@ def build_path(mount: str, endpoint: Endpoint, model: str) -> str:
 
 
 def build_body(mount: str, endpoint: Endpoint, model: str) -> Mapping[str, Any]:
-    """The request of an endpoint; what the gateway answers itself needs none."""
+    """Build the request of an endpoint; one that the gateway answers itself needs none."""
     if endpoint.task in ("inform", "recall"):
         return {}
     body = BODIES[MOUNTS[mount][0]][endpoint.operation]
@@ -211,7 +138,7 @@ def build_body(mount: str, endpoint: Endpoint, model: str) -> Mapping[str, Any]:
 
 
 def is_offered(endpoint: Endpoint, kind: str, worker: str) -> bool:
-    """Whether the worker has an endpoint that answers this request of a client."""
+    """Return whether the worker has an endpoint for this request."""
     protocol, profile = MOUNTS[worker]
     adapter: Any = REGISTRY.create_adapter(protocol, profile, {})
     if endpoint.operation in ("response tokens", "count_tokens") and worker in TEXT_TOKENIZERS:
@@ -224,20 +151,20 @@ def is_offered(endpoint: Endpoint, kind: str, worker: str) -> bool:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("client", "worker"), PAIRS)
 async def test_every_endpoint_reaches_the_workers_that_offer_it(
-    setting: Setting, client: str, worker: str
+    gateways: TwoGateways, client: str, worker: str
 ) -> None:
     faults = []
     for endpoint in REGISTRY.create_adapter(*MOUNTS[client], {}).endpoints:
-        setting.records.clear()
-        setting.worker_records.clear()
-        answer = await setting.http.request(
+        gateways.records.clear()
+        gateways.worker_records.clear()
+        response = await gateways.http.request(
             endpoint.method,
             build_path(client, endpoint, worker),
             json=build_body(client, endpoint, worker),
             headers={"anthropic-version": "2023-06-01"},
         )
-        [record] = setting.records
-        is_asked = any(one.method == "POST" for one in setting.worker_records)
+        [record] = gateways.records
+        has_worker_request = any(one.method == "POST" for one in gateways.worker_records)
         fault = ""
         if record.error == "InternalError":
             fault = "the gateway failed"
@@ -250,51 +177,54 @@ async def test_every_endpoint_reaches_the_workers_that_offer_it(
                 {(record.operation, worker), (record.protocol, worker)} & FOREIGN_TOKENIZERS
                 and record.operation == "tokenize"
             )
-            if is_asked is not offered:
-                fault = f"the worker {'was' if is_asked else 'was not'} asked"
-            elif offered and needs_200 and answer.status_code != 200:
+            if has_worker_request is not offered:
+                fault = f"the worker {'was' if has_worker_request else 'was not'} asked"
+            elif offered and needs_200 and response.status_code != 200:
                 fault = "no answer"
         if fault:
-            faults.append((fault, endpoint.path, answer.status_code, answer.text[:200]))
+            faults.append((fault, endpoint.path, response.status_code, response.text[:200]))
+
     assert faults == []
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_endpoints_played_are_those_that_the_gateway_lists(setting: Setting) -> None:
-    listed = (await setting.http.get("/")).json()["endpoints"]
+async def test_endpoints_played_are_those_that_the_gateway_lists(gateways: TwoGateways) -> None:
+    listed = (await gateways.http.get("/")).json()["endpoints"]
     played: dict[str, list[str]] = {}
+
     for client in CLIENTS:
         adapter = REGISTRY.create_adapter(*MOUNTS[client], {})
         played.setdefault(adapter.name, []).extend(
             f"{one.method} /{client}{one.path}" for one in adapter.endpoints
         )
+
     assert listed == played
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("path", ["/v1/classify", "/v1/tokenize", "/v1/rerank"])
-async def test_endpoint_that_no_worker_has_is_not_found(setting: Setting, path: str) -> None:
-    """Given workers of Azure, which has none of these endpoints."""
+async def test_endpoint_that_no_worker_has_is_not_found(gateways: TwoGateways, path: str) -> None:
+    """Workers of Azure have none of these endpoints, so the client gets a 404."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/classify": {"input": "hi"},
         "/v1/tokenize": {"prompt": "hi"},
         "/v1/rerank": PAIR,
     }
-    answer = await setting.http.post(
+    response = await gateways.http.post(
         f"/openai-openai{path}", json={"model": "openai-azure", **bodies[path]}
     )
 
-    assert answer.status_code == 404
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert answer.json()["error"]["code"] == "unknown_url"
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert response.json()["error"]["code"] == "unknown_url"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_worker_without_the_texts_of_tokens_is_an_error(setting: Setting) -> None:
-    """Given an SGLang worker, whose /tokenize returns ids alone, and a client that needs texts."""
-    answer = await setting.http.post(
+async def test_worker_without_the_texts_of_tokens_is_an_error(gateways: TwoGateways) -> None:
+    """SGLang's /tokenize returns only ids, and this client needs the texts."""
+    response = await gateways.http.post(
         "/tgi-3/tokenize", json={"inputs": "hi", "model": "openai-sglang"}
     )
 
-    assert answer.status_code == 424
-    assert setting.records[-1].error == "WorkerFailed"
+    assert response.status_code == 424
+    assert gateways.records[-1].error == "WorkerFailed"

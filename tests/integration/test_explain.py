@@ -1,4 +1,4 @@
-"""Explanations of served requests and of dry runs, on real sockets."""
+"""Explanations of served requests and of dry runs, over real sockets."""
 
 import hashlib
 import json
@@ -14,8 +14,8 @@ from tests.support.fakes import CLOSE, ScriptedWorker, chunked, make_reply
 
 EXPLAIN = {"x-interlingua-explain": "1"}
 USER = {"x-user-id": "u"}
-"""Who is held to version 1."""
-ANSWER = json.dumps(
+"""A user who is assigned to version 1."""
+HI_RESPONSE = json.dumps(
     {
         "id": "a",
         "object": "chat.completion",
@@ -31,7 +31,7 @@ EVENTS = [
     {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hi"}}]},
     {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
 ]
-STREAM = [
+HI_STREAM = [
     *(b"data: " + json.dumps({"id": "a", "model": "llama3", **event}).encode() for event in EVENTS),
     b"data: [DONE]",
 ]
@@ -96,17 +96,19 @@ def parse_explain_header(answer: httpx.Response) -> dict[str, Any]:
     return explanation
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 async def test_explain_header_describes_routing_and_timing(serve: Serve, *, stream: bool) -> None:
-    reply = chunked(*(line + b"\n\n" for line in STREAM)) if stream else make_reply(ANSWER)
+    reply = chunked(*(line + b"\n\n" for line in HI_STREAM)) if stream else make_reply(HI_RESPONSE)
     async with ScriptedWorker([reply], probed=PROBED) as worker:
         running = await serve(build_config(worker.url))
-        answer = await send_chat(running, stream=stream, top_k=3, logit_bias={})
+        response = await send_chat(running, stream=stream, top_k=3, logit_bias={})
 
-        assert answer.status_code == 200
-        explanation = parse_explain_header(answer)
+        assert response.status_code == 200
+
+        explanation = parse_explain_header(response)
         seconds = explanation.pop("seconds")
         bucket = explanation.pop("bucket")
+
         assert explanation == {
             "protocol": "openai",
             "model": "chat",
@@ -127,14 +129,14 @@ async def test_explain_header_describes_routing_and_timing(serve: Serve, *, stre
 async def test_stored_explanation_has_the_exact_worker_request_with_masked_secrets(
     serve: Serve,
 ) -> None:
-    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
         running = await serve(build_config(worker.url))
-        answer = await send_chat(running, {"x-request-id": "one/1"}, max_tokens=5)
+        response = await send_chat(running, {"x-request-id": "one/1"}, max_tokens=5)
         async with open_admin_client(running) as http:
             explanation = (await http.get("/-/explain/one/1")).json()
             missing = await http.get("/-/explain/two")
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert missing.status_code == 404
     assert missing.json()["error"]["field"] == "id"
     assert (explanation["id"], explanation["dry_run"], explanation["model"]) == (
@@ -145,15 +147,19 @@ async def test_stored_explanation_has_the_exact_worker_request_with_masked_secre
     assert explanation["sticky"] == [{"source": "header:x-user-id", "present": True}]
     assert explanation["answer"]["usage"]["completion_tokens"] == 1
     assert explanation["answer"]["duration"] > 0
+
     [attempt] = explanation["attempts"]
     assert attempt["defaults"] == [{"field": "temperature", "value": 0.5, "applied": True}]
+
     [choice] = attempt["choices"]
     assert choice["expected_url"] == choice["candidates"][0]["url"] == worker.url
+
     [sent] = attempt["sent"]
     [received] = [one for one in worker.requests if one.method == "POST"]
     assert sent["body"].encode() == received.body
     assert (sent["url"], sent["path"]) == (worker.url, received.path)
     assert received.headers["authorization"] == "Bearer canary-of-a-worker"
+
     masked = received.headers | {"authorization": "***"}
     assert {name.lower(): text for name, text in sent["headers"]}.items() <= masked.items()
     assert "canary" not in json.dumps(explanation)
@@ -162,17 +168,19 @@ async def test_stored_explanation_has_the_exact_worker_request_with_masked_secre
 async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) -> None:
     async with ScriptedWorker([CLOSE], probed=PROBED) as bad:
         running = await serve(build_config(bad.url, "http://127.0.0.1:1"))
-        answer = await send_chat(running, {"x-request-id": "r"})
+        response = await send_chat(running, {"x-request-id": "r"})
         async with open_admin_client(running) as http:
             explanation = (await http.get("/-/explain/r")).json()
 
-    assert answer.json()["choices"][0]["message"]["content"] == "small"
-    header = parse_explain_header(answer)
+    assert response.json()["choices"][0]["message"]["content"] == "small"
+
+    header = parse_explain_header(response)
     assert header["failed_attempts"] == [
         f"chat@1 {running.records[0].failed_attempts[0].split()[1]}"
     ]
     assert (header["version"], header["attempts"]) == ("2", 2)
     assert list(header["seconds"]) == ["read", "route", "translate", "fallback", "first_byte"]
+
     first, second = explanation["attempts"]
     assert {one["error"] for one in first["sent"]} == {"StreamBroken", "WorkerUnreachable"}
     assert [len(one["candidates"]) for one in first["choices"]] == [2, 2]
@@ -185,18 +193,18 @@ async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) 
 async def test_explanation_of_a_rejected_request_stops_before_the_attempts(serve: Serve) -> None:
     running = await serve(build_config("http://127.0.0.1:1"))
 
-    answer = await send_chat(running, {"x-request-id": "r"}, temperature="hot")
+    response = await send_chat(running, {"x-request-id": "r"}, temperature="hot")
     async with open_admin_client(running) as http:
         explanation = (await http.get("/-/explain/r")).json()
 
-    assert answer.status_code == 400
-    assert parse_explain_header(answer)["model"] == "chat"
+    assert response.status_code == 400
+    assert parse_explain_header(response)["model"] == "chat"
     assert explanation["answer"]["error"] == "InvalidParameter"
     assert "attempts" not in explanation
 
 
 async def test_explain_header_is_only_sent_to_keys_with_explain_permission(serve: Serve) -> None:
-    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
         running = await serve(build_config(worker.url) + KEYS)
         plain = await send_chat(running, {"authorization": "Bearer plain-key"})
         curious = await send_chat(running, {"authorization": "Bearer curious-key"})
@@ -214,6 +222,7 @@ async def test_explain_header_is_only_sent_on_request(serve: Serve) -> None:
 
     answer = await running.http.get("/v1/models")
     unasked = await running.http.get("/v1/models", headers={"x-interlingua-explain": "0"})
+
     response = await running.http.get("/v1/models", headers=EXPLAIN)
 
     assert "x-interlingua-explain" not in answer.headers
@@ -238,7 +247,7 @@ async def test_explanation_store_keeps_the_newest_entries_up_to_its_limit(serve:
 
 
 async def test_stored_worker_body_is_truncated_to_64_kib(serve: Serve) -> None:
-    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
         running = await serve(build_config(worker.url))
         messages = [{"role": "user", "content": "x" + "é" * 70_000}]
         await send_chat(running, {"x-request-id": "r"}, messages=messages, model="other")
@@ -247,19 +256,20 @@ async def test_stored_worker_body_is_truncated_to_64_kib(serve: Serve) -> None:
 
     [sent] = explanation["attempts"][0]["sent"]
     [received] = [one for one in worker.requests if one.method == "POST"]
+
     assert sent["size"] == len(received.body)
     assert 65_000 < len(sent["body"].encode()) <= 65_536
     assert received.body.startswith(sent["body"].encode())
     assert "base64" not in sent
 
 
-# --- dry ------------------------------------------------------------------------------------------
+# --- dry runs -------------------------------------------------------------------------------------
 
 
 async def test_dry_run_uses_live_worker_states_and_sends_no_request(
     serve: Serve,
 ) -> None:
-    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
         running = await serve(build_config(worker.url, "http://127.0.0.1:1"))
         await send_chat(running)
         await send_chat(running)
@@ -276,9 +286,11 @@ async def test_dry_run_uses_live_worker_states_and_sends_no_request(
 
     assert len([one for one in worker.requests if one.method == "POST"]) == request_count
     assert len(running.records) == records
+
     one, _ = explanations
     assert (one["dry_run"], one["listener"]) == (True, "127.0.0.1:0")
     assert one["sticky"] == [{"source": "header:x-user-id", "present": True, "value": "u"}]
+
     states = {each["url"]: each for each in one["attempts"][0]["choices"][0]["candidates"]}
     assert states["http://127.0.0.1:1"]["state"] != "up"
     assert {each["attempts"][0]["choices"][0]["expected_url"] for each in explanations} == {
@@ -304,11 +316,11 @@ async def test_invalid_explain_request_is_rejected(
     running = await serve(build_config("http://127.0.0.1:1"))
 
     async with open_admin_client(running) as http:
-        answer = await http.post("/-/explain", json=question)
+        response = await http.post("/-/explain", json=question)
 
-    assert answer.status_code == 400
-    assert answer.json()["error"]["field"] == field
-    assert says in answer.json()["error"]["message"]
+    assert response.status_code == 400
+    assert response.json()["error"]["field"] == field
+    assert says in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -323,13 +335,15 @@ async def test_invalid_explain_request_is_rejected(
 async def test_dry_run_predicts_the_exact_worker_request(
     serve: Serve, path: str, body: dict[str, Any]
 ) -> None:
-    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
         running = await serve(build_config(worker.url))
         async with open_admin_client(running) as http:
             question = {"path": path, "headers": USER, "body": body}
             explanation = (await http.post("/-/explain", json=question)).json()
         predicted = explanation["attempts"][0]["sent"][0]
+
         assert not [one for one in worker.requests if one.method == "POST"]
+
         await running.http.post(path, json=body, headers=USER)
 
     [received] = [one for one in worker.requests if one.method == "POST"]
@@ -341,12 +355,12 @@ async def test_dry_run_predicts_the_exact_worker_request(
 async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_response(
     serve: Serve,
 ) -> None:
-    """Of the worker that failed before the other one answered, with its key masked."""
+    """The first worker fails, its API key is masked, and the second worker answers."""
     error_body = b'{"error":{"message":"CUDA out of memory; your key is canary-of-a-worker"}}'
     broken = [make_reply(error_body, "500 Oops")]
     async with (
         ScriptedWorker(*[broken] * 3, probed=PROBED) as bad,
-        ScriptedWorker(*[[make_reply(ANSWER)]] * 3, probed=PROBED) as good,
+        ScriptedWorker(*[[make_reply(HI_RESPONSE)]] * 3, probed=PROBED) as good,
     ):
         running = await serve(build_config(bad.url, good.url))
         answers = [await send_chat(running) for _ in range(2)]
@@ -360,6 +374,7 @@ async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_
     [failures] = [one.worker_failures for one in running.records if one.worker_failures]
     assert failures == (WorkerFailure(bad.url, "WorkerFailed", 500, text),)
     assert [one.status_code for one in answers] == [200, 200]
+
     sent = [one for page in pages for attempt in page["attempts"] for one in attempt["sent"]]
     log_lines = [
         (one["url"], one["error"], one["worker_status"], one["worker_text"])
@@ -372,12 +387,12 @@ async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_
 
 
 async def test_worker_error_within_a_stream_is_in_the_record(serve: Serve) -> None:
-    broken = [chunked(STREAM[0] + b"\n\n", b'data: {"error":{"message":"it broke"}}\n\n')]
+    broken = [chunked(HI_STREAM[0] + b"\n\n", b'data: {"error":{"message":"it broke"}}\n\n')]
     async with ScriptedWorker(broken, probed=PROBED) as worker:
         running = await serve(build_config(worker.url))
-        answer = await send_chat(running, stream=True)
+        response = await send_chat(running, stream=True)
 
     [record] = running.records
     assert record.outcome == "truncated"
     assert record.worker_failures == (WorkerFailure(worker.url, "WorkerFailed", None, "it broke"),)
-    assert "it broke" not in answer.text
+    assert "it broke" not in response.text

@@ -1,4 +1,4 @@
-"""``interlingua explain`` of a file, and of a gateway that runs."""
+"""``interlingua explain`` explains a request with a file or with a running gateway."""
 
 import asyncio
 import json
@@ -116,6 +116,7 @@ async def test_admin_listener_errors_are_reported(serve: Serve) -> None:
     wrong = await run_explain_in_thread(
         running.admin, "--id", "x", env={"INTERLINGUA_ADMIN_KEY": "no"}
     )
+
     elsewhere = await run_explain_in_thread(running.url, "--id", "x")
 
     assert keyless.exit_code == wrong.exit_code == elsewhere.exit_code == 2

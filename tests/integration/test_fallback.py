@@ -1,4 +1,4 @@
-"""Who answers in a model's stead."""
+"""A fallback target answers when a model's own target can't."""
 
 import hashlib
 import json
@@ -33,9 +33,9 @@ models:
 """
 
 
-def build_chat_body(model: str, *, stream: bool = False, **more: object) -> dict[str, object]:
+def build_chat_body(model: str, *, stream: bool = False, **fields: object) -> dict[str, object]:
     messages = [{"role": "user", "content": "hi"}]
-    return {"model": model, "stream": stream, "messages": messages} | more
+    return {"model": model, "stream": stream, "messages": messages} | fields
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -49,50 +49,55 @@ def build_chat_body(model: str, *, stream: bool = False, **more: object) -> dict
 async def test_failed_target_falls_back_to_the_next_target(
     serve: Serve, model: str, tried: list[str], version: str, *, stream: bool
 ) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
-    answer = await front.http.post(
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body(model, stream=stream)
     )
 
-    assert answer.status_code == 200
-    assert "fine" in answer.text
-    assert f'"model":"{model}"' in answer.text
-    assert answer.headers["x-served-model"] == version
-    assert list(front.records[0].failed_attempts) == tried
-    assert front.records[0].outcome == "ok"
+    assert response.status_code == 200
+    assert "fine" in response.text
+    assert f'"model":"{model}"' in response.text
+    assert response.headers["x-served-model"] == version
+    assert list(gateway.records[0].failed_attempts) == tried
+    assert gateway.records[0].outcome == "ok"
 
 
 async def test_last_fallback_error_is_returned_when_all_targets_fail(serve: Serve) -> None:
-    front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("lost"))
-    assert answer.status_code == 502
-    assert list(front.records[0].failed_attempts) == ["lost@1 Overloaded"]
+    gateway = await serve(FRONT)
+    response = await gateway.http.post("/v1/chat/completions", json=build_chat_body("lost"))
+
+    assert response.status_code == 502
+    assert list(gateway.records[0].failed_attempts) == ["lost@1 Overloaded"]
 
 
 async def test_started_stream_is_never_retried_on_a_fallback(serve: Serve) -> None:
-    front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("mid", stream=True))
-    assert b'"error"' in answer.content
-    assert b"fine" not in answer.content
+    gateway = await serve(FRONT)
+    response = await gateway.http.post(
+        "/v1/chat/completions", json=build_chat_body("mid", stream=True)
+    )
+
+    assert b'"error"' in response.content
+    assert b"fine" not in response.content
 
 
 async def test_pinned_version_has_no_fallback(serve: Serve) -> None:
-    front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("chat@1"))
-    assert answer.status_code == 503
+    gateway = await serve(FRONT)
+    response = await gateway.http.post("/v1/chat/completions", json=build_chat_body("chat@1"))
+    assert response.status_code == 503
 
 
 async def test_client_error_does_not_trigger_a_fallback(serve: Serve) -> None:
-    front = await serve(FRONT)
-    answer = await front.http.post(
+    gateway = await serve(FRONT)
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body("chat") | {"temperature": 9}
     )
-    assert answer.status_code == 400
-    assert front.records[0].failed_attempts == ()
+
+    assert response.status_code == 400
+    assert gateway.records[0].failed_attempts == ()
 
 
-# --- only those that are able ---------------------------------------------------------------------
+# --- required capabilities ------------------------------------------------------------------------
 
 ABLE = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, databricks, ovms]}]
@@ -151,136 +156,152 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "https://pictures.test/cat.p
 async def test_fallback_skips_targets_that_lack_a_required_capability(
     serve: Serve, fields: dict[str, object], lacking: str, *, stream: bool
 ) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
 
-    answer = await front.http.post(
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body("chat", stream=stream) | fields
     )
 
-    assert answer.status_code == 200
-    assert "fine" in answer.text
-    [record] = front.records
+    assert response.status_code == 200
+    assert "fine" in response.text
+
+    [record] = gateway.records
     assert record.failed_attempts == ("chat@1 Overloaded", f"plain@1 {lacking}")
     assert (record.model, record.fallback_from, record.outcome) == ("spare", "chat@1", "ok")
 
 
 async def test_first_error_is_returned_when_no_fallback_has_the_capability(serve: Serve) -> None:
-    front = await serve(ABLE)
-    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("hopeless") | TOOLS)
-    plain = await front.http.post("/v1/chat/completions", json=build_chat_body("gone-too") | TOOLS)
+    gateway = await serve(ABLE)
+    response = await gateway.http.post(
+        "/v1/chat/completions", json=build_chat_body("hopeless") | TOOLS
+    )
+    plain = await gateway.http.post(
+        "/v1/chat/completions", json=build_chat_body("gone-too") | TOOLS
+    )
 
-    assert (answer.status_code, plain.status_code) == (503, 404)
-    record = front.records[0]
+    assert (response.status_code, plain.status_code) == (503, 404)
+
+    record = gateway.records[0]
     assert record.failed_attempts == ("plain@1 lacks tools",)
     assert (record.model, record.version, record.error) == ("hopeless", "1", "Overloaded")
     assert record.fallback_from == ""
 
 
 async def test_last_attempted_target_determines_the_error(serve: Serve) -> None:
-    front = await serve(ABLE)
-    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("worse") | TOOLS)
+    gateway = await serve(ABLE)
+    response = await gateway.http.post(
+        "/v1/chat/completions", json=build_chat_body("worse") | TOOLS
+    )
 
-    assert answer.status_code == 503
-    [record] = front.records
+    assert response.status_code == 503
+
+    [record] = gateway.records
     failures = ("worse@1 Overloaded", "plain@1 lacks tools", "plain-too@1 lacks tools")
     assert record.failed_attempts == failures
     assert (record.model, record.fallback_from) == ("also-gone", "worse@1")
 
 
 async def test_fallbacks_that_see_no_images_keep_the_first_error(serve: Serve) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
     message = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, *IMAGE]}
-    answer = await front.http.post(
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body("chat", messages=[message])
     )
 
-    assert answer.status_code == 503
-    [record] = front.records
+    assert response.status_code == 503
+
+    [record] = gateway.records
     assert record.failed_attempts == ("plain@1 lacks images", "spare@1 lacks images")
     assert (record.model, record.error, record.fallback_from) == ("chat", "Overloaded", "")
 
 
 async def test_limits_and_strictness_of_a_fallback_model_skip_that_model(serve: Serve) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
     body = build_chat_body("strict") | {"max_tokens": 9, "top_k": 3, "logit_bias": {"5": 1}}
-    answer = await front.http.post("/v1/chat/completions", json=body)
+    response = await gateway.http.post("/v1/chat/completions", json=body)
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
+
     failures = ("strict@1 Overloaded", "picky@1 UnsupportedFeature", "brief@1 InvalidParameter")
-    assert front.records[0].failed_attempts == failures
+    assert gateway.records[0].failed_attempts == failures
 
 
 async def test_embeddings_fall_back_to_a_target_that_supports_them(serve: Serve) -> None:
-    front = await serve(ABLE)
-    answer = await front.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
+    gateway = await serve(ABLE)
+    response = await gateway.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
 
-    assert answer.json()["data"][0]["embedding"]
+    assert response.json()["data"][0]["embedding"]
+
     failures = (
         "vectors@1 Overloaded",
         "no-vectors@1 UnsupportedFeature",
         "still-none@1 UnsupportedFeature",
     )
-    assert front.records[0].failed_attempts == failures
+    assert gateway.records[0].failed_attempts == failures
 
 
-# --- prompts that are too long --------------------------------------------------------------------
+# --- prompts beyond the context length ------------------------------------------------------------
 
 
 async def test_fallback_skips_targets_with_a_context_too_small_for_the_token_ids(
     serve: Serve,
 ) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
     for length, model in ((3, "small"), (4, "large")):
         body = {"model": "numbers", "prompt": list(range(length))}
-        answer = await front.http.post("/v1/completions", json=body)
-        assert answer.status_code == 200
-        assert front.records[-1].model == model
+        response = await gateway.http.post("/v1/completions", json=body)
+        assert response.status_code == 200
+        assert gateway.records[-1].model == model
     failures = ("numbers@1 Overloaded", "plain@1 UnsupportedFeature", "small@1 lacks context")
-    assert front.records[-1].failed_attempts == failures
+
+    assert gateway.records[-1].failed_attempts == failures
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_context_overflow_falls_back_to_a_target_with_a_larger_context(
     serve: Serve, *, stream: bool
 ) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
     messages = [{"role": "user", "content": "one two three four"}]
-    answer = await front.http.post(
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body("full", stream=stream) | {"messages": messages}
     )
 
-    assert answer.status_code == 200
-    assert "fine" in answer.text
+    assert response.status_code == 200
+    assert "fine" in response.text
+
     failures = ("full@1 ContextTooLong", "untold@1 lacks context", "small@1 lacks context")
-    assert front.records[0].failed_attempts == failures
-    assert front.records[0].model == "large"
+    assert gateway.records[0].failed_attempts == failures
+    assert gateway.records[0].model == "large"
 
 
 async def test_context_overflow_is_returned_when_no_larger_context_is_declared(
     serve: Serve,
 ) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
     messages = [{"role": "user", "content": "one two three four"}]
-    answer = await front.http.post(
+
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body("stuck", messages=messages)
     )
 
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert front.records[0].failed_attempts == ("untold@1 lacks context", "small@1 lacks context")
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert gateway.records[0].failed_attempts == ("untold@1 lacks context", "small@1 lacks context")
 
 
 async def test_context_overflow_of_a_fallback_continues_with_a_larger_context(serve: Serve) -> None:
-    front = await serve(ABLE)
+    gateway = await serve(ABLE)
     messages = [{"role": "user", "content": "one two three four"}]
-    answer = await front.http.post(
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body("narrow", messages=messages)
     )
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
+
     failures = ("narrow@1 Overloaded", "full-too@1 ContextTooLong", "small@1 lacks context")
-    assert front.records[0].failed_attempts == failures
-    assert front.records[0].model == "large"
+    assert gateway.records[0].failed_attempts == failures
+    assert gateway.records[0].model == "large"
 
 
 async def test_passthrough_body_is_only_decoded_for_a_fallback(
@@ -302,17 +323,21 @@ async def test_passthrough_body_is_only_decoded_for_a_fallback(
         text = ABLE.replace(
             "{kind: echo, script: [fine]}", f'{{protocol: openai, workers: ["{worker.url}"]}}'
         )
-        front = await serve(text)
-        alone = await front.http.post(
+        gateway = await serve(text)
+
+        alone = await gateway.http.post(
             "/v1/chat/completions", json=build_chat_body("spare", own="x")
         )
+
         assert (alone.status_code, read) == (200, [])
-        answer = await front.http.post(
+
+        response = await gateway.http.post(
             "/v1/chat/completions", json=build_chat_body("chat", own="x")
         )
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert read == ["plain@1", "spare@1"]
+
     sent = [json.loads(one.body) for one in worker.requests]
     assert sent == [build_chat_body("spare", own="x"), build_chat_body("spare", own="x")]
 
@@ -347,13 +372,13 @@ keys:
 async def test_fallback_skips_model_that_key_may_not_use(
     serve: Serve, key: str, model: str, server: str, failures: list[str]
 ) -> None:
-    front = await serve(KEYED)
+    gateway = await serve(KEYED)
 
     headers = {"authorization": f"Bearer {key}"}
-    answer = await front.http.post(
+    response = await gateway.http.post(
         "/v1/chat/completions", json=build_chat_body(model), headers=headers
     )
 
-    assert answer.status_code == 200
-    assert front.records[0].model == server
-    assert list(front.records[0].failed_attempts) == failures
+    assert response.status_code == 200
+    assert gateway.records[0].model == server
+    assert list(gateway.records[0].failed_attempts) == failures

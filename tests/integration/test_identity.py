@@ -1,4 +1,4 @@
-"""Tokens of an issuer that answers over HTTP, at a gateway that serves."""
+"""JSON Web Tokens of an issuer authenticate requests, over real sockets."""
 
 import asyncio
 import hashlib
@@ -41,7 +41,7 @@ def build_jwks_response(**keys: Any) -> bytes:
 
 
 class StubIssuer:
-    """An issuer: its pages by their paths, and what was asked of it."""
+    """An issuer that serves pages by path and records its requests."""
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
@@ -75,9 +75,9 @@ async def run_issuer(tls: ssl.SSLContext | None = None) -> AsyncIterator[StubIss
         yield issuer
 
 
-def build_identity_config(url: str, **more: Any) -> dict[str, Any]:
+def build_identity_config(url: str, **fields: Any) -> dict[str, Any]:
     claims = {"models": "models", "tags": "tags"}
-    return {"issuer": url, "audience": ["gateway"], "claims": claims, **more}
+    return {"issuer": url, "audience": ["gateway"], "claims": claims, **fields}
 
 
 async def send_chat(
@@ -88,26 +88,29 @@ async def send_chat(
 
 
 async def test_jwt_authenticates_like_an_api_key(serve: Serve) -> None:
-    """And its keys are found, rotated and refused in the protocol's words."""
+    """The issuer's keys are fetched and rotated, and a bad token gets the protocol's own error."""
     async with run_issuer() as one:
         listeners = [{"address": "127.0.0.1:0", "protocols": ["openai", "databricks"]}]
         gateway = await serve(
             build_config(identity=build_identity_config(one.url), listeners=listeners)
         )
         assert one.requests == []
-        answer = await send_chat(gateway, one.token())
-        assert answer.status_code == 200, answer.text
+
+        response = await send_chat(gateway, one.token())
+        assert response.status_code == 200, response.text
         assert one.requests == ["/.well-known/openid-configuration", "/keys"]
         assert gateway.records[-1].key == "jwt:ann"
+
         refused = await send_chat(gateway, one.token(models="other"))
         assert refused.status_code == 404
         assert refused.json()["error"]["code"] == "model_not_found"
         assert gateway.records[-1].error == "Forbidden"
+
         for wrong in (one.token(SECOND), one.token(exp=1), one.token(aud="x"), "eyJ.e.", "sk-x"):
-            answer = await send_chat(gateway, wrong)
-            assert answer.status_code == 401
-            assert answer.json()["error"]["code"] == "invalid_api_key"
-            assert wrong not in answer.text
+            response = await send_chat(gateway, wrong)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert wrong not in response.text
         spoken = await send_chat(gateway, one.token(exp=1), "/serving-endpoints/m/invocations")
         assert (spoken.status_code, spoken.json()["message"]) == (401, "the token has expired")
         assert (await gateway.http.get("/v1/models")).status_code == 401
@@ -123,22 +126,26 @@ async def test_api_keys_work_during_an_issuer_outage_and_jwts_after_its_recovery
         pages, one.pages = one.pages, {}
         keys = [{"name": "app", "sha256": hashlib.sha256(b"sk-app").hexdigest()}]
         gateway = await serve(build_config(identity=build_identity_config(one.url), keys=keys))
+
         assert (await send_chat(gateway, one.token())).status_code == 401
         assert f"the keys of {one.url} can't be fetched: " in caplog.text
         assert "openid-configuration answers 404" in caplog.text
         assert (await send_chat(gateway, "sk-app")).status_code == 200
+
         one.pages = pages
         await asyncio.sleep(0.25)
         assert (await send_chat(gateway, one.token())).status_code == 200
+
         rotated = one.token(SECOND, "two")
         assert (await send_chat(gateway, rotated)).status_code == 401
+
         one.pages["/keys"] = build_jwks_response(one=FIRST, two=SECOND)
         await asyncio.sleep(0.25)
         assert (await send_chat(gateway, rotated)).status_code == 200
 
 
 async def refresh_keys(fields: dict[str, Any]) -> str:
-    """What is said of an issuer that gives no keys."""
+    """Return the error of fetching this issuer's keys."""
     config = load_text(build_config(identity=fields), "gateway.yaml", env={})
     assert isinstance(config.identity, JwtConfig)
     issuer = JwksClient(config.identity, lambda: 0.0)
@@ -179,6 +186,7 @@ async def test_the_connection_check_fetches_the_issuers_keys() -> None:
         text = build_config(identity=build_identity_config(one.url))
         good = (await collect_findings(text))[f"issuer {one.url}"]
         assert (good.state, good.message) == ("ok", "has 1 keys for RS256, ES256")
+
         one.pages.clear()
         gone = (await collect_findings(text))[f"issuer {one.url}"]
         assert gone.state == "error"
@@ -196,6 +204,7 @@ async def test_jwks_of_an_https_issuer_is_not_fetched_over_http(
         assert await refresh_keys(config) == ""
         assert await refresh_keys(build_identity_config(one.url)) == "none"
         assert "certificate verify failed" in caplog.text
+
         there = {"issuer": one.url, "jwks_uri": f"{one.url}/keys".replace("https", "http")}
         one.pages["/.well-known/openid-configuration"] = build_http_response(there)
         assert await refresh_keys(config) == "none"

@@ -1,4 +1,4 @@
-"""A model's limits are reported like the client's own server reports its limits."""
+"""A client gets a model's limits in the error that its protocol's own server would send."""
 
 from typing import Any
 
@@ -35,11 +35,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     ),
     "ovms": (
         "ovms", "/v3/chat/completions", MESSAGES, "max_tokens",
-        "{} value can't be greater than 1048577",
+        "{} exceeds limit provided in graph config: 1048577",
     ),
     "ovms, newer field": (
         "ovms", "/v3/chat/completions", MESSAGES, "max_completion_tokens",
-        "{} value can't be greater than 1048577",
+        "{} exceeds limit provided in graph config: 1048577",
     ),
     "mindie chat": (
         "mindie", "/v1/chat/completions", MESSAGES, "max_tokens",
@@ -57,16 +57,17 @@ async def test_a_limit_names_the_field_that_the_client_sent_in_its_server_s_word
     serve: Serve, case: tuple[str, str, dict[str, Any], str, str]
 ) -> None:
     protocol, path, body, field, text = case
-    front = await serve(CONFIG.format(protocol=protocol))
-    answer = await front.http.post(path, json=body | {field: ABOVE})
+    gateway = await serve(CONFIG.format(protocol=protocol))
+    response = await gateway.http.post(path, json=body | {field: ABOVE})
 
-    assert 400 <= answer.status_code < 500
-    values = list(answer.json().values())
+    assert 400 <= response.status_code < 500
+
+    values = list(response.json().values())
     texts = [value["message"] if isinstance(value, dict) else value for value in values]
     assert any(str(written).endswith(text.format(field)) for written in texts), texts
     if protocol == "openai":
-        assert answer.json()["error"]["param"] == field
-        assert answer.json()["error"]["code"] == "integer_above_max_value"
+        assert response.json()["error"]["param"] == field
+        assert response.json()["error"]["code"] == "integer_above_max_value"
 
 
 GATEWAY_LIMITS: dict[str, tuple[str, str, dict[str, Any], str, int, str]] = {
@@ -97,10 +98,11 @@ async def test_the_gateway_s_own_limit_is_reported_like_the_server_s(
     serve: Serve, case: tuple[str, str, dict[str, Any], str, int, str]
 ) -> None:
     protocol, path, body, field, value, text = case
-    front = await serve(CONFIG.format(protocol=protocol))
-    answer = await front.http.post(path, json={"model": "chat", **body, field: value})
+    gateway = await serve(CONFIG.format(protocol=protocol))
+    response = await gateway.http.post(path, json={"model": "chat", **body, field: value})
 
-    assert 400 <= answer.status_code < 500
-    values = list(answer.json().values())
+    assert 400 <= response.status_code < 500
+
+    values = list(response.json().values())
     texts = [value["message"] if isinstance(value, dict) else value for value in values]
     assert any(str(written).endswith(text) for written in texts), texts

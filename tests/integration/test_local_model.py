@@ -1,4 +1,4 @@
-"""What a newcomer sees: the built-in configuration, the built-in model, every protocol, Paris."""
+"""The built-in configuration and model answer in every protocol, without any set-up."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """``interlingua serve`` without a file, on ports that are free."""
+    """``interlingua serve`` without a file, on free ports."""
     command = Command("serve", env={"PORT": "0"})
     yield command.serving()
     command.stop()
@@ -29,19 +29,19 @@ def url() -> Iterator[str]:
 
 
 def send_post(url: str, path: str, **body: Any) -> httpx.Response:
-    answer = httpx.post(url + path, json=body, timeout=110)
-    assert answer.status_code == 200, answer.text
-    return answer
+    response = httpx.post(url + path, json=body, timeout=110)
+    assert response.status_code == 200, response.text
+    return response
 
 
 def test_openai_client_gets_a_unary_response(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110)
 
-    answer = client.chat.completions.create(model="smollm2", messages=MESSAGES)  # type: ignore[arg-type]
+    response = client.chat.completions.create(model="smollm2", messages=MESSAGES)  # type: ignore[arg-type]
 
-    assert "Paris" in (answer.choices[0].message.content or "")
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens > 0
+    assert "Paris" in (response.choices[0].message.content or "")
+    assert response.usage is not None
+    assert response.usage.completion_tokens > 0
 
 
 def test_openai_client_gets_a_streamed_response(url: str) -> None:
@@ -60,18 +60,19 @@ def test_openai_client_gets_a_streamed_response(url: str) -> None:
 
 
 def test_triton_generate_response(url: str) -> None:
-    answer = send_post(url, "/v2/models/smollm2/generate", id="42", text_input=QUESTION).json()
+    response = send_post(url, "/v2/models/smollm2/generate", id="42", text_input=QUESTION).json()
 
-    assert answer.keys() == {"id", "model_name", "model_version", "text_output"}
-    assert "Paris" in answer["text_output"]
+    assert response.keys() == {"id", "model_name", "model_version", "text_output"}
+    assert "Paris" in response["text_output"]
 
 
 def test_triton_generate_stream_response(url: str) -> None:
     path = "/v2/models/smollm2/generate_stream"
-    answer = send_post(url, path, text_input=QUESTION, parameters={"stream": True})
+    response = send_post(url, path, text_input=QUESTION, parameters={"stream": True})
 
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    events = [msgspec.json.decode(one[6:]) for one in answer.text.strip().split("\n\n")]
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+    events = [msgspec.json.decode(one[6:]) for one in response.text.strip().split("\n\n")]
     assert "Paris" in "".join(event["text_output"] for event in events)
     assert len(events) > 3
 
@@ -79,63 +80,63 @@ def test_triton_generate_stream_response(url: str) -> None:
 def test_mindie_generate_stream_has_token_details(url: str) -> None:
     path = "/mindie/v2/models/smollm2/generate_stream"
     body = {"id": "a123", "text_input": QUESTION, "parameters": {"details": True}}
-    answer = send_post(url, path, **body)
+    response = send_post(url, path, **body)
 
-    events = [msgspec.json.decode(one[5:]) for one in answer.text.strip().split("\n\n")]
+    events = [msgspec.json.decode(one[5:]) for one in response.text.strip().split("\n\n")]
     assert "Paris" in "".join(event["text_output"] for event in events)
     assert [event["details"]["generated_tokens"] for event in events][:3] == [1, 2, 3]
     assert events[-1]["details"]["finish_reason"] == "eos_token"
 
 
 def test_mindie_chat_response(url: str) -> None:
-    answer = send_post(
+    response = send_post(
         url, "/mindie/v1/chat/completions", model="smollm2", messages=MESSAGES
     ).json()
 
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert "Paris" in response["choices"][0]["message"]["content"]
 
 
 def test_ovms_chat_response(url: str) -> None:
-    answer = send_post(url, "/v3/chat/completions", model="smollm2", messages=MESSAGES).json()
+    response = send_post(url, "/v3/chat/completions", model="smollm2", messages=MESSAGES).json()
 
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert "Paris" in response["choices"][0]["message"]["content"]
 
 
 def test_databricks_chat_response(url: str) -> None:
-    answer = send_post(url, "/serving-endpoints/smollm2/invocations", messages=MESSAGES)
+    response = send_post(url, "/serving-endpoints/smollm2/invocations", messages=MESSAGES)
 
-    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
-    assert answer.headers["served-model-name"]
+    assert "Paris" in response.json()["choices"][0]["message"]["content"]
+    assert response.headers["served-model-name"]
 
 
 def test_databricks_completion_response(url: str) -> None:
-    answer = send_post(url, "/serving-endpoints/smollm2/invocations", prompt=QUESTION).json()
+    response = send_post(url, "/serving-endpoints/smollm2/invocations", prompt=QUESTION).json()
 
-    assert "Paris" in answer["choices"][0]["text"]
+    assert "Paris" in response["choices"][0]["text"]
 
 
 def test_databricks_embedding_is_a_unit_vector(url: str) -> None:
-    answer = send_post(url, "/serving-endpoints/minilm/invocations", input=[QUESTION]).json()
+    response = send_post(url, "/serving-endpoints/minilm/invocations", input=[QUESTION]).json()
 
-    [item] = answer["data"]
+    [item] = response["data"]
     assert len(item["embedding"]) == 384
     assert abs(sum(x * x for x in item["embedding"]) - 1) < 1e-3
 
 
 def test_loss_header_names_parameters_unsupported_by_the_local_model(url: str) -> None:
     tool = {"type": "custom", "custom": {"name": "f"}}
-    answer = send_post(
+    response = send_post(
         url, "/v1/chat/completions", model="smollm2", messages=MESSAGES, tools=[tool], foo=1
     )
 
     assert re.fullmatch(
-        "(tools|foo)=dropped,(tools|foo)=dropped", answer.headers["x-interlingua-loss"]
+        "(tools|foo)=dropped,(tools|foo)=dropped", response.headers["x-interlingua-loss"]
     )
 
 
 def test_prompt_longer_than_the_context_is_rejected(url: str) -> None:
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "word " * 9000}]}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=110)
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=110)
 
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"

@@ -1,6 +1,7 @@
-"""Forms and functions with the built-in model, in every protocol that has words for them."""
+"""Structured output and tool calls of the built-in model, in every protocol that has them."""
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,7 +74,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     file = tmp_path_factory.mktemp("forms") / "gateway.yaml"
     file.write_text(CONFIG, "utf-8")
     command = Command("serve", str(file))
-    yield command.serving()
+    url = command.serving()
+    until = time.monotonic() + 120
+    while httpx.get(f"{url}/health").status_code != 200:
+        assert time.monotonic() < until, command.read_output()
+        time.sleep(0.2)
+    yield url
     command.stop()
     command.close()
 
@@ -99,24 +105,25 @@ def is_weather_call(text: str) -> bool:
     return jsonschema_rs.is_valid(WEATHER, msgspec.json.decode(text))
 
 
-# --- the real client ----------------------------------------------------------------------------
+# --- OpenAI's client ------------------------------------------------------------------------------
 
 
 def test_json_schema_output_is_valid(client: Any) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
         response_format=FORMAT,
     )
-    [choice] = answer.choices
+    [choice] = response.choices
     assert choice.finish_reason == "stop"
+
     value = msgspec.json.decode(choice.message.content or "")
     assert jsonschema_rs.is_valid(PLACE, value)
     assert value["city"] == "Paris"
 
 
 def test_json_schema_output_is_valid_at_high_temperature(client: Any) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
         response_format=FORMAT,
@@ -124,40 +131,43 @@ def test_json_schema_output_is_valid_at_high_temperature(client: Any) -> None:
         seed=5,
         n=4,
     )
-    texts = [choice.message.content for choice in answer.choices]
+    texts = [choice.message.content for choice in response.choices]
+
     assert len(set(texts)) == 4
     assert all(jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text)) for text in texts)
 
 
 def test_json_schema_output_can_be_truncated_by_max_tokens(client: Any) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
         response_format=FORMAT,
         max_tokens=5,
     )
-    assert answer.choices[0].finish_reason == "length"
-    assert (answer.choices[0].message.content or "").startswith('{"city": "')
+
+    assert response.choices[0].finish_reason == "length"
+    assert (response.choices[0].message.content or "").startswith('{"city": "')
 
 
 @pytest.mark.parametrize("choice", [NAMED, "required"])
 def test_required_tool_choice_forces_a_tool_call(client: Any, choice: Any) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=MESSAGES,
         tools=TOOLS,
         tool_choice=choice,
         parallel_tool_calls=False,
     )
-    message = answer.choices[0].message
+    message = response.choices[0].message
     [call] = message.tool_calls or []
+
     assert call.type == "function"
     assert call.function.name == "get_weather"
     assert msgspec.json.decode(call.function.arguments) == {"city": "Rome", "unit": "celsius"}
     assert not message.content
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens > 20
+    assert response.choices[0].finish_reason == "tool_calls"
+    assert response.usage is not None
+    assert response.usage.completion_tokens > 20
 
 
 def test_streamed_tool_call_has_valid_arguments(client: Any) -> None:
@@ -175,7 +185,9 @@ def test_streamed_tool_call_has_valid_arguments(client: Any) -> None:
         if chunk.choices
         for call in chunk.choices[0].delta.tool_calls or []
     ]
+
     assert not any(chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
+
     calls: dict[int, list[str]] = {}
     for piece in pieces:
         assert piece.function is not None
@@ -188,18 +200,19 @@ def test_streamed_tool_call_has_valid_arguments(client: Any) -> None:
 
 
 def test_auto_tool_choice_returns_either_content_or_tool_calls(client: Any) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=MESSAGES,
         tools=TOOLS,
     )
-    [choice] = answer.choices
+    [choice] = response.choices
+
     assert bool(choice.message.content) != bool(choice.message.tool_calls)
     assert "tool_call>" not in (choice.message.content or "")
 
 
 def test_tool_result_in_the_conversation_is_used(client: Any) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=[
             *MESSAGES,
@@ -222,7 +235,7 @@ def test_tool_result_in_the_conversation_is_used(client: Any) -> None:
         tools=TOOLS,
         tool_choice="none",
     )
-    assert "sunny" in (answer.choices[0].message.content or "")
+    assert "sunny" in (response.choices[0].message.content or "")
 
 
 @pytest.mark.parametrize(
@@ -231,9 +244,10 @@ def test_tool_result_in_the_conversation_is_used(client: Any) -> None:
 )
 def test_unsupported_schema_keyword_is_rejected_by_name(url: str, schema: Any, name: str) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    answer = send_post(url, PATHS["openai"], messages=MESSAGES, response_format=shape)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    response = send_post(url, PATHS["openai"], messages=MESSAGES, response_format=shape)
+    assert response.status_code == 400
+
+    error = response.json()["error"]
     assert error["param"] == "response_format"
     assert name in error["message"]
 
@@ -245,21 +259,23 @@ def test_unsupported_schema_keyword_is_rejected_by_name(url: str, schema: Any, n
 def test_forced_tool_call_in_every_protocol(url: str, protocol: str) -> None:
     choice = "required" if protocol == "mindie" else NAMED
     body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
-    answer = parse_lossless_response(send_post(url, PATHS[protocol], **body))
-    message = answer["choices"][0]["message"]
+    response = parse_lossless_response(send_post(url, PATHS[protocol], **body))
+    message = response["choices"][0]["message"]
+
     assert message["tool_calls"]
     for call in message["tool_calls"]:
         assert call["function"]["name"] == "get_weather"
         assert is_weather_call(call["function"]["arguments"])
-    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    assert response["choices"][0]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("protocol", PATHS)
 def test_streamed_tool_call_arguments_in_every_protocol(url: str, protocol: str) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "stream": True}
-    answer = send_post(url, PATHS[protocol], **body)
-    assert answer.status_code == 200, answer.text
-    lines = [line[5:].strip() for line in answer.text.splitlines() if line.startswith("data:")]
+    response = send_post(url, PATHS[protocol], **body)
+    assert response.status_code == 200, response.text
+
+    lines = [line[5:].strip() for line in response.text.splitlines() if line.startswith("data:")]
     chunks = [msgspec.json.decode(line) for line in lines if line != "[DONE]"]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     calls: dict[int, str] = {}
@@ -267,16 +283,17 @@ def test_streamed_tool_call_arguments_in_every_protocol(url: str, protocol: str)
         for call in delta.get("tool_calls") or []:
             text = call["function"].get("arguments") or ""
             calls[call["index"]] = calls.get(call["index"], "") + text
+
     assert calls
     assert all(is_weather_call(text) for text in calls.values())
 
 
 @pytest.mark.parametrize("protocol", PATHS)
 def test_json_schema_output_in_every_protocol(url: str, protocol: str) -> None:
-    answer = parse_lossless_response(
+    response = parse_lossless_response(
         send_post(url, PATHS[protocol], messages=MESSAGES, response_format=FORMAT)
     )
-    text = answer["choices"][0]["message"]["content"]
+    text = response["choices"][0]["message"]["content"]
     assert jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text))
 
 
@@ -293,8 +310,8 @@ def test_json_schema_output_in_every_protocol(url: str, protocol: str) -> None:
 def test_vllm_guided_decoding_parameters_constrain_the_output(
     url: str, fields: dict[str, Any], right: str
 ) -> None:
-    answer = parse_lossless_response(send_post(url, PATHS["openai"], messages=MESSAGES, **fields))
-    assert re.fullmatch(right, answer["choices"][0]["message"]["content"])
+    response = parse_lossless_response(send_post(url, PATHS["openai"], messages=MESSAGES, **fields))
+    assert re.fullmatch(right, response["choices"][0]["message"]["content"])
 
 
 @pytest.mark.parametrize(
@@ -321,12 +338,12 @@ def test_triton_guided_decoding_parameters_constrain_the_output(
     url: str, prefix: str, guide: dict[str, Any], right: str
 ) -> None:
     body = {"text_input": MESSAGES[0]["content"], "exclude_input_in_output": True, **guide}
-    answer = parse_lossless_response(send_post(url, f"{prefix}/v2/models/chat/generate", **body))
-    assert re.fullmatch(right, answer["text_output"])
+    response = parse_lossless_response(send_post(url, f"{prefix}/v2/models/chat/generate", **body))
+    assert re.fullmatch(right, response["text_output"])
 
 
 def test_guided_choice_constrains_a_text_completion(url: str) -> None:
-    """A prompt may have a form as well as a conversation."""
+    """Structured output works for a prompt as well as for a conversation."""
     body = {"prompt": "Is fire hot? Answer:", "guided_choice": [" yes", " no"]}
-    answer = parse_lossless_response(send_post(url, "/v1/completions", **body))
-    assert answer["choices"][0]["text"] in (" yes", " no")
+    response = parse_lossless_response(send_post(url, "/v1/completions", **body))
+    assert response["choices"][0]["text"] in (" yes", " no")

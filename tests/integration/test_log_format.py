@@ -1,4 +1,4 @@
-"""The format of what ``interlingua serve`` writes: on a terminal, into a pipe, and as asked for."""
+"""The log of ``interlingua serve`` is text on a terminal and JSON in a pipe, unless configured."""
 
 import json
 import os
@@ -29,7 +29,7 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
 
 
 class Served:
-    """A gateway whose standard error is a terminal or a pipe."""
+    """A running gateway whose standard error is a terminal or a pipe."""
 
     def __init__(self, arguments: Sequence[str], *, terminal: bool) -> None:
         self._reads, writes = pty.openpty() if terminal else os.pipe()
@@ -48,7 +48,7 @@ class Served:
         try:
             while piece := os.read(self._reads, 1 << 16):
                 self.output += piece.decode().replace("\r\n", "\n")
-        except OSError:  # a terminal that nobody writes to any more
+        except OSError:  # the last writer closed the terminal
             pass
 
     def wait_for(self, pattern: str) -> re.Match[str]:
@@ -59,7 +59,7 @@ class Served:
         raise AssertionError(self.output)
 
     def use_and_stop(self) -> list[str]:
-        """Send requests, stop, and give all lines."""
+        """Send requests, stop the gateway, and return all lines."""
         url = self.wait_for(r"interlingua serves m, e on (http://[\w.:]+)")[1]
         for model in ("m", "e"):
             body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "a"}]}
@@ -87,17 +87,17 @@ def started() -> Iterator[list[Served]]:
 
 
 def serve(
-    started: list[Served], folder: Path, *arguments: str, terminal: bool = False, more: str = ""
+    started: list[Served], folder: Path, *arguments: str, terminal: bool = False, settings: str = ""
 ) -> Served:
     file = folder / "gateway.yaml"
-    file.write_text(CONFIG + more)
+    file.write_text(CONFIG + settings)
     served = Served([str(file), *arguments], terminal=terminal)
     started.append(served)
     return served
 
 
 def parse_lines(lines: Sequence[str]) -> list[dict[str, Any]]:
-    """Each is a JSON object: a request, or a message with its time, level and logger."""
+    """Parse each line as JSON: a request, or a message with its time, level and logger."""
     objects: list[dict[str, Any]] = [json.loads(line) for line in lines]
     for one in objects:
         assert isinstance(one, dict)
@@ -112,9 +112,11 @@ def test_into_a_pipe_every_line_is_json(
     served = serve(started, tmp_path, "--processes", str(processes))
     objects = parse_lines(served.use_and_stop())
     messages = [one["message"] for one in objects if "message" in one]
+
     assert any(one.startswith("interlingua serves m, e on http://") for one in messages)
     assert any(one.startswith("web UI: http://") for one in messages)
     assert any(one.startswith("Shutting down") for one in messages)
+
     failed, good = (next(r for r in objects if r.get("model") == name) for name in ("m", "e"))
     assert failed["worker"] == "http://127.0.0.1:9"
     assert failed["worker_failures"][0]["text"]
@@ -129,6 +131,7 @@ def test_on_a_terminal_every_line_is_text(started: list[Served], tmp_path: Path)
     lines = serve(started, tmp_path, terminal=True).use_and_stop()
     assert not [line for line in lines if line.startswith("{")]
     assert lines[0].startswith("interlingua serves m, e on http://")
+
     stamped = [line for line in lines if re.match(STAMP, line)]
     failed, good = (next(r for r in stamped if f"model={name}" in r) for name in ("m", "e"))
     assert re.match(
@@ -140,6 +143,7 @@ def test_on_a_terminal_every_line_is_text(started: list[Served], tmp_path: Path)
     assert re.match(
         STAMP + r"INFO access: .* 200 model=e@1 backend=e ttft=\d\.\d{3}s tokens=\d+\+\d+ ", good
     )
+
     others = [line for line in lines if line not in stamped]
     assert [line.split()[0] for line in others] == ["interlingua", "web", "Shutting"]
 
@@ -154,7 +158,7 @@ def test_on_a_terminal_every_line_is_text(started: list[Served], tmp_path: Path)
         ("json", "text", False, True),
     ],
 )
-def test_option_comes_before_the_configuration_and_the_terminal(  # noqa: PLR0917 - a table
+def test_option_takes_precedence_over_configuration_and_terminal(  # noqa: PLR0917 - a table
     started: list[Served],
     tmp_path: Path,
     option: str,
@@ -162,8 +166,8 @@ def test_option_comes_before_the_configuration_and_the_terminal(  # noqa: PLR091
     terminal: bool,
     is_json: bool,
 ) -> None:
-    more = f"observe: {{log_format: {configured}}}"
-    served = serve(started, tmp_path, "--log-format", option, terminal=terminal, more=more)
+    settings = f"observe: {{log_format: {configured}}}"
+    served = serve(started, tmp_path, "--log-format", option, terminal=terminal, settings=settings)
     lines = served.use_and_stop()
     if is_json:
         parse_lines(lines)
@@ -171,11 +175,12 @@ def test_option_comes_before_the_configuration_and_the_terminal(  # noqa: PLR091
         assert not [line for line in lines if line.startswith("{")]
 
 
-def test_invalid_configuration_is_told_as_json_in_a_pipe(
+def test_invalid_configuration_is_reported_as_json_in_a_pipe(
     started: list[Served], tmp_path: Path
 ) -> None:
-    served = serve(started, tmp_path, more="nonsense: 1\nother: 2\n")
+    served = serve(started, tmp_path, settings="nonsense: 1\nother: 2\n")
     assert served.process.wait(20) == 1
+
     served.wait_for("other")
     objects = parse_lines(served.output.splitlines())
     assert all(one["level"] == "error" for one in objects)

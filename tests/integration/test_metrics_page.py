@@ -1,4 +1,4 @@
-"""A gateway to which everything happens that there are metrics for, and the page that tells it."""
+"""Every documented metric gets a value on the metrics page once its event happens."""
 
 import asyncio
 import hashlib
@@ -14,20 +14,21 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from gateway.observability.metrics.catalog import METRIC_GROUPS, METRICS_BY_NAME
 from tests.deploy.watched import list_expressions, list_samples
 from tests.fault.gateway_process import GatewayProcess, build_config
-from tests.fault.protocol_clients import wait_until
 from tests.support.fakes import CHUNKED, END, chunk, make_reply
 from tests.support.otlp_collector import Collector
+from tests.support.ports import reserve_port
 from tests.support.tcp_server import run_server
+from tests.support.waiting import wait_until
 
 MOST: Final = 50
-"""Connections of one address."""
+"""The connection limit of one address."""
 KEY: Final = "il-of-this-test"
 ELSEWHERE: Final = {
     one.sample_name
-    for name in ("Local engines", "Serving processes")
+    for name in ("Local engines", "Serving processes", "Rollouts")
     for one in METRIC_GROUPS[name]
 }
-"""What needs torch, or other processes; tests of those see it."""
+"""Metrics that need torch, other processes or usage rows; their own tests check them."""
 DOCUMENTED: Final = {
     "id": "x",
     "object": "chat.completion",
@@ -53,7 +54,7 @@ def build_chunk(text: str, finish: str | None = None) -> bytes:
 
 
 async def serve_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A worker: does what the model's name says."""
+    """A worker whose behaviour is named by the requested model."""
     while head := await reader.readuntil(b"\r\n\r\n"):
         lines = head.decode().lower().splitlines()
         [size] = [one.partition(":")[2] for one in lines if one.startswith("content-length")] or [
@@ -68,15 +69,14 @@ async def serve_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             await asyncio.sleep(0.05)
             writer.write(build_chunk("there", "stop") + chunk(b"data: [DONE]\n\n") + END)
         elif b'"hangs"' in body:
-            await reader.read()  # until the gateway has left
+            await reader.read()  # until the gateway disconnects
             return
         else:
             writer.write(make_reply(msgspec.json.encode(DOCUMENTED)))
 
 
 def build_metrics_config(worker: str, collector: str, folder: Path) -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    nobody = f"http://127.0.0.1:{reserve_port()}"
     pool = {"protocol": "openai", "max_concurrency": 1, "queue": {"max": 1, "wait": "200ms"}}
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     return build_config(
@@ -125,22 +125,24 @@ async def test_every_documented_metric_is_exported_with_its_type_help_and_labels
             assert definition.help == family.documentation
             assert set(sample.labels) - {"le"} == set(definition.label_names)
             shown.setdefault(definition.sample_name, set()).add(sample.name)
+
     assert set(METRICS_BY_NAME) - set(shown) == ELSEWHERE
+
     samples = {name for names in shown.values() for name in names}
     for who, expr in list_expressions().items():
         assert list_samples(expr) <= samples, who
 
 
 async def trigger_all_metrics(gateway: GatewayProcess) -> str:
-    """All that may happen, once at least; gives the page while some of it did."""
+    """Trigger every event that has a metric; return the metrics page while requests run."""
     http, url = gateway.http, gateway.urls[0]
     http.headers["authorization"] = f"Bearer {KEY}"
 
-    async def ask(model: str, *, stream: bool = False, **more: object) -> httpx.Response:
-        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **more}
+    async def ask(model: str, *, stream: bool = False, **fields: object) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
         return await http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream})
 
-    for _ in range(4):  # either worker is the first to be asked
+    for _ in range(4):  # either worker may get the first request
         await ask("m", top_k=1, temperature=0)
     await ask("slow", stream=True)
     await ask("cut", stream=True)
@@ -166,5 +168,5 @@ async def trigger_all_metrics(gateway: GatewayProcess) -> str:
     await asyncio.gather(late, full)
     hanging.cancel()
     await asyncio.gather(hanging, return_exceptions=True)
-    await wait_until(lambda: any(one.outcome == "cancelled" for one in gateway.records()), 10)
+    await wait_until(lambda: any(one.outcome == "cancelled" for one in gateway.read_records()))
     return page.text

@@ -1,4 +1,4 @@
-"""What is made of a configuration of LiteLLM's serves where the workers are."""
+"""A migrated LiteLLM configuration serves requests."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.fault.gateway_process import GatewayProcess, build_config
 
 
 def test_migrated_litellm_config_serves_alias_split_fallback_and_key(tmp_path: Path) -> None:
-    """The alias, the split, the fallback from a dead worker and the key, before real workers."""
+    """The alias, the split, the fallback from a dead worker and the key work with real workers."""
     asyncio.run(_check_migrated_gateway(tmp_path))
 
 
@@ -27,17 +27,17 @@ model_list:
 router_settings: {{fallbacks: [{{dead: [spare]}}], model_group_alias: {{gpt-4: chat}}}}
 general_settings: {{master_key: sk-of-the-house}}
 """
-        text = migrate(config.encode(), "config.yaml").text
+        text = migrate(config.encode(), "config.yaml", {}).text
         assert text is not None
         text = text.replace("0.0.0.0:4000", "127.0.0.1:0")
         async with GatewayProcess(places[1], text) as gateway:
             for model in ("gpt-4", "dead", "chat", "chat@2"):
-                answer = await gateway.http.post(
+                response = await gateway.http.post(
                     f"{gateway.urls[0]}/v1/chat/completions",
                     json={"model": model, "messages": [{"role": "user", "content": "hi"}]},
                     headers={"authorization": "Bearer sk-of-the-house"},
                 )
-                assert answer.status_code == 200, (model, answer.text)
-                assert answer.json()["choices"][0]["message"]["content"] == "Hello world"
+                assert response.status_code == 200, (model, response.text)
+                assert response.json()["choices"][0]["message"]["content"] == "Hello world"
             refused = await gateway.http.get(f"{gateway.urls[0]}/v1/models")
             assert refused.status_code == 401

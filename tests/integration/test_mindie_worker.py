@@ -1,9 +1,14 @@
-"""Workers that are asked to stop, and that say how much they take: gateways themselves."""
+"""MindIE workers, played by gateways: stopping a request, and reporting limits."""
 
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.integration.test_end_to_end import WAYS, ClientProtocol, disconnect_early, wait_until
+from tests.integration.test_end_to_end import (
+    CLIENT_PROTOCOLS,
+    ClientProtocol,
+    disconnect_early,
+)
+from tests.support.waiting import wait_until
 
 FRONT = """
 listeners:
@@ -23,14 +28,14 @@ models: {{mock: {{backend: echo}}}}
 """
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("protocol", CLIENT_PROTOCOLS, ids=lambda protocol: protocol.name)
 async def test_client_disconnect_sends_stop_infer_to_the_worker(
-    serve: Serve, mock: RunningGateway, way: ClientProtocol
+    serve: Serve, mock: RunningGateway, protocol: ClientProtocol
 ) -> None:
-    front = await serve(FRONT.format(url=mock.url))
-    front.app.backends["mock-slow"] = mock.app.backends["mock-slow"]
+    gateway = await serve(FRONT.format(url=mock.url))
+    gateway.app.backends["mock-slow"] = mock.app.backends["mock-slow"]
 
-    await disconnect_early(front, way, stream=True)
+    await disconnect_early(gateway, protocol, stream=True)
 
     await wait_until(lambda: "cancelled" in {record.outcome for record in mock.records})
     await wait_until(lambda: any(one.path.endswith("/stopInfer") for one in mock.records))
@@ -39,10 +44,10 @@ async def test_client_disconnect_sends_stop_infer_to_the_worker(
 async def test_worker_concurrency_limit_follows_its_slot_count(
     serve: Serve, mock: RunningGateway
 ) -> None:
-    front = await serve(FRONT.format(url=mock.url))
+    gateway = await serve(FRONT.format(url=mock.url))
     slots = (await mock.http.get("/mindie/v2/models/mock-slow/getSlotCount")).json()
 
-    pool = front.app.backends["pool"]
+    pool = gateway.app.backends["pool"]
     await wait_until(lambda: pool.report_workers()[0].limit == slots["total_slots"])  # type: ignore[attr-defined]
 
 
@@ -50,18 +55,20 @@ async def test_worker_concurrency_limit_follows_its_slot_count(
 async def test_listener_keeps_connections_only_if_configured(
     serve: Serve, *, keep_alive: bool
 ) -> None:
-    """The real server closes the connection after each response that is not streamed."""
-    front = await serve(LISTENER.format(keep_alive=str(keep_alive).lower()))
+    """A real MindIE server closes the connection after each unary response."""
+    gateway = await serve(LISTENER.format(keep_alive=str(keep_alive).lower()))
     chat: dict[str, object] = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}]}
     responses = [
-        await front.http.post("/v1/chat/completions", json=chat),
-        await front.http.post("/v1/chat/completions", json={"model": "none"}),
-        await front.http.get("/v2/health/ready"),
+        await gateway.http.post("/v1/chat/completions", json=chat),
+        await gateway.http.post("/v1/chat/completions", json={"model": "none"}),
+        await gateway.http.get("/v2/health/ready"),
     ]
+
     assert [one.status_code for one in responses][::2] == [200, 200]
+
     closed = [one.headers.get("connection") == "close" for one in responses]
     assert closed == [not keep_alive] * 3
 
     chat["stream"] = True
-    streamed = await front.http.post("/v1/chat/completions", json=chat)
+    streamed = await gateway.http.post("/v1/chat/completions", json=chat)
     assert streamed.headers.get("connection") is None

@@ -1,4 +1,4 @@
-"""A key sees and reaches only its models, in every protocol."""
+"""A key sees and uses only its own models, in every protocol."""
 
 import asyncio
 import hashlib
@@ -67,7 +67,7 @@ def build_path(endpoint: Endpoint, model: str) -> str:
 
 
 def build_body(model: str) -> dict[str, Any]:
-    """A body that every protocol can read as far as the model's name."""
+    """Build a body in which every protocol finds the model's name."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": "hi"}],
@@ -80,7 +80,7 @@ def build_body(model: str) -> dict[str, Any]:
 async def send(
     gateway: RunningGateway, endpoint: Endpoint, model: str, key: str
 ) -> tuple[int, list[tuple[str, str]], bytes]:
-    """The response, without what differs for each request."""
+    """Send a request and return the response without the parts that differ each time."""
 
     def exchange() -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
@@ -95,12 +95,10 @@ async def send(
                 for name, value in response.getheaders()
                 if name.lower() not in PER_REQUEST_HEADERS
             ]
-            request_id = response.getheader("request-id", "")  # which the body repeats
-            return (
-                response.status,
-                copied_headers,
-                response.read().replace(request_id.encode(), b""),
-            )
+            content = response.read()
+            for name in ("request-id", "x-request-id"):  # which the body repeats
+                content = content.replace(response.getheader(name, "").encode(), b"")
+            return response.status, copied_headers, content
         finally:
             connection.close()
 
@@ -125,6 +123,7 @@ async def test_forbidden_model_gets_response_of_unknown_model(
 async def test_listings_name_only_models_of_key(serve: Serve, protocol: str) -> None:
     gateway = await serve(make_config(protocol))
     listed = 0
+
     for endpoint in list_endpoints(protocol):
         if endpoint.task != "inform" or "{" in endpoint.path:
             continue
@@ -134,6 +133,7 @@ async def test_listings_name_only_models_of_key(serve: Serve, protocol: str) -> 
         assert b"internal" not in narrow + wide, endpoint.path
         assert b"traffic" not in narrow + wide, endpoint.path
         listed += b"hidden" in wide
+
     assert listed
 
 
@@ -171,10 +171,11 @@ async def test_log_tells_why_model_was_not_found(serve: Serve) -> None:
     gateway = await serve(make_config("openai"))
     for model in ("hidden", "absent"):
         headers = {"authorization": "Bearer narrow"}
-        answer = await gateway.http.post(
+        response = await gateway.http.post(
             "/v1/chat/completions", json=build_body(model), headers=headers
         )
-        assert answer.status_code == 404
+        assert response.status_code == 404
+
     assert [record.error for record in gateway.records] == ["Forbidden", "ModelNotFound"]
 
 
@@ -193,7 +194,9 @@ async def test_targets_are_listed_only_to_callers_that_may_explain(
     gateway = await serve(make_config("databricks", keys))
     config = (await read_endpoint(gateway, key)).json()["config"]
     names = [entity["entity_name"] for entity in config["served_entities"]]
+
     assert [entity["name"] for entity in config["served_entities"]] == ["1", "2"]
+
     if is_shown:
         shares = [route["traffic_percentage"] for route in config["traffic_config"]["routes"]]
         assert (names, shares) == (["internal-a", "internal-b"], [70, 30])
@@ -220,4 +223,5 @@ async def test_forbidden_model_chooses_no_protocol(
     for model in ("hidden", "absent"):
         await send(gateway, Endpoint("POST", "/v2/models/{model}/generate"), model, key)
     hidden, absent = (record.protocol for record in gateway.records)
+
     assert (hidden == absent) is is_like_unknown

@@ -1,4 +1,4 @@
-"""Lists of many models: built once, in a thread, and again when a model's readiness changes."""
+"""A long model list is built once, in a thread, and again when a model's readiness changes."""
 
 import hashlib
 import threading
@@ -31,7 +31,7 @@ COUNT = 10_000
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads that built a response without a model."""
+    """The threads that built responses of endpoints without a model."""
     threads: list[threading.Thread] = []
     for _, adapter in PATHS.values():
         original = adapter.handle_info_request
@@ -66,7 +66,9 @@ async def test_long_model_list_is_built_once_and_in_a_thread(
 ) -> None:
     gateway = await serve(make_config(protocol, COUNT))
     path, _ = PATHS[protocol]
+
     first = await list_names(gateway, path)
+
     assert first == [f"model-{number}" for number in range(COUNT)]
     assert await list_names(gateway, path) == first
     assert len(threads) == 1
@@ -87,6 +89,7 @@ async def test_each_key_gets_the_list_of_its_own_models(serve: Serve) -> None:
         for name, models in (("one", ", models: [model-1]"), ("two", ", models: [model-2]"))
     )
     gateway = await serve(make_config("openai", 3, keys=keys))
+
     for _ in range(2):
         assert await list_names(gateway, "/v1/models", "one") == ["model-1"]
         assert await list_names(gateway, "/v1/models", "two") == ["model-2"]
@@ -103,9 +106,11 @@ async def test_cached_model_lists_are_bounded(
         for number, name in enumerate(names)
     )
     gateway = await serve(make_config("openai", 3, keys=keys))
+
     for name in (*names, names[2], names[0]):
         await list_names(gateway, "/v1/models", name)
-    assert len(threads) == 4  # the third was cached, and the first was removed for it
+
+    assert len(threads) == 4  # the third was cached, and the first was evicted for it
 
 
 async def test_model_list_follows_the_readiness_of_backends(
@@ -114,8 +119,10 @@ async def test_model_list_follows_the_readiness_of_backends(
     """OVMS lists only models that are ready."""
     gateway = await serve(make_config("ovms", 200))
     assert len(await list_names(gateway, "/v3/models")) == 200
+
     monkeypatch.setattr(EchoBackend, "ready", property(lambda self: False))
     assert await list_names(gateway, "/v3/models") == []
+
     monkeypatch.undo()
     assert len(await list_names(gateway, "/v3/models")) == 200
 

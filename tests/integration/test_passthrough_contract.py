@@ -1,4 +1,4 @@
-"""What a worker adds to a response that is passed through does not reach the client."""
+"""Fields that a worker adds to a passed-through response do not reach the client."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.integration.test_passthrough import build_stream_reply, whole
+from tests.integration.test_passthrough import build_response, build_stream_reply
 from tests.integration.test_passthrough_protocols import FRONT
 from tests.support.fakes import ScriptedWorker
 
@@ -34,24 +34,60 @@ STOP = write({}, "stop")
 
 
 async def ask(serve: Serve, protocol: str, *events: bytes, is_stream: bool = True) -> Any:
-    """The client's chunks of this stream, or its unary response."""
-    reply = build_stream_reply(*events) if is_stream else [whole(b"".join(events))]
+    """Send a request and return the chunks of the stream, or the unary response."""
+    reply = build_stream_reply(*events) if is_stream else [build_response(b"".join(events))]
     body = {"messages": MESSAGES, "model": "chat"} | ({"stream": True} if is_stream else {})
     if protocol == "databricks":
         del body["model"]
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(FRONT.format(protocol=protocol, worker=worker.url))
-        answer = await front.http.post(PATHS[protocol], json=body)
-    assert answer.status_code == 200, answer.text
-    [record] = front.records
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        gateway = await serve(FRONT.format(protocol=protocol, worker=worker.url))
+        response = await gateway.http.post(PATHS[protocol], json=body)
+    assert response.status_code == 200, response.text
+    [record] = gateway.records
     assert record.outcome == "ok", record
     if not is_stream:
-        return answer.json()
-    assert "\r" not in answer.text
-    blocks = answer.text.removesuffix("\n\n").split("\n\n")
+        return response.json()
+    assert "\r" not in response.text
+    blocks = response.text.removesuffix("\n\n").split("\n\n")
     assert all(block.startswith("data:") and "\n" not in block for block in blocks)
     assert blocks.pop() == "data: [DONE]"
     return [json.loads(block.removeprefix("data:")) for block in blocks]
+
+
+@pytest.mark.parametrize("position", [0, 2], ids=["in the first event", "later"])
+@every_protocol
+async def test_unknown_part_of_a_stream_is_reported(
+    serve: Serve, protocol: str, position: int
+) -> None:
+    # given a worker whose stream has a part of its content that no encoder writes
+    parts = [{"type": "reference", "reference_ids": [1]}, {"type": "text", "text": "z", "k": 1}]
+    events = [HEAD, TEXT, STOP, DONE]
+    events.insert(position, write({"role": "assistant", "content": parts}))
+    body = {"messages": MESSAGES, "stream": True}
+    if protocol != "databricks":
+        body["model"] = "chat"
+
+    # when a client of the same protocol asks for the stream
+    reply = build_stream_reply(*events)
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        gateway = await serve(FRONT.format(protocol=protocol, worker=worker.url))
+        response = await gateway.http.post(PATHS[protocol], json=body)
+
+    # then it gets the text, and the record says what it did not get, as a header may
+    assert response.status_code == 200
+    assert join_text(read_chunks(response.text)) == ("abz" if position else "zab")
+    [record] = gateway.records
+    lost = [one.field for one in record.unsupported_parameters]
+    path = "response.choices[0].message.content"
+    assert any(one.startswith(f"{path}[0]") for one in lost), lost
+    assert f"{path}[1].k" in lost, lost
+    if position == 0:
+        assert f"{path}[1].k" in response.headers["x-interlingua-loss"]
+
+
+def read_chunks(text: str) -> list[Any]:
+    blocks = text.removesuffix("\n\n").split("\n\n")
+    return [json.loads(one.removeprefix("data:")) for one in blocks[:-1]]
 
 
 def join_text(chunks: list[Any]) -> str:
@@ -111,6 +147,7 @@ async def test_foreign_finish_reasons_of_a_unary_response_are_not_forwarded(
     message = {"role": "assistant", "content": "a"}
     choice = {"index": 0, "message": message, "finish_reason": "eos_token"}
     body = {"id": "c", "created": 1, "model": "llama", "choices": [choice], "usage": USAGE}
+
     response = await ask(serve, protocol, json.dumps(body).encode(), is_stream=False)
 
     assert response["choices"][0]["finish_reason"] == "stop"
@@ -164,6 +201,7 @@ async def test_tool_arguments_that_are_an_object_are_written_as_text(
         for one in choice["delta"].get("tool_calls") or ()
     ]
     assert json.loads("".join(arguments)) == {"x": 1}
+
     [unary] = response["choices"][0]["message"]["tool_calls"]
     assert json.loads(unary["function"]["arguments"]) == {"x": 1}
 
@@ -184,6 +222,7 @@ async def test_the_worker_s_model_name_is_not_forwarded_in_any_spelling(
     name = "llama" if protocol == "databricks" else "chat"  # which names the served model
     odd = TEXT.replace(b'"model": "llama"', spelling)
     assert odd != TEXT
+
     chunks = await ask(serve, protocol, HEAD, TEXT, odd, odd, STOP, DONE)
     message = {"role": "assistant", "content": "a"}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -213,8 +252,11 @@ async def test_a_triton_stream_is_forwarded_without_ids_comments_and_the_worker_
 ) -> None:
     event = line + b'data: {"model_name" : "ll\\u0061ma","text_output":"a"}\n\n'
     reply = build_stream_reply(*[event.replace(b"\n", end)] * 3)
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(TRITON.format(worker=worker.url))
-        answer = await front.http.post("/v2/models/chat/generate_stream", json={"text_input": "x"})
 
-    assert answer.text == 'data: {"model_name" : "chat","text_output":"a"}\n\n' * 3
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        gateway = await serve(TRITON.format(worker=worker.url))
+        response = await gateway.http.post(
+            "/v2/models/chat/generate_stream", json={"text_input": "x"}
+        )
+
+    assert response.text == 'data: {"model_name" : "chat","text_output":"a"}\n\n' * 3

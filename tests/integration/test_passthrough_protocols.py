@@ -1,4 +1,4 @@
-"""Clients and workers of one protocol, other than OpenAI's: bytes go on, and bytes come back."""
+"""With a client and workers of one protocol other than OpenAI's, bytes pass through."""
 
 import asyncio
 import json
@@ -8,8 +8,9 @@ import pytest
 from msgspec import Struct
 
 from tests.conftest import RunningGateway, Serve
-from tests.integration.test_passthrough import build_stream_reply, get_post_bodies, whole
+from tests.integration.test_passthrough import build_response, build_stream_reply, get_post_bodies
 from tests.support.fakes import CLOSE, HANG, ScriptedWorker
+from tests.support.waiting import PATIENCE
 
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [{protocol}]}}]
@@ -20,10 +21,10 @@ models:
   chat: {{backend: pool, model: llama}}
 """
 
-PROBED = whole(b"{}")
+PROBED = build_response(b"{}")
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}],"temperature":0.50'
 CHAT = b'{"model":"chat",%b}' % MESSAGES
-ANSWER = (
+HI_RESPONSE = (
     b'{"id":"c1", "odd":1.50,"choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},'
     b'"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
 )
@@ -51,18 +52,18 @@ VECTORS = b'{"data":[{"index":0,"embedding":[1.50]}], "usage":{"prompt_tokens":1
 
 
 class PassthroughCase(Struct, frozen=True):
-    """A call as a client makes it, and what a worker is asked and answers."""
+    """A client's request, the request that the worker gets, and the worker's response."""
 
     protocol: str
     path: str
     body: bytes
     answer: bytes | list[bytes]
     worker_path: str = ""
-    """The worker's path, if another."""
+    """The worker's path, if it differs from the client's."""
     shown: bytes = b"chat"
-    """What an answer calls the model."""
+    """The model's name in responses."""
     sent: bytes | None = None
-    """The worker's body, up to the gateway's name for the request, if not the model renamed."""
+    """The body that the worker gets up to the request id, if more than the model's name changes."""
 
 
 STREAMED = CHAT[:-1] + b',"stream":true}'
@@ -70,14 +71,21 @@ ENDPOINT = "/serving-endpoints/chat/invocations"
 AT_ENDPOINT = b"{%b}" % MESSAGES
 SERVED = "/serving-endpoints/llama/invocations"
 GENERATE = "/v2/models/chat/generate"
-WAYS = {
-    "ovms": PassthroughCase("ovms", "/v3/chat/completions", CHAT, ANSWER),
-    "ovms stream": PassthroughCase("ovms", "/v3/chat/completions", STREAMED, CHUNKS),
+CASES = {
+    "ovms": PassthroughCase("ovms", "/v3/chat/completions", CHAT, HI_RESPONSE),
+    "ovms stream": PassthroughCase(
+        "ovms",
+        "/v3/chat/completions",
+        STREAMED,
+        CHUNKS,
+        sent=STREAMED.replace(b'"chat"', b'"llama"')[:-1]
+        + b',"stream_options":{"include_usage":true}}',
+    ),
     "ovms embeddings": PassthroughCase(
         "ovms", "/v3/embeddings", b'{"model":"chat","input":"a"}', VECTORS
     ),
     "databricks": PassthroughCase(
-        "databricks", ENDPOINT, AT_ENDPOINT, ANSWER, SERVED, sent=AT_ENDPOINT
+        "databricks", ENDPOINT, AT_ENDPOINT, HI_RESPONSE, SERVED, sent=AT_ENDPOINT
     ),
     "databricks stream": PassthroughCase(
         "databricks",
@@ -90,7 +98,7 @@ WAYS = {
         "databricks", ENDPOINT, b'{"input":"a"}', VECTORS, SERVED, sent=b'{"input":"a"}'
     ),
     "mindie chat": PassthroughCase(
-        "mindie", "/v1/chat/completions", CHAT, ANSWER.replace(b'"id":"c1", ', b"")
+        "mindie", "/v1/chat/completions", CHAT, HI_RESPONSE.replace(b'"id":"c1", ', b"")
     ),
     "mindie chat stream": PassthroughCase("mindie", "/v1/chat/completions", STREAMED, CHUNKS),
     "mindie generate": PassthroughCase(
@@ -116,39 +124,46 @@ async def serve_gateway(serve: Serve, worker: ScriptedWorker, protocol: str) -> 
     return await serve(FRONT.format(protocol=protocol, worker=worker.url))
 
 
-async def send_case(front: RunningGateway, way: PassthroughCase) -> Any:
+async def send_case(gateway: RunningGateway, case: PassthroughCase) -> Any:
     headers = {"content-type": "application/json"}
-    return await front.http.post(way.path, content=way.body, headers=headers)
+    return await gateway.http.post(case.path, content=case.body, headers=headers)
 
 
-def build_reply(way: PassthroughCase) -> list[Any]:
-    return build_stream_reply(*way.answer) if isinstance(way.answer, list) else [whole(way.answer)]
+def build_reply(case: PassthroughCase) -> list[Any]:
+    return (
+        build_stream_reply(*case.answer)
+        if isinstance(case.answer, list)
+        else [build_response(case.answer)]
+    )
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-async def test_passthrough_changes_only_the_model_name(serve: Serve, way: PassthroughCase) -> None:
-    async with ScriptedWorker(build_reply(way), probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, way.protocol)
-        answer = await send_case(front, way)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+async def test_passthrough_changes_only_the_model_name(serve: Serve, case: PassthroughCase) -> None:
+    async with ScriptedWorker(build_reply(case), probed=PROBED) as worker:
+        gateway = await serve_gateway(serve, worker, case.protocol)
+        response = await send_case(gateway, case)
 
-    written = b"".join(way.answer) if isinstance(way.answer, list) else way.answer
-    assert answer.status_code == 200
-    if way.answer is CHUNKS:  # of which only texts are forwarded as they are
-        chunks = [json.loads(one[6:]) for one in answer.content.split(b"\n\n")[:-2]]
+    written = b"".join(case.answer) if isinstance(case.answer, list) else case.answer
+    assert response.status_code == 200
+
+    if case.answer is CHUNKS:  # only its text events are forwarded unchanged
+        chunks = [json.loads(one[6:]) for one in response.content.split(b"\n\n")[:-2]]
         texts = [choice["delta"].get("content") for one in chunks for choice in one["choices"]]
         assert "".join(filter(None, texts)) == "Hei"
-        assert CHUNKS[1].partition(b'"choices"')[2] in answer.content
-        assert {one["model"] for one in chunks} == {way.shown.decode()}
-        assert answer.content.endswith(CHUNKS[-1])
+        assert CHUNKS[1].partition(b'"choices"')[2] in response.content
+        assert {one["model"] for one in chunks} == {case.shown.decode()}
+        assert response.content.endswith(CHUNKS[-1])
     else:
-        assert answer.content == written.replace(b'"llama"', b'"%b"' % way.shown)
+        assert response.content == written.replace(b'"llama"', b'"%b"' % case.shown)
     [request] = [one for one in worker.requests if one.method == "POST"]
-    assert request.path == (way.worker_path or way.path)
-    sent = way.body.replace(b'"chat"', b'"llama"') if way.sent is None else way.sent
+    assert request.path == (case.worker_path or case.path)
+
+    sent = case.body.replace(b'"chat"', b'"llama"') if case.sent is None else case.sent
     assert request.body.startswith(sent)
     assert len(request.body) == len(sent) or request.body[len(sent) :].startswith(b',"id":"')
-    [record] = front.records
-    assert (record.outcome, record.stream) == ("ok", isinstance(way.answer, list))
+
+    [record] = gateway.records
+    assert (record.outcome, record.stream) == ("ok", isinstance(case.answer, list))
     assert record.usage is not None
     if b"usage" in written:
         assert record.usage.source == "worker"
@@ -158,16 +173,17 @@ async def test_passthrough_changes_only_the_model_name(serve: Serve, way: Passth
         assert record.usage.completion_tokens > 0
 
 
-STREAMS = [way for way in WAYS.values() if isinstance(way.answer, list)]
+STREAMS = [case for case in CASES.values() if isinstance(case.answer, list)]
 
 
-@pytest.mark.parametrize("way", STREAMS, ids=lambda way: f"{way.protocol} {way.path}")
+@pytest.mark.parametrize("case", STREAMS, ids=lambda case: f"{case.protocol} {case.path}")
 @pytest.mark.parametrize("how", ["error", "cut"])
 async def test_broken_stream_ends_with_an_error_and_no_finish_reason(
-    serve: Serve, way: PassthroughCase, how: str
+    serve: Serve, case: PassthroughCase, how: str
 ) -> None:
-    assert isinstance(way.answer, list)
-    begun = way.answer[:1]
+    assert isinstance(case.answer, list)
+
+    begun = case.answer[:1]
     secret = b'data: {"error":{"message":"cuda","code":500}}\n\n'
     broken = (
         build_stream_reply(*begun, secret)
@@ -175,58 +191,61 @@ async def test_broken_stream_ends_with_an_error_and_no_finish_reason(
         else [*build_stream_reply(*begun, end=b""), CLOSE]
     )
     async with ScriptedWorker(broken, probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, way.protocol)
-        answer = await send_case(front, way)
+        gateway = await serve_gateway(serve, worker, case.protocol)
+        response = await send_case(gateway, case)
 
-    before, first, end = answer.content.partition(b'"H"')
+    before, first, end = response.content.partition(b'"H"')
     assert first
-    assert b'"%b"' % way.shown in before + end
+    assert b'"%b"' % case.shown in before + end
     assert end
     for unsaid in (b"cuda", b"[DONE]", b'"finish_reason":"'):
         assert unsaid not in end
-    [record] = front.records
+
+    [record] = gateway.records
     assert (record.outcome, record.tokens) == ("truncated", 1)
 
 
 @pytest.mark.parametrize("name", ["databricks", "databricks stream"])
 async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, name: str) -> None:
-    """Silence may mean a stream to a worker, and none to the client."""
-    way = WAYS[name]
+    """A request without ``stream`` may mean a stream to the worker and none to the client."""
+    case = CASES[name]
     other = (
-        [whole(ANSWER)]
-        if isinstance(way.answer, list)
+        [build_response(HI_RESPONSE)]
+        if isinstance(case.answer, list)
         else build_stream_reply(CHUNKS[0], *CHUNKS[2:])
     )
-    async with ScriptedWorker(other, probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, way.protocol)
-        answer = await send_case(front, way)
 
-    if isinstance(way.answer, list):
-        assert answer.content.endswith(b"data: [DONE]\n\n")
-        assert b'"content":"Hi"' in answer.content
+    async with ScriptedWorker(other, probed=PROBED) as worker:
+        gateway = await serve_gateway(serve, worker, case.protocol)
+        response = await send_case(gateway, case)
+
+    if isinstance(case.answer, list):
+        assert response.content.endswith(b"data: [DONE]\n\n")
+        assert b'"content":"Hi"' in response.content
     else:
-        assert answer.json()["choices"][0]["message"]["content"] == "Hi"
-    assert front.records[0].outcome == "ok"
+        assert response.json()["choices"][0]["message"]["content"] == "Hi"
+    assert gateway.records[0].outcome == "ok"
 
 
 async def test_generate_without_details_is_translated_and_drops_the_details(serve: Serve) -> None:
     async with ScriptedWorker(build_stream_reply(*TEXTS), probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, "mindie")
-        answer = await front.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
-    assert b"details" not in answer.content
+        gateway = await serve_gateway(serve, worker, "mindie")
+        response = await gateway.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
+    assert b"details" not in response.content
+
     body = json.loads(get_post_bodies(worker)[0])
     assert body["parameters"]["details"] is True
 
 
 async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -> None:
     hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
-    async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, "mindie")
-        stream = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
-        async with stream as answer:
-            async for _ in answer.aiter_raw():
+    async with ScriptedWorker(hanging, [build_response(b"{}")], probed=PROBED) as worker:
+        gateway = await serve_gateway(serve, worker, "mindie")
+        stream = gateway.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        async with stream as response:
+            async for _ in response.aiter_raw():
                 break
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(get_post_bodies(worker)) < 2:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
 
@@ -237,15 +256,18 @@ async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -
 
 async def test_client_stops_a_passthrough_request_by_its_worker_request_id(serve: Serve) -> None:
     hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
-    async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
-        front = await serve_gateway(serve, worker, "mindie")
-        stream = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
-        async with stream as answer:
-            pieces = answer.aiter_raw()
+    async with ScriptedWorker(hanging, [build_response(b"{}")], probed=PROBED) as worker:
+        gateway = await serve_gateway(serve, worker, "mindie")
+        stream = gateway.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        async with stream as response:
+            pieces = response.aiter_raw()
             await anext(pieces)
             name = json.loads(get_post_bodies(worker)[0])["id"]
-            stopped = await front.http.post("/v2/models/chat/stopInfer", json={"id": name})
+
+            stopped = await gateway.http.post("/v2/models/chat/stopInfer", json={"id": name})
+
             assert stopped.status_code == 200
+
             rest = b"".join([piece async for piece in pieces])
 
     end = json.loads(rest.removeprefix(b"data:"))

@@ -1,4 +1,4 @@
-"""The OpenAI listener's paths without ``/v1``, and health pages, as LiteLLM has them."""
+"""OpenAI's paths work without ``/v1``, and health pages have the paths that LiteLLM uses."""
 
 import openai
 import pytest
@@ -19,6 +19,7 @@ async def test_path_without_v1_is_that_with_v1(mock: RunningGateway, path: str) 
     full = await mock.http.post(f"/v1{path}", json=BODIES[path])
 
     assert short.status_code == 200
+
     short_body, full_body = short.json(), full.json()
     assert short_body.keys() == full_body.keys()
     assert [record.status for record in mock.records] == [200, 200]
@@ -41,7 +42,7 @@ async def test_openai_client_streams_without_v1(mock: RunningGateway) -> None:
     assert text == "Hello world!"
 
 
-async def test_health_pages_tell_liveness_from_readiness(mock: RunningGateway) -> None:
+async def test_health_pages_distinguish_liveness_and_readiness(mock: RunningGateway) -> None:
     live, ready = "/health/liveliness", "/health/readiness"
     assert (await mock.http.get(live)).json() == "I'm alive!"
     assert (await mock.http.get(ready)).status_code == 200

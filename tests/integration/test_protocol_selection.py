@@ -1,4 +1,4 @@
-"""Two protocols have the same paths; which is meant is configuration, never the body."""
+"""Where two protocols share a path, the configuration selects one, never the body."""
 
 import hashlib
 
@@ -7,8 +7,8 @@ import pytest
 from tests.conftest import RunningGateway, Serve
 
 KEYS = "\n".join(
-    f'  - {{name: {name}, sha256: "{hashlib.sha256(name.encode()).hexdigest()}"{more}}}'
-    for name, more in (("plain", ""), ("mindful", ", protocol: mindie"))
+    f'  - {{name: {name}, sha256: "{hashlib.sha256(name.encode()).hexdigest()}"{settings}}}'
+    for name, settings in (("plain", ""), ("mindful", ", protocol: mindie"))
 )
 SHARED = f"""
 listeners:
@@ -28,13 +28,13 @@ WITHOUT_HEADER = SHARED.replace("    protocol_header: true\n", "")
 async def detect_error_protocol(
     gateway: RunningGateway, model: str, key: str, **headers: str
 ) -> str:
-    """The protocol of the answer, by how it tells of a body that can't be read."""
-    answer = await gateway.http.post(
+    """Return the protocol whose error format the response to an unreadable body has."""
+    response = await gateway.http.post(
         f"/v2/models/{model}/generate",
         content=b"{",
         headers={"authorization": f"Bearer {key}", **headers},
     )
-    return {500: "triton", 422: "mindie"}[answer.status_code]
+    return {500: "triton", 422: "mindie"}[response.status_code]
 
 
 NAMED = {"x-interlingua-protocol": "mindie"}
@@ -71,10 +71,10 @@ async def test_invalid_key_gets_an_error_of_the_first_protocol(
 ) -> None:
     gateway = await serve(WITHOUT_HEADER)
 
-    answer = await gateway.http.post("/v2/models/m/generate", headers={"api-key": "wrong"})
+    response = await gateway.http.post("/v2/models/m/generate", headers={"api-key": "wrong"})
 
-    assert answer.status_code in {401, 403}
-    assert answer.json().keys() == {"error"}
+    assert response.status_code in {401, 403}
+    assert response.json().keys() == {"error"}
 
 
 async def test_path_of_only_one_protocol_selects_that_protocol(serve: Serve) -> None:

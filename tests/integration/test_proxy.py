@@ -1,4 +1,4 @@
-"""Requests that are forwarded without translation: audio, images, moderations."""
+"""Audio, image and moderation requests are forwarded without translation."""
 
 import asyncio
 import hashlib
@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fault.protocol_clients import wait_until
 from tests.support.tcp_server import run_server
+from tests.support.waiting import wait_until
 
 KEY = "sk-of-a-client"
 CONFIG = """
@@ -22,7 +22,7 @@ listeners:
   - address: "127.0.0.1:0"
     protocols: [openai, databricks]
     {listener}
-limits: {{body: 3MiB, buffered_bodies: 4MiB}}
+limits: {{body: 3MiB, memory: 4MiB}}
 backends:
   media: {{protocol: openai, policy: round_robin, health: {{interval: 60s}}, workers: [{workers}]}}
   echo: {{kind: echo}}
@@ -41,7 +41,7 @@ AUDIO = b"RIFF\x00\xff\r\n--not-a-boundary\r\n\x00"
 
 
 class MediaWorker:
-    """Records what it receives, in pieces, and answers as its script says."""
+    """Records the pieces of each request and sends scripted responses."""
 
     def __init__(self) -> None:
         self.heads: list[str] = []
@@ -107,11 +107,13 @@ async def gateway(serve: Serve, worker: MediaWorker) -> RunningGateway:
     return await start(serve, worker.url)
 
 
-async def start(serve: Serve, *workers: str, listener: str = "", more: str = "") -> RunningGateway:
+async def start(
+    serve: Serve, *workers: str, listener: str = "", settings: str = ""
+) -> RunningGateway:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     listed = ", ".join(f'{{url: "{url}", auth: {{bearer: worker-key}}}}' for url in workers)
     text = CONFIG.format(workers=listed, digest=digest, listener=listener)
-    running = await serve(text + more)
+    running = await serve(text + settings)
     running.http.headers["authorization"] = f"Bearer {KEY}"
     return running
 
@@ -119,8 +121,10 @@ async def start(serve: Serve, *workers: str, listener: str = "", more: str = "")
 def build_form(*fields: tuple[str, bytes], file_name: str = "a.wav") -> bytes:
     parts = []
     for name, value in fields:
-        more = f'; filename="{file_name}"\r\nContent-Type: audio/wav' if name == "file" else ""
-        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+        attributes = (
+            f'; filename="{file_name}"\r\nContent-Type: audio/wav' if name == "file" else ""
+        )
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{attributes}\r\n\r\n'
         parts.append(head.encode() + value + b"\r\n")
     return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
 
@@ -160,6 +164,7 @@ async def test_speech_is_streamed_as_the_worker_sends_it(
             first_arrived.set()
     assert received == b"\x00\x01\x02\xff\xfe"
     assert json.loads(worker.bodies[0]) == SPEECH | {"model": "whisper-x"}
+
     [record] = gateway.records
     assert (record.model, record.backend, record.key, record.status) == (
         "mock-media", "media", "client", 200
@@ -175,15 +180,36 @@ async def test_form_reaches_the_worker_with_its_model_name_and_is_otherwise_unch
     if file_first:
         fields.reverse()
     body = build_form(*fields)
-    answer = await post_form(gateway, body)
 
-    assert (answer.status_code, answer.content) == (200, b'{"text":"hello"}')
+    response = await post_form(gateway, body)
+
+    assert (response.status_code, response.content) == (200, b'{"text":"hello"}')
     assert worker.bodies[0] == body.replace(b"mock-media", b"whisper-x")
     assert f"boundary={BOUNDARY}\r\n" in worker.heads[0]
     assert worker.heads[0].startswith("POST /v1/audio/transcriptions HTTP/1.1\r\n")
     assert "authorization: bearer worker-key" in worker.heads[0].lower()
     assert KEY not in worker.heads[0]
-    assert "x-internal" not in answer.headers
+    assert "x-internal" not in response.headers
+
+
+async def test_headers_of_the_protocol_are_forwarded_or_reported(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    headers = {"OpenAI-Beta": "x=1", "OpenAI-Project": "p", "OpenAI-New": "1", "X-Other": "1"}
+
+    response = await gateway.http.post(
+        "/v1/audio/transcriptions?later=1",
+        content=build_form(("model", b"mock-media"), ("file", AUDIO)),
+        headers={"content-type": kind} | headers,
+    )
+
+    assert response.status_code == 200
+    assert "openai-beta: x=1\r\n" in worker.heads[0].lower()
+    for name in ("openai-project", "openai-new", "x-other"):
+        assert name not in worker.heads[0].lower()
+    reported = "header.openai-project=dropped,header.openai-new=dropped,query.later=dropped"
+    assert response.headers["x-interlingua-loss"] == reported
 
 
 async def test_form_without_a_length_is_sent_on_with_one(
@@ -196,10 +222,11 @@ async def test_form_without_a_length_is_sent_on_with_one(
             yield body[at : at + 50_000]
 
     kind = f'multipart/form-data; boundary="{BOUNDARY}"'
-    answer = await gateway.http.post(
+    response = await gateway.http.post(
         "/v1/audio/translations", content=pieces(), headers={"content-type": kind}
     )
-    assert answer.status_code == 200
+
+    assert response.status_code == 200
     assert worker.bodies[0] == body
     assert f"content-length: {len(body)}\r\n" in worker.heads[0].lower()
     assert f"boundary={BOUNDARY}\r\n" in worker.heads[0]
@@ -208,7 +235,7 @@ async def test_form_without_a_length_is_sent_on_with_one(
 async def test_worker_gets_nothing_of_a_form_before_its_last_field_was_read(
     gateway: RunningGateway, worker: MediaWorker
 ) -> None:
-    """A second model at the end of a form is found before a worker gets any of it."""
+    """A second model at the end of a form is rejected before a worker gets any of the form."""
     body = build_form(("model", b"same"), ("file", AUDIO * 9000), ("model", b"other"))
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -218,8 +245,12 @@ async def test_worker_gets_nothing_of_a_form_before_its_last_field_was_read(
 
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     headers = {"content-type": kind, "content-length": str(len(body))}
-    answer = await gateway.http.post("/v1/audio/transcriptions", content=pieces(), headers=headers)
-    assert (answer.status_code, get_error(answer)["param"]) == (400, "model")
+
+    response = await gateway.http.post(
+        "/v1/audio/transcriptions", content=pieces(), headers=headers
+    )
+
+    assert (response.status_code, get_error(response)["param"]) == (400, "model")
     assert worker.bodies == []
 
 
@@ -236,33 +267,34 @@ async def test_model_in_another_case_is_refused(
 ) -> None:
     is_form = body.startswith(b"--")
     kind = f"multipart/form-data; boundary={BOUNDARY}" if is_form else "application/json"
-    answer = await gateway.http.post(path, content=body, headers={"content-type": kind})
 
-    assert (answer.status_code, get_error(answer)["param"]) == (400, param)
+    response = await gateway.http.post(path, content=body, headers={"content-type": kind})
+
+    assert (response.status_code, get_error(response)["param"]) == (400, param)
     assert worker.bodies == []
 
 
 async def test_memory_of_a_form_and_of_its_copy_is_reserved(serve: Serve) -> None:
-    """A form takes its size twice of the budget: as it was read, and as it is sent on."""
+    """A form reserves twice its size: as it is received, and as it is sent on."""
     media, peak = MediaWorker(), 0
 
     async def note_peak(writer: asyncio.StreamWriter) -> None:
         nonlocal peak
-        peak = budget.used
+        peak = budget.get_use("bodies")
         await media.send_json(writer)
 
     media.answer = note_peak
     async with run_server(media.serve) as url:
         gateway = await start(serve, url)
-        budget = gateway.app._body_budget
+        budget = gateway.app.memory
         body = build_form(("model", b"same"), ("file", b"a" * (1 << 20)))
         answers = [(await post_form(gateway, body)).status_code]
-        budget.limit = len(body) + 100
+        budget.limit = budget.used + len(body) + 100
         answers.append((await post_form(gateway, body)).status_code)
 
     assert answers == [200, 503]
     assert peak == 2 * len(body)
-    assert budget.used == 0
+    assert budget.get_use("bodies") == 0
 
 
 async def test_text_and_events_are_passed_on_unchanged(
@@ -270,14 +302,16 @@ async def test_text_and_events_are_passed_on_unchanged(
 ) -> None:
     body = build_form(("model", b"same"), ("response_format", b"text"), ("file", AUDIO))
     worker.answer = lambda writer: worker.send(writer, b"hello\n", "text/plain")
-    answer = await post_form(gateway, body)
-    assert (answer.headers["content-type"], answer.content) == ("text/plain", b"hello\n")
+    response = await post_form(gateway, body)
+
+    assert (response.headers["content-type"], response.content) == ("text/plain", b"hello\n")
 
     events = [b'event: x\ndata: {"type":"transcript.text.delta"}\n\n', b"data: [DONE]\n\n"]
     worker.answer = lambda writer: worker.send_chunks(writer, "text/event-stream", *events)
-    answer = await post_form(gateway, body)
-    assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.content == b"".join(events)
+    response = await post_form(gateway, body)
+
+    assert response.headers["content-type"] == "text/event-stream"
+    assert response.content == b"".join(events)
 
 
 @pytest.mark.parametrize(
@@ -287,8 +321,9 @@ async def test_json_bodies_are_forwarded_on_every_path(
     gateway: RunningGateway, worker: MediaWorker, path: str
 ) -> None:
     sent = b'{"model": "same",  "input":"a \\u00e9" }'
-    answer = await gateway.http.post(f"/v1/{path}", content=sent)
-    assert answer.json() == {"text": "hello"}
+    response = await gateway.http.post(f"/v1/{path}", content=sent)
+
+    assert response.json() == {"text": "hello"}
     assert worker.bodies == [b'{"model":"same","input":"a \\u00e9"}']
     assert worker.heads[0].startswith(f"POST /v1/{path} HTTP/1.1\r\n")
     assert "content-type: application/json\r\n" in worker.heads[0].lower()
@@ -311,11 +346,12 @@ async def test_form_that_no_worker_can_get_is_refused_in_openais_words(
     body: bytes,
     expected: tuple[int, str | None, str | None],
 ) -> None:
-    answer = await post_form(gateway, body)
-    error = get_error(answer)
-    assert (answer.status_code, error["code"], error["param"]) == expected
+    response = await post_form(gateway, body)
+    error = get_error(response)
+    assert (response.status_code, error["code"], error["param"]) == expected
     assert error["type"] == "invalid_request_error"
     assert worker.bodies == []
+
     again = await gateway.http.post("/v1/moderations", json={"model": "same", "input": "a"})
     assert again.status_code == 200
 
@@ -324,8 +360,8 @@ async def test_body_over_the_limit_is_refused_before_and_while_it_is_sent(
     gateway: RunningGateway, worker: MediaWorker
 ) -> None:
     body = build_form(("model", b"same"), ("file", b"a" * (4 << 20)))
-    answer = await post_form(gateway, body)
-    assert (answer.status_code, get_error(answer)["code"]) == (413, "request_too_large")
+    response = await post_form(gateway, body)
+    assert (response.status_code, get_error(response)["code"]) == (413, "request_too_large")
     assert worker.bodies == []
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -334,14 +370,15 @@ async def test_body_over_the_limit_is_refused_before_and_while_it_is_sent(
 
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     try:
-        answer = await gateway.http.post(
+        response = await gateway.http.post(
             "/v1/audio/transcriptions", content=pieces(), headers={"content-type": kind}
         )
     except httpx.HTTPError:
-        pass  # the connection was closed while the client still sent
+        pass  # the gateway closed the connection during the upload
     else:
-        assert answer.status_code == 413
+        assert response.status_code == 413
     await wait_until(lambda: len(gateway.records) == 2)
+
     assert gateway.records[1].error == "RequestTooLarge"
 
 
@@ -351,6 +388,7 @@ async def test_response_that_breaks_off_ends_in_a_broken_connection(
     worker.answer = lambda writer: worker.send_chunks(writer, "audio/mpeg", b"\x00" * 9, end=False)
     with pytest.raises(httpx.RemoteProtocolError):
         await gateway.http.post("/v1/audio/speech", json=SPEECH)
+
     await wait_until(lambda: bool(gateway.records))
     assert (gateway.records[0].outcome, gateway.records[0].error) == ("truncated", "StreamBroken")
 
@@ -360,36 +398,42 @@ async def test_worker_error_is_filtered_for_the_client_and_logged_for_the_operat
 ) -> None:
     error_body = b'{"error":{"message":"CUDA is out of memory, worker-key"}}'
     worker.answer = lambda writer: worker.send(writer, error_body, "application/json", "500 Oops")
-    answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
-    assert (answer.status_code, get_error(answer)["code"]) == (502, "bad_gateway")
-    assert "CUDA" not in answer.text
+    response = await gateway.http.post("/v1/audio/speech", json=SPEECH)
+
+    assert (response.status_code, get_error(response)["code"]) == (502, "bad_gateway")
+    assert "CUDA" not in response.text
+
     [failure] = gateway.records[0].worker_failures
     assert (failure.status, failure.text) == (500, "CUDA is out of memory, ***")
+
     backend: Any = gateway.app.backends["media"]
     assert backend.metrics.failures == {"500": 1}
     assert backend.report_workers()[0].error == "500"
 
     error_body = b'{"error":{"message":"no such voice","param":"voice"}}'
     worker.answer = lambda writer: worker.send(writer, error_body, "application/json", "400 Bad")
-    answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
-    assert answer.status_code == 400
-    assert get_error(answer)["message"] == "no such voice"
+    response = await gateway.http.post("/v1/audio/speech", json=SPEECH)
+
+    assert response.status_code == 400
+    assert get_error(response)["message"] == "no such voice"
 
 
 async def test_key_and_its_rate_limit_apply(serve: Serve, worker: MediaWorker) -> None:
     gateway = await start(serve, worker.url)
-    answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
-    assert answer.headers["x-ratelimit-remaining-requests"] == "99"
-    answer = await gateway.http.post(
+    response = await gateway.http.post("/v1/audio/speech", json=SPEECH)
+    assert response.headers["x-ratelimit-remaining-requests"] == "99"
+
+    response = await gateway.http.post(
         "/v1/audio/speech", json=SPEECH, headers={"authorization": "Bearer wrong"}
     )
-    assert (answer.status_code, get_error(answer)["code"]) == (401, "invalid_api_key")
+    assert (response.status_code, get_error(response)["code"]) == (401, "invalid_api_key")
     assert len(worker.bodies) == 1
 
 
 async def test_unreachable_worker_is_replaced_by_another(serve: Serve, worker: MediaWorker) -> None:
     gateway = await start(serve, "http://127.0.0.1:9", worker.url)
     body = build_form(("model", b"same"), ("file", AUDIO * 9000))
+
     for _ in range(4):
         assert (await post_form(gateway, body)).status_code == 200
     assert [bytes(one) for one in worker.bodies] == [body] * 4
@@ -399,8 +443,9 @@ async def test_request_without_a_model_goes_to_the_default_model(
     serve: Serve, worker: MediaWorker
 ) -> None:
     gateway = await start(serve, worker.url, listener="default_model: mock-media")
-    answer = await gateway.http.post("/v1/moderations", json={"input": "a"})
-    assert answer.status_code == 200
+    response = await gateway.http.post("/v1/moderations", json={"input": "a"})
+
+    assert response.status_code == 200
     assert worker.bodies == [b'{"input":"a"}']
     assert gateway.records[0].model == "mock-media"
 
@@ -426,7 +471,9 @@ async def test_client_that_leaves_ends_the_request_at_the_worker(
     async with sending():
         await asyncio.wait_for(began.wait(), 10)
     await wait_until(lambda: bool(gateway.records))
+
     assert gateway.records[0].outcome == "cancelled"
+
     backend: Any = gateway.app.backends["media"]
     assert [one.in_flight for one in backend.report_workers()] == [0]
 
@@ -442,14 +489,14 @@ async def test_client_that_leaves_ends_the_request_at_the_worker(
 async def test_files_and_batches_are_refused_by_name(
     gateway: RunningGateway, method: str, path: str
 ) -> None:
-    answer = await gateway.http.request(method, f"/v1/{path}")
-    assert answer.status_code == 400
-    assert ("Files API" if path.startswith("files") else "Batch API") in get_error(answer)[
+    response = await gateway.http.request(method, f"/v1/{path}")
+    assert response.status_code == 400
+    assert ("Files API" if path.startswith("files") else "Batch API") in get_error(response)[
         "message"
     ]
 
 
-async def test_openais_library_speaks_transcribes_and_moderates(
+async def test_openai_client_uses_speech_transcription_and_moderation(
     gateway: RunningGateway, worker: MediaWorker
 ) -> None:
     client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0)
@@ -467,6 +514,7 @@ async def test_openais_library_speaks_transcribes_and_moderates(
             model="mock-media", file=("a.wav", AUDIO), timestamp_granularities=["word"]
         )
         assert transcription.text == "hello"
+
         body = bytes(worker.bodies[-1])
         assert b'filename="a.wav"' in body
         assert AUDIO in body
@@ -482,6 +530,7 @@ async def test_openais_library_speaks_transcribes_and_moderates(
             model="same", file=("a.wav", AUDIO), stream=True
         )
         kinds = [event.type async for event in stream]
+
         assert kinds == ["transcript.text.delta", "transcript.text.done"]
 
         with pytest.raises(openai.NotFoundError, match="does not exist"):
@@ -490,7 +539,7 @@ async def test_openais_library_speaks_transcribes_and_moderates(
             await client.files.list()
 
 
-# --- usage, fallbacks, running requests -----------------------------------------------------------
+# --- usage, fallbacks and requests in flight ------------------------------------------------------
 
 FALLBACK_CONFIG = """
 listeners:
@@ -532,6 +581,7 @@ async def test_fallback_gets_json_and_forms(
     gateway = await serve(FALLBACK_CONFIG.format(bad=bad_worker.url, good=worker.url))
     body = SPEECH | {"model": "m"}
     spoken = await gateway.http.post("/v1/audio/speech", json=body)
+
     form = await post_form(gateway, build_form(("model", b"m"), ("file", AUDIO * 9000)))
 
     assert (spoken.status_code, spoken.json()) == (200, {"text": "hello"})
@@ -566,6 +616,7 @@ async def test_usage_of_the_response_is_recorded(
     answered = await post_form(gateway, build_form(("model", b"mock-media"), ("file", AUDIO)))
 
     assert answered.status_code == 200
+
     [record] = gateway.records
     assert record.usage is not None
     assert (record.usage.prompt_tokens, record.usage.completion_tokens) == (14, 45)
@@ -580,9 +631,10 @@ async def test_running_request_is_listed_and_cancelled(serve: Serve, worker: Med
         await asyncio.Event().wait()
 
     worker.answer = wait_forever
-    gateway = await start(serve, worker.url, more='admin: {address: "127.0.0.1:0"}')
+    gateway = await start(serve, worker.url, settings='admin: {address: "127.0.0.1:0"}')
     task = asyncio.ensure_future(gateway.http.post("/v1/audio/speech", json=SPEECH))
     await arrived.wait()
+
     async with httpx.AsyncClient(base_url=gateway.admin) as admin:
         [listed] = (await admin.get("/-/requests")).json()["requests"]
         cancelled = await admin.post(f"/-/requests/{listed['id']}/cancel")

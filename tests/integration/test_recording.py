@@ -1,4 +1,4 @@
-"""Recordings of requests, from their sockets to the lines that are read back."""
+"""Recordings of requests, from the client's socket to the lines in the file."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -42,13 +42,13 @@ routes:
 SECRET = "bob@mail.example.com"
 
 
-def build_chat_body(model: str, **more: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": SECRET}], **more}
+def build_chat_body(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": SECRET}], **fields}
 
 
 @asynccontextmanager
 async def run_gateway(text: str) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-    """A gateway and a client for it. Its recordings are complete after it stopped."""
+    """Run a gateway with a client; its recordings are complete once it has stopped."""
     gateway = Gateway(load_text(text, "test.yaml", env={}), build_services())
     [url, *_] = await gateway.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
@@ -59,7 +59,7 @@ async def run_gateway(text: str) -> AsyncIterator[tuple[Gateway, httpx.AsyncClie
 async def record_requests(
     tmp_path: Path, *bodies: dict[str, Any], headers: dict[str, str] | None = None
 ) -> tuple[Sequence[RecordedRequest], Sequence[httpx.Response]]:
-    """Send chat requests to a gateway and read what it recorded of them."""
+    """Send chat requests and return the gateway's recordings of them."""
     to = tmp_path / "recordings"
     async with run_gateway(CONFIG.replace("TO", str(to))) as (_, http):
         responses = [
@@ -68,14 +68,15 @@ async def record_requests(
     return [*read_recordings(to)] if to.exists() else [], responses
 
 
-# --- what is recorded -----------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------
 
 
 async def test_unary_request_is_recorded_with_its_response(tmp_path: Path) -> None:
-    """The bodies as they were sent, and what the access log has, too."""
+    """A recording has both bodies as sent, and the fields of the access log."""
     body = build_chat_body("says", logit_bias={"5": 3})
     headers = {"authorization": "Bearer secret-key", "x-request-id": "mine"}
     [one], [response] = await record_requests(tmp_path, body, headers=headers)
+
     assert (one.request, one.response) == (body, response.json())
     assert (one.id, one.protocol, one.operation) == ("mine", "openai", "chat")
     assert (one.method, one.path, one.stream) == ("POST", "/v1/chat/completions", False)
@@ -94,14 +95,16 @@ async def test_unary_request_is_recorded_with_its_response(tmp_path: Path) -> No
         if item
     }
     assert one.answer is not None
+
     [choice] = one.answer.choices
     assert (choice.text, choice.finish_reason) == ("one two anna@example.org", "eos")
 
 
 async def test_stream_is_recorded_with_the_times_of_its_events(tmp_path: Path) -> None:
-    """The text that the client got, piece by piece, and the fold of its events."""
+    """A recording has the pieces of text with their times, and the aggregated response."""
     [one], [response] = await record_requests(tmp_path, build_chat_body("says", stream=True))
     assert "".join(str(text) for _, text in one.events) == response.text
+
     times = [at for at, _ in one.events]
     assert times == sorted(times)
     assert 0 < times[0] <= times[-1] <= one.timing.duration
@@ -113,10 +116,11 @@ async def test_stream_is_recorded_with_the_times_of_its_events(tmp_path: Path) -
 
 
 async def test_redacted_recording_has_no_secret_in_any_form(tmp_path: Path) -> None:
-    """Neither that of the request nor that which a stream splits; of events only sizes remain."""
+    """A secret that a stream splits over events is redacted, too; of events only sizes remain."""
     bodies = [build_chat_body("redacted", stream=stream) for stream in (False, True)]
     records, responses = await record_requests(tmp_path, *bodies)
     assert "anna@example.org" in responses[0].text
+
     [file] = (tmp_path / "recordings").iterdir()
     text = file.read_text()
     assert SECRET not in text
@@ -129,8 +133,16 @@ async def test_redacted_recording_has_no_secret_in_any_form(tmp_path: Path) -> N
     assert sum(int(size) for _, size in records[1].events) == len(responses[1].content)
 
 
+async def test_request_id_of_the_client_is_redacted(tmp_path: Path) -> None:
+    headers = {"x-request-id": "anna@example.org"}
+    [one], _ = await record_requests(tmp_path, build_chat_body("redacted"), headers=headers)
+
+    assert one.id == "[redacted:email]"
+    assert "id" in one.redacted
+
+
 async def test_no_bodies_are_recorded_if_none_is_configured(tmp_path: Path) -> None:
-    """Times, sizes and usage are."""
+    """Times, sizes and usage are still recorded."""
     [one], _ = await record_requests(tmp_path, build_chat_body("none"))
     assert (one.request, one.response, one.answer, one.events) == (None, None, None, [])
     assert one.request_size > 0
@@ -138,7 +150,7 @@ async def test_no_bodies_are_recorded_if_none_is_configured(tmp_path: Path) -> N
 
 
 async def test_failures_are_recorded(tmp_path: Path) -> None:
-    """Refused, failed and broken requests, with the error that the client got."""
+    """Rejected, failed and truncated requests are recorded with the error that the client got."""
     bodies = [
         build_chat_body("limited", max_tokens=6),
         build_chat_body("fails"),
@@ -147,6 +159,7 @@ async def test_failures_are_recorded(tmp_path: Path) -> None:
     ]
     records, responses = await record_requests(tmp_path, *bodies)
     limited, failed, cut, invalid = records
+
     for one, response in zip(records, responses, strict=True):
         assert one.status == response.status_code
     assert (limited.outcome, limited.error, limited.status) == (
@@ -157,6 +170,7 @@ async def test_failures_are_recorded(tmp_path: Path) -> None:
     assert failed.error == "Overloaded"
     assert cut.outcome == "truncated"
     assert cut.answer is not None
+
     [choice] = cut.answer.choices
     assert (choice.text, choice.finish_reason) == ("onetwo", None)
     assert "".join(str(text) for _, text in cut.events) == responses[2].text
@@ -164,8 +178,10 @@ async def test_failures_are_recorded(tmp_path: Path) -> None:
     assert invalid.status == 400
 
 
-async def test_disconnected_client_is_recorded_with_what_it_got(tmp_path: Path) -> None:
-    """Its outcome is ``cancelled``, and the events are those up to then."""
+async def test_disconnected_client_is_recorded_with_the_events_that_it_received(
+    tmp_path: Path,
+) -> None:
+    """The outcome is ``cancelled``, and the events end at the disconnect."""
     to = tmp_path / "recordings"
     async with run_gateway(CONFIG.replace("TO", str(to))) as (_, http):
         body = build_chat_body("slow", stream=True)
@@ -173,7 +189,9 @@ async def test_disconnected_client_is_recorded_with_what_it_got(tmp_path: Path) 
             async for line in response.aiter_lines():
                 if "one" in line:
                     break
+
     [one] = read_recordings(to)
+
     assert one.outcome == "cancelled"
     assert one.answer is not None
     assert one.answer.choices[0].text == "one"
@@ -181,15 +199,15 @@ async def test_disconnected_client_is_recorded_with_what_it_got(tmp_path: Path) 
     assert "three" not in str(one.events)
 
 
-async def test_fallback_is_recorded_as_what_answered(tmp_path: Path) -> None:
-    """The answer is that of the fallback alone; ``fallback_from`` names the first target."""
+async def test_fallback_is_recorded_with_the_target_that_answered(tmp_path: Path) -> None:
+    """The response is the fallback's, and ``fallback_from`` names the first target."""
     [one], _ = await record_requests(tmp_path, build_chat_body("falls"))
     assert (one.model, one.fallback_from) == ("says", "falls@1")
     assert one.answer is not None
     assert one.answer.choices[0].text == "one two anna@example.org"
 
 
-# --- ways through the gateway ---------------------------------------------------------------------
+# --- passthrough, translation and forwarding ------------------------------------------------------
 
 WORKER_CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
@@ -219,14 +237,16 @@ WORKER_EVENTS = (
 async def test_worker_response_is_recorded_as_the_client_got_it(
     tmp_path: Path, model: str, *, stream: bool
 ) -> None:
-    """Passed through or translated: the client's bytes, the same answer, and the worker's URL."""
+    """Passed through or translated, a recording has the client's bytes and the worker's URL."""
     reply = chunked(*WORKER_EVENTS) if stream else make_reply(WORKER_ANSWER)
     async with ScriptedWorker([make_reply(b'{"data":[]}')], [reply]) as worker:
         text = WORKER_CONFIG.format(url=worker.url, to=tmp_path / "rec")
         async with run_gateway(text) as (_, http):
             body = build_chat_body(model, stream=stream)
             response = await http.post("/v1/chat/completions", json=body)
+
     [one] = read_recordings(tmp_path / "rec")
+
     assert response.status_code == 200
     assert one.worker == worker.url
     assert one.request == body
@@ -240,14 +260,16 @@ async def test_worker_response_is_recorded_as_the_client_got_it(
 
 
 async def test_forwarded_request_is_recorded_without_bodies(tmp_path: Path) -> None:
-    """Audio, images and moderations: model, worker, status, sizes and times."""
+    """A forwarded request has model, worker, status, sizes and times."""
     answers = [make_reply(b'{"data":[]}')], [make_reply(b'{"results":[]}')]
     async with ScriptedWorker(*answers) as worker:
         text = WORKER_CONFIG.format(url=worker.url, to=tmp_path / "rec")
         async with run_gateway(text) as (_, http):
             body = {"model": "passed", "input": SECRET}
             response = await http.post("/v1/moderations", json=body)
+
     [one] = read_recordings(tmp_path / "rec")
+
     assert response.status_code == 200
     assert (one.path, one.model, one.worker) == ("/v1/moderations", "passed", worker.url)
     assert (one.status, one.response_size) == (200, len(response.content))
@@ -258,13 +280,13 @@ async def test_forwarded_request_is_recorded_without_bodies(tmp_path: Path) -> N
 
 
 async def test_share_of_the_requests_is_recorded(tmp_path: Path) -> None:
-    """Each with its probability: 400 requests of 25 % are 100, give or take six deviations."""
+    """Of 400 requests, 25 % are recorded, within six standard deviations."""
     records, _ = await record_requests(tmp_path, *[build_chat_body("half")] * 400)
     assert 48 <= len(records) <= 152
 
 
 async def test_draw_decides_whether_a_request_is_recorded(tmp_path: Path) -> None:
-    """A request is recorded if its number is below the share; the split draws before."""
+    """A request is recorded if its number is below the share; the split draws its number first."""
     draws = iter([0.5, 0.24, 0.5, 0.25, 0.5, 0.0, 0.5, 0.99])
     text = CONFIG.replace("TO", str(tmp_path / "recordings"))
     services = replace(build_services(), draw=lambda: next(draws, 0.5))
@@ -275,28 +297,32 @@ async def test_draw_decides_whether_a_request_is_recorded(tmp_path: Path) -> Non
             headers = {"x-request-id": f"id-{number}"}
             body = build_chat_body("half")
             await http.post("/v1/chat/completions", json=body, headers=headers)
+
     await gateway.stop()
+
     assert [one.id for one in read_recordings(tmp_path / "recordings")] == ["id-0", "id-2"]
 
 
 async def test_route_overrides_the_model(tmp_path: Path) -> None:
-    """A route may record what the model does not, and the other way around."""
+    """A route may record although its model does not, and the other way around."""
     body = build_chat_body("never")
     assert (await record_requests(tmp_path, body))[0] == []
+
     [one], _ = await record_requests(tmp_path, body, headers={"x-loud": "1"})
     assert (one.model, one.rule) == ("never", "loud")
+
     records, _ = await record_requests(tmp_path, build_chat_body("says"), headers={"x-quiet": "1"})
     assert records == [one]
 
 
 async def test_requests_without_a_model_are_not_recorded(tmp_path: Path) -> None:
-    """Listings and unknown models belong to no model that records."""
+    """Model lists and unknown models have no model whose setting could apply."""
     records, _ = await record_requests(tmp_path, build_chat_body("unknown"))
     assert records == []
 
 
 async def test_reload_changes_what_is_recorded(tmp_path: Path) -> None:
-    """From the next request on, to another folder and with other bodies."""
+    """From the next request on, the new folder and the new setting for bodies apply."""
     text = CONFIG.replace("TO", str(tmp_path / "first"))
     async with run_gateway(text) as (gateway, http):
         await http.post("/v1/chat/completions", json=build_chat_body("says"))
@@ -306,5 +332,7 @@ async def test_reload_changes_what_is_recorded(tmp_path: Path) -> None:
         await gateway.apply_config(LoadedConfig(config, "test.yaml", "hash-2", frozenset(), {}))
         await http.post("/v1/chat/completions", json=build_chat_body("says"))
     [first] = read_recordings(tmp_path / "first")
+
     [second] = read_recordings(tmp_path / "second")
+
     assert (first.request is None, second.request is None) == (False, True)

@@ -1,4 +1,4 @@
-"""What is lent by a real Redis: never more than there is, and back again from who is gone."""
+"""Leases of shared limits in a real Redis never exceed them and outlive no process."""
 
 import asyncio
 import itertools
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from backends.pool.settings import ClientTlsSettings
 from gateway.config.schema import SharedStateConfig
+from gateway.ratelimit import redis_limiter
 from gateway.ratelimit.redis_limiter import (
     DAILY_LEASE_SHARE,
     LEASE_IDLE_TIMEOUT,
@@ -30,12 +31,14 @@ from gateway.ratelimit.redis_limiter import (
     SharedLimit,
 )
 from protocols.core.units import Secret
-from tests.support.redis_server import RedisServer, find_free_port
+from tests.support.ports import reserve_port
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import PATIENCE
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
 PAGE = (PEM.parents[2] / "docs" / "howto" / "shared-rate-limits.md").read_text("utf-8")
 CENTURY = 3.2e9
-"""A period in which nothing comes back while a test runs."""
+"""A period in which no budget is renewed during a test."""
 HOUR = 3600.0
 NAMES = itertools.count()
 
@@ -47,7 +50,7 @@ def server() -> Iterator[RedisServer]:
 
 
 class FakeClock:
-    """A clock that stands still until it is moved."""
+    """A clock that a test sets."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -69,7 +72,7 @@ def build_store(
 
 @pytest.fixture
 async def stores(server: RedisServer) -> AsyncIterator[Sequence[RedisLeaseStore]]:
-    """Three processes, whose clocks differ by hours."""
+    """The stores of three processes whose clocks differ by hours."""
     opened = [build_store(server, name, FakeClock(n * HOUR)) for n, name in enumerate("abc")]
     yield opened
     for one in opened:
@@ -79,7 +82,7 @@ async def stores(server: RedisServer) -> AsyncIterator[Sequence[RedisLeaseStore]
 def build_lease_request(
     limit: SharedLimit, wanted: int, held: int = 0, used: int = 0
 ) -> LeaseRequest:
-    """A lease request of an unused counter."""
+    """Build a lease request for an unused counter."""
     return LeaseRequest(f"n{next(NAMES)}", limit, wanted, held, used)
 
 
@@ -98,7 +101,7 @@ DAY = SharedLimit("day", 10, 86400.0)
 SLOTS = SharedLimit("slots", 10, 0.0)
 
 
-# ── what is lent ────────────────────────────────────────────────────────────────────────────────
+# ── leases ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
@@ -107,6 +110,7 @@ async def test_leased_or_consumed_amount_is_unavailable_to_other_processes(
 ) -> None:
     a, b, _ = stores
     first = build_lease_request(limit, 4)
+
     assert await request_amounts(a, first) == [4]
     assert await request_amounts(b, build_followup_request(first, 100)) == [6]
     assert await request_amounts(a, build_followup_request(first, 1, held=1, used=3)) == [0]
@@ -120,6 +124,7 @@ async def test_usage_above_the_lease_is_deducted_from_later_leases(
 ) -> None:
     a, b, _ = stores
     first = build_lease_request(limit, 2)
+
     assert await request_amounts(a, first) == [2]
     assert await request_amounts(a, build_followup_request(first, 5, used=25)) == [0]
     assert await request_amounts(b, build_followup_request(first, 5)) == [0]
@@ -131,7 +136,7 @@ async def test_usage_above_the_lease_is_deducted_from_later_leases(
 async def test_returned_usage_never_raises_the_limit_above_its_maximum(
     stores: Sequence[RedisLeaseStore], limit: SharedLimit
 ) -> None:
-    """A Redis that forgot hears of less use than it knows of."""
+    """A restarted Redis may get back more than it ever leased."""
     first = build_lease_request(limit, 0, used=-7)
     assert await request_amounts(stores[0], first) == [0]
     assert await request_amounts(stores[1], build_followup_request(first, 99)) == [10]
@@ -142,6 +147,7 @@ async def test_leased_slots_are_unavailable_to_others_until_returned(
 ) -> None:
     a, b, c = stores
     first = build_lease_request(SLOTS, 4)
+
     assert await request_amounts(a, first) == [4]
     assert await request_amounts(b, build_followup_request(first, 9)) == [6]
     assert await request_amounts(c, build_followup_request(first, 3)) == [0]
@@ -158,12 +164,13 @@ async def test_running_requests_keep_their_slots_when_the_limit_shrinks(
     a, b, _ = stores
     first = build_lease_request(SLOTS, 8)
     assert await request_amounts(a, first) == [8]
+
     fewer = SharedLimit("slots", 5, 0.0)
     assert await request_amounts(a, LeaseRequest(first.name, fewer, 7, retained=6)) == [6]
     assert await request_amounts(b, LeaseRequest(first.name, fewer, 1)) == [0]
 
 
-@settings(max_examples=100)  # each has a real server to talk to
+@settings(max_examples=100)  # each example uses the real server
 @given(
     limit=st.sampled_from([SLOW, DAY, SLOTS]),
     steps=st.lists(
@@ -174,7 +181,7 @@ async def test_running_requests_keep_their_slots_when_the_limit_shrinks(
 def test_leases_of_all_processes_never_exceed_the_limit(
     server: RedisServer, limit: SharedLimit, steps: list[tuple[int, int, float, bool]]
 ) -> None:
-    """Whatever they ask for, use, give back, and however many answers are lost."""
+    """This holds for any sequence of leases, uses and returns, and for any lost responses."""
     name = f"n{next(NAMES)}"
 
     async def run() -> None:
@@ -207,23 +214,25 @@ def test_leases_of_all_processes_never_exceed_the_limit(
 async def test_rate_limit_refills_gradually_by_the_redis_clock(
     stores: Sequence[RedisLeaseStore], server: RedisServer
 ) -> None:
-    """By the server's clock: no more than that is got, and no less by much."""
+    """The leased amount is the refill by the Redis clock, or little less."""
 
     def now() -> float:
         seconds, micros = server.call("TIME")
         return int(seconds) + int(micros) / 1e6
 
     a, b, _ = stores
-    first, got = build_lease_request(SharedLimit("rate", 20, 0.1), 0), 0
+    first, leased = build_lease_request(SharedLimit("rate", 20, 0.1), 0), 0
     began = now()
     for _ in range(100):
         for store in (a, b):
             [amount] = await request_amounts(store, build_followup_request(first, 3, used=0))
             await request_amounts(store, build_followup_request(first, 0, used=amount))
-            got += amount
+            leased += amount
+
     within = now() - began
-    assert got <= 20 + 200 * within
-    assert got >= min(200 * within, 600) - 20
+
+    assert leased <= 20 + 200 * within
+    assert leased >= min(200 * within, 600) - 20
 
 
 async def test_grant_reports_retry_after_and_lease_duration(
@@ -232,6 +241,7 @@ async def test_grant_reports_retry_after_and_lease_duration(
     a, b, _ = stores
     rate = build_lease_request(SharedLimit("rate", 10, 100.0), 10)
     assert await request_amounts(a, rate) == [10]
+
     [one, day, slots] = await b.request_leases(
         [
             build_followup_request(rate, 1),
@@ -247,22 +257,23 @@ async def test_grant_reports_retry_after_and_lease_duration(
 async def test_daily_budget_resets_at_the_end_of_the_day(
     stores: Sequence[RedisLeaseStore], server: RedisServer
 ) -> None:
-    """Here it is shorter than a second, and all days begin with 1970."""
+    """The test's day is shorter than a second; days are counted from 1970."""
     short = build_lease_request(SharedLimit("day", 10, 0.5), 0, used=10)
     assert await request_amounts(stores[0], short) == [0]
-    async with asyncio.timeout(10):
+
+    async with asyncio.timeout(PATIENCE):
         while (await request_amounts(stores[0], build_followup_request(short, 99)))[0] < 10:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.05)
     assert server.call("PTTL", f"interlingua:{short.name}") <= 1000 * (LEASE_SECONDS + 0.5)
 
 
-# ── who is gone ─────────────────────────────────────────────────────────────────────────────────
+# ── dead processes ────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_lease_of_a_dead_process_is_reclaimed_without_its_reported_usage(
     stores: Sequence[RedisLeaseStore],
 ) -> None:
-    """All of it, once it can't be used any more; and not what they are known to have used."""
+    """The lease returns after it expires, less the usage that its process reported."""
     a, b, _ = stores
     rate, day, slots = (
         build_lease_request(SLOW, 7),
@@ -270,6 +281,7 @@ async def test_lease_of_a_dead_process_is_reclaimed_without_its_reported_usage(
         build_lease_request(SLOTS, 7),
     )
     assert await request_amounts(a, rate, day, slots) == [7, 7, 7]
+
     requests = [
         build_followup_request(rate, 0, held=5, used=2),
         build_followup_request(day, 0, held=5, used=2),
@@ -279,18 +291,20 @@ async def test_lease_of_a_dead_process_is_reclaimed_without_its_reported_usage(
         0,
         7,
     ]
+
     requests = [build_followup_request(one, 10) for one in (rate, day, slots)]
     assert await request_amounts(b, *requests) == [3, 3, 3]
+
     requests = [
         build_followup_request(rate, 10, held=3),
         build_followup_request(day, 10, held=3),
         build_followup_request(slots, 10, held=3),
     ]
     async with asyncio.timeout(10 * LEASE_SECONDS):
-        while (got := await request_amounts(b, *requests))[0] == 0:
-            assert got == [0, 0, 3]
+        while (amounts := await request_amounts(b, *requests))[0] == 0:
+            assert amounts == [0, 0, 3]
             await asyncio.sleep(0.02)
-    assert got[:1] == [5]
+    assert amounts[:1] == [5]
 
 
 async def test_unused_counter_expires_in_redis(
@@ -298,6 +312,7 @@ async def test_unused_counter_expires_in_redis(
 ) -> None:
     rate = build_lease_request(SharedLimit("rate", 10, 3.0), 5)
     await stores[0].request_leases([rate])
+
     assert (
         LEASE_SECONDS * 1000
         < server.call("PTTL", f"interlingua:{rate.name}")
@@ -305,12 +320,12 @@ async def test_unused_counter_expires_in_redis(
     )
 
 
-# ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
+# ── failures of Redis ─────────────────────────────────────────────────────────────────────────────
 
 
 async def assert_store_unavailable(store: RedisLeaseStore) -> None:
-    """It says so long before its own library would."""
-    async with asyncio.timeout(8 * STORE_TIMEOUT):
+    """Assert that the store fails, and does not wait for a Redis that never answers."""
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(LeaseStoreUnavailable):
             await store.request_leases([build_lease_request(SLOW, 1)])
 
@@ -320,47 +335,57 @@ async def test_lease_script_is_reloaded_after_a_redis_script_flush(server: Redis
     for _ in range(2):
         assert await request_amounts(store, build_lease_request(SLOW, 3)) == [3]
         server.call("SCRIPT", "FLUSH")
+
     assert (store.up, store.errors) == (True, 0)
+
     await store.aclose()
 
 
 async def test_large_lease_requests_are_split_into_several_calls(server: RedisServer) -> None:
     store = build_store(server, "a")
     requests = [build_lease_request(SLOW, n % 7) for n in range(2 * MAX_LEASES_PER_CALL + 1)]
+
     assert await request_amounts(store, *requests) == [
         n % 7 for n in range(2 * MAX_LEASES_PER_CALL + 1)
     ]
     assert await store.request_leases([]) == []
+
     await store.aclose()
 
 
 async def test_failed_redis_is_retried_after_a_delay_and_logged_once_without_password(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is said of it is said once, and has no password in it."""
+    """The log has one line about the failure, and no password."""
     caplog.set_level("INFO")
     clock = FakeClock()
     with RedisServer("--requirepass", "canary-password") as server:
         url = server.url.replace("unix://", "unix://:canary-password@")
         store = RedisLeaseStore(SharedStateConfig(Secret(url)), "a", clock=clock, draw=lambda: 1.0)
         assert await request_amounts(store, build_lease_request(SLOW, 1)) == [1]
+
         server.kill()
         await assert_store_unavailable(store)
         assert (store.up, store.errors) == (False, 1)
+
         server.start()
         clock.now = 0.99 * STORE_RETRY_DELAY
         await assert_store_unavailable(store)
         assert store.errors == 1
+
         clock.now = STORE_RETRY_DELAY
         assert await request_amounts(store, build_lease_request(SLOW, 1)) == [1]
         assert (store.up, store.errors) == (True, 1)
+
         for _ in range(2):
             clock.now += STORE_RETRY_DELAY
             server.freeze()
             await assert_store_unavailable(store)
         server.thaw()
     await store.aclose()
+
     messages = [one.getMessage() for one in caplog.records if one.name == "interlingua"]
+
     assert [one.partition(":")[0] for one in messages] == [
         "rate limits are not shared, since Redis failed",
         "rate limits are shared again",
@@ -381,6 +406,7 @@ async def test_redis_client_exception_counts_as_store_unavailable(
     monkeypatch.setattr(store._redis, "evalsha", broken)
     await assert_store_unavailable(store)
     assert store.errors == 1
+
     await store.aclose()
 
 
@@ -404,7 +430,7 @@ async def test_retry_delay_is_randomized_per_process() -> None:
 
 
 async def test_redis_refusal_counts_as_store_unavailable(server: RedisServer) -> None:
-    """A password that is missing; no memory; a replica that only reads."""
+    """Redis refuses without the password, without memory, and as a read-only replica."""
     with RedisServer("--requirepass", "word") as closed:
         store = build_store(closed, "a")
         await assert_store_unavailable(store)
@@ -420,7 +446,7 @@ async def test_redis_refusal_counts_as_store_unavailable(server: RedisServer) ->
 
 
 async def test_documented_redis_acl_user_has_sufficient_permissions() -> None:
-    """The command is the one that the page gives."""
+    """The user is created with the command in the documentation."""
     [line] = [one for one in PAGE.splitlines() if one.startswith("ACL SETUSER gateway")]
     with RedisServer() as server:
         server.call(*line.split())
@@ -428,6 +454,7 @@ async def test_documented_redis_acl_user_has_sufficient_permissions() -> None:
         store = RedisLeaseStore(
             SharedStateConfig(Secret(url)), "a", clock=FakeClock(), draw=lambda: 1.0
         )
+
         for _ in range(2):
             assert await request_amounts(
                 store,
@@ -436,16 +463,19 @@ async def test_documented_redis_acl_user_has_sufficient_permissions() -> None:
                 build_lease_request(SLOTS, 1),
             ) == [3, 2, 1]
             assert await request_amounts(store, build_lease_request(SLOW, 0)) == [0]
+
         other = RedisLeaseStore(
             SharedStateConfig(Secret(url), prefix="other"), "a", clock=FakeClock(), draw=lambda: 1.0
         )
         await assert_store_unavailable(other)
+
         await store.aclose()
         await other.aclose()
 
 
-async def test_redis_tls_with_a_custom_ca() -> None:
-    port = str(find_free_port())
+async def test_redis_tls_with_a_custom_ca(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_limiter, "STORE_TIMEOUT", 5.0)  # a handshake on a busy machine
+    port = str(reserve_port())
     keys = ("--tls-cert-file", str(PEM), "--tls-key-file", str(PEM), "--tls-ca-cert-file", str(PEM))
     with RedisServer("--tls-port", port, "--tls-auth-clients", "no", *keys) as tls:
         url = f"rediss://127.0.0.1:{port}/1"
@@ -458,8 +488,10 @@ async def test_redis_tls_with_a_custom_ca() -> None:
         wary = RedisLeaseStore(
             SharedStateConfig(Secret(url)), "b", clock=FakeClock(), draw=lambda: 1.0
         )
+
         assert await request_amounts(trusting, build_lease_request(SLOW, 3)) == [3]
         await assert_store_unavailable(wary)
+
         await wary.aclose()
         tls.freeze()
         await trusting.aclose()
@@ -467,14 +499,16 @@ async def test_redis_tls_with_a_custom_ca() -> None:
 
 
 def test_documented_guarantees_match_the_constants() -> None:
-    """Every number of it is the one that holds."""
+    """Every number in the documentation is the constant in the code."""
     _, _, table = PAGE.partition("## Guarantees")
     documented = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
+
     rest = [
         f"{STORE_RETRY_DELAY / 2:g}",
         f"{STORE_RETRY_DELAY:g} s",
         f"{math.ceil(STORE_RETRY_DELAY + RENEW_INTERVAL * 1.25 + STORE_TIMEOUT)} s",
     ]
+
     assert documented == [
         f"{DAILY_LEASE_SHARE:.0%}",
         f"{LEASE_IDLE_TIMEOUT:g} s",

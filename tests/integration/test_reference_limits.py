@@ -1,4 +1,4 @@
-"""References of requests count as their bodies do, whichever store keeps the responses."""
+"""Stored responses that a request refers to count against the body limit, in any store."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-class Stage:
-    """A gateway with small limits of bodies before one worker, and one stored response."""
+class LimitedGateway:
+    """A gateway with a small body limit in front of one worker."""
 
     def __init__(self, worker: ScriptedWorker, gateway: RunningGateway) -> None:
         self.worker = worker
@@ -43,13 +43,13 @@ class Stage:
 
     @property
     def budget(self) -> Any:
-        return self.gateway.app._body_budget
+        return self.gateway.app.memory
 
     async def ask(self, **fields: Any) -> httpx.Response:
         return await self.gateway.http.post(PATH, json={"model": "m", "input": "x"} | fields)
 
     async def store_response(self) -> tuple[str, str]:
-        """Store a response whose input is a quarter of the limit; returns its id and its item's."""
+        """Store a response with an input of a quarter of the limit; return both ids."""
         body = (await self.ask(input=TEXT)).json()
         items = (await self.gateway.http.get(f"{PATH}/{body['id']}/input_items")).json()
         self.loads.clear()
@@ -59,7 +59,7 @@ class Stage:
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 async def stage(
     request: pytest.FixtureRequest, serve: Serve, tmp_path: Path
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[LimitedGateway]:
     store: dict[str, Any] = {}
     if request.param == "sqlite":
         store = {"sqlite": str(tmp_path / "responses.db")}
@@ -73,19 +73,22 @@ async def stage(
             "limits": {"shutdown_delay": "0s", "drain_timeout": "1s", "body": "64KiB"},
             "stored_responses": store,
         }
-        yield Stage(worker, await serve(json.dumps(config)))
+        yield LimitedGateway(worker, await serve(json.dumps(config)))
 
 
 def refer(name: str, count: int) -> list[dict[str, str]]:
     return [{"type": "item_reference", "id": name}] * count
 
 
-async def test_references_to_one_item_load_it_once_and_count_each_time(stage: Stage) -> None:
+async def test_references_to_one_item_load_it_once_and_count_each_time(
+    stage: LimitedGateway,
+) -> None:
     _, item = await stage.store_response()
 
     sent = await stage.ask(input=refer(item, 3))
     bytes_of_three = len(stage.worker.requests[-1].body)
     requests = len(stage.worker.requests)
+
     refused = await stage.ask(input=refer(item, 200))
 
     assert sent.status_code == 200
@@ -96,12 +99,13 @@ async def test_references_to_one_item_load_it_once_and_count_each_time(stage: St
     )
     assert len(stage.worker.requests) == requests
     assert len(stage.loads) == 2
-    assert stage.budget.used == 0
+    assert stage.budget.get_use("bodies") == 0
 
 
-async def test_history_counts_as_the_body_does(stage: Stage) -> None:
+async def test_history_counts_as_the_body_does(stage: LimitedGateway) -> None:
     previous, _ = await stage.store_response()
     statuses = []
+
     for _ in range(4):
         response = await stage.ask(previous_response_id=previous, input=TEXT)
         statuses.append(response.status_code)
@@ -109,12 +113,14 @@ async def test_history_counts_as_the_body_does(stage: Stage) -> None:
 
     assert statuses == [200, 200, 413, 413]
     assert max(len(request.body) for request in stage.worker.requests) < LIMIT
-    assert stage.budget.used == 0
+    assert stage.budget.get_use("bodies") == 0
 
 
-async def test_history_and_stored_responses_need_room_in_the_memory_budget(stage: Stage) -> None:
+async def test_history_and_stored_responses_need_room_in_the_memory_budget(
+    stage: LimitedGateway,
+) -> None:
     previous, _ = await stage.store_response()
-    stage.budget.limit = len(TEXT)
+    stage.budget.limit = stage.budget.used + len(TEXT)
 
     refused = [
         await stage.ask(previous_response_id=previous),
@@ -125,17 +131,18 @@ async def test_history_and_stored_responses_need_room_in_the_memory_budget(stage
     assert [response.status_code for response in refused] == [503] * 3
     assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
     assert stage.loads == []
-    assert stage.budget.used == 0
+    assert stage.budget.get_use("bodies") == 0
 
 
-async def test_memory_of_history_is_reserved_until_the_response_ends(stage: Stage) -> None:
+async def test_memory_of_history_is_reserved_until_the_response_ends(stage: LimitedGateway) -> None:
     previous, _ = await stage.store_response()
     answers = asyncio.gather(*(stage.ask(previous_response_id=previous) for _ in range(8)))
     peak = 0
+
     while not answers.done():
-        peak = max(peak, stage.budget.used)
+        peak = max(peak, stage.budget.get_use("bodies"))
         await asyncio.sleep(0)
 
     assert [response.status_code for response in await answers] == [200] * 8
     assert peak >= 2 * len(TEXT)
-    assert stage.budget.used == 0
+    assert stage.budget.get_use("bodies") == 0

@@ -1,4 +1,4 @@
-"""Another configuration in the place of the one that is served, over real sockets."""
+"""A reload replaces the configuration of a running gateway, over real sockets."""
 
 import asyncio
 import hashlib
@@ -25,8 +25,16 @@ from gateway.runtime.gateway import build_services
 from gateway.runtime.reload import ConfigSource, ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
-from tests.fault.protocol_clients import DONE, SAYS, STOP, STREAM, create_raw_worker, wait_until
+from tests.fault.protocol_clients import (
+    DONE,
+    STARTED_STREAM,
+    STOP,
+    STREAM,
+    create_raw_worker,
+)
 from tests.support.fakes import END, HANG, chunk
+from tests.support.ports import reserve_port
+from tests.support.waiting import PATIENCE, wait_until
 
 PEMS = Path(__file__).parents[1] / "fault"
 LISTENER = {
@@ -41,7 +49,7 @@ Parts = dict[str, Any]
 
 
 class ReloadableGateway:
-    """One whose configuration is in a file."""
+    """A gateway whose configuration is in a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -49,7 +57,7 @@ class ReloadableGateway:
         self.urls: list[str] = []
 
     def write(self, **parts: Any) -> None:
-        """This is in the file now."""
+        """Write the default configuration with these changes to the file."""
         result: Parts = {
             "listeners": [LISTENER],
             "backends": {"echo": ECHO},
@@ -60,31 +68,31 @@ class ReloadableGateway:
     async def start(self, **parts: Any) -> "ReloadableGateway":
         self.write(**parts)
         read = partial(load_file, str(self.file), env={})
-        outside = replace(build_services(), observe_request=self.records.append)
+        services = replace(build_services(), observe_request=self.records.append)
         first = read()
-        self.app = AppGateway(first.config, outside, origin=ConfigSource(first, read))
+        self.app = AppGateway(first.config, services, origin=ConfigSource(first, read))
         self.urls = await self.app.start()
         self.http = httpx.AsyncClient(base_url=self.urls[0], timeout=30)
         return self
 
-    async def take(self, **parts: Any) -> ReloadResult:
-        """Serve this from now on."""
+    async def reload(self, **parts: Any) -> ReloadResult:
+        """Write a configuration and reload."""
         self.write(**parts)
         assert self.app.reloader is not None
         return await self.app.reloader.reload()
 
-    async def refuses(self, **parts: Any) -> list[str]:
-        """Why it does not serve this, each with its path; and that nothing has changed."""
+    async def reload_rejected(self, **parts: Any) -> list[str]:
+        """Reload a rejected configuration, check that nothing changed, and return the errors."""
         before = self.app._current
-        result = await self.take(**parts)
+        result = await self.reload(**parts)
         assert self.app._current is before
         assert not result.is_ok
         return [f"{one.path}: {one.message}" for one in result.issues]
 
-    async def says(self, model: str = "m") -> str:
-        answer = await self.http.post("/v1/chat/completions", json=CHAT | {"model": model})
-        assert answer.status_code == 200, answer.text
-        text: str = answer.json()["choices"][0]["message"]["content"]
+    async def get_reply(self, model: str = "m") -> str:
+        response = await self.http.post("/v1/chat/completions", json=CHAT | {"model": model})
+        assert response.status_code == 200, response.text
+        text: str = response.json()["choices"][0]["message"]["content"]
         return text
 
 
@@ -100,21 +108,24 @@ def build_pool_config(*urls: str, **parts: Any) -> Parts:
     return {"protocol": "openai", "workers": urls or ["http://127.0.0.1:9"]} | parts
 
 
-# ── what stays ──────────────────────────────────────────────────────────────────────────────────
+# ── unchanged parts ───────────────────────────────────────────────────────────────────────────────
 
 
 async def test_reload_keeps_unchanged_backends(gateway: ReloadableGateway) -> None:
-    """With all that is known of it; a change elsewhere makes nothing anew."""
+    """A backend keeps its state when only other parts of the configuration change."""
     backends = {"one": build_pool_config(), "two": build_pool_config(), "echo": ECHO}
     models = {"m": {"backend": "one"}, "n": {"backend": "two"}, "o": {"backend": "echo"}}
     await gateway.start(backends=backends, models=models)
     before = dict(gateway.app.backends)
-    more = models | {"p": {"backend": "echo", "model": "another"}, "q": {"backend": "one"}}
-    await gateway.take(backends=backends, models=more, limits={"body": "1MiB"})
+    new_models = models | {"p": {"backend": "echo", "model": "another"}, "q": {"backend": "one"}}
+    await gateway.reload(backends=backends, models=new_models, limits={"body": "1MiB"})
+
     assert gateway.app.backends == before
+
     changed = backends | {"two": build_pool_config(policy="two_choices"), "new": ECHO}
-    await gateway.take(backends=changed, models=more)
+    await gateway.reload(backends=changed, models=new_models)
     unchanged = [name for name, one in gateway.app.backends.items() if before.get(name) is one]
+
     assert unchanged == ["one", "echo"]
 
 
@@ -125,9 +136,11 @@ async def test_reload_recreates_a_pool_with_model_discovery_for_a_new_model(
     models = {"m": {"backend": "asks"}}
     await gateway.start(backends=backends, models=models)
     before = gateway.app.backends["asks"]
-    await gateway.take(backends=backends, models={"m": {"backend": "asks", "aliases": ["a"]}})
+    await gateway.reload(backends=backends, models={"m": {"backend": "asks", "aliases": ["a"]}})
+
     assert gateway.app.backends["asks"] is before
-    await gateway.take(backends=backends, models=models | {"n": {"backend": "asks"}})
+
+    await gateway.reload(backends=backends, models=models | {"n": {"backend": "asks"}})
     assert gateway.app.backends["asks"] is not before
 
 
@@ -144,17 +157,19 @@ async def test_reload_recreates_a_pool_when_its_ca_file_changed(
     before = gateway.app.backends["far"]
     shutil.copy(ca, tmp_path / "same")
     (tmp_path / "same").replace(ca)
-    await gateway.take(**parts)
+    await gateway.reload(**parts)
+
     assert gateway.app.backends["far"] is before
+
     shutil.copy(PEMS / "loopback-renewed.pem", ca)
-    await gateway.take(**parts)
+    await gateway.reload(**parts)
     assert gateway.app.backends["far"] is not before
 
 
 async def test_reload_reloads_a_local_model_only_for_its_own_settings(
     tmp_path: Path,
 ) -> None:
-    """A new public model of it, an alias, a limit: its process goes on. Not so its template."""
+    """An alias, a limit or a further public model restarts no process; a new chat template does."""
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
 
@@ -167,6 +182,7 @@ async def test_reload_reloads_a_local_model_only_for_its_own_settings(
     one = build_snapshot(None, m={"backend": "local"})
     two = build_snapshot(one, m={"backend": "local", "aliases": ["a"]}, n={"backend": "local"})
     assert two.backends["local"] is one.backends["local"]
+
     template.write_text("{{ messages | length }}")
     three = build_snapshot(two, m={"backend": "local"})
     assert three.backends["local"] is not two.backends["local"]
@@ -176,51 +192,59 @@ async def test_reload_keeps_the_created_time_of_a_model(
     gateway: ReloadableGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.start()
+    [before] = gateway.app.router.list_models()
     now = gateway.app._services.wall_clock()
     monkeypatch.setattr(
         gateway.app, "_services", replace(gateway.app._services, wall_clock=lambda: now + 99)
     )
-    await gateway.take(models={"m": {"backend": "echo"}, "n": {"backend": "echo"}})
+    await gateway.reload(models={"m": {"backend": "echo"}, "n": {"backend": "echo"}})
+
     came = {info.name: info.created for info in gateway.app.router.list_models()}
-    assert came["n"] - came["m"] in (99, 98, 100)
+
+    assert came == {"m": before.created, "n": int(now + 99)}
 
 
 async def test_request_record_has_the_hash_of_its_configuration(gateway: ReloadableGateway) -> None:
     await gateway.start()
-    await gateway.says()
-    result = await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
-    await gateway.says()
+    await gateway.get_reply()
+    result = await gateway.reload(models={"m": {"backend": "echo", "aliases": ["a"]}})
+    await gateway.get_reply()
+
     digest = hashlib.sha256(gateway.file.read_bytes()).hexdigest()[:12]
+
     assert result.hash == gateway.records[1].config_hash == digest
     assert gateway.records[0].config_hash not in ("", digest)
 
 
 async def test_reload_leaks_no_tasks_and_no_backends(gateway: ReloadableGateway) -> None:
-    """No task, and no backend that is still open."""
+    """After a reload there are no more tasks and open backends than before."""
     await gateway.start(backends={"p": build_pool_config()}, models={"m": {"backend": "p"}})
     tasks = len(asyncio.all_tasks())
     for number in range(20):
         changed = build_pool_config(queue={"max": number})
-        assert (await gateway.take(backends={"p": changed}, models={"m": {"backend": "p"}})).is_ok
+        assert (await gateway.reload(backends={"p": changed}, models={"m": {"backend": "p"}})).is_ok
     await wait_until(lambda: len(asyncio.all_tasks()) <= tasks)
-    await gateway.take()
+
+    await gateway.reload()
+
     assert len(gateway.app.active_snapshots) == 1
+
     await wait_until(lambda: not gateway.app._closing_backends)
 
 
-# ── what runs ───────────────────────────────────────────────────────────────────────────────────
+# ── requests in flight ────────────────────────────────────────────────────────────────────────────
 
 
 async def collect_stream(
-    gateway: ReloadableGateway, got: asyncio.Queue[bytes], model: str = "m"
+    gateway: ReloadableGateway, pieces: asyncio.Queue[bytes], model: str = "m"
 ) -> bytes:
-    """All of a stream; each piece as it comes, too."""
+    """Read a whole stream; append each piece to a list as it arrives."""
     received = b""
     body = CHAT | {"stream": True, "model": model}
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        async for piece in answer.aiter_bytes():
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for piece in response.aiter_bytes():
             received += piece
-            got.put_nowait(piece)
+            pieces.put_nowait(piece)
     return received
 
 
@@ -235,48 +259,55 @@ async def test_removed_backend_is_closed_after_its_last_stream(
         closed.set()
 
     monkeypatch.setattr(old, "aclose", close)
-    got = asyncio.Queue[bytes]()
+    pieces = asyncio.Queue[bytes]()
+
     async with asyncio.TaskGroup() as tasks:
-        stream_task = tasks.create_task(collect_stream(gateway, got))
-        await got.get()
-        result = await gateway.take(backends={"other": ECHO}, models={"n": {"backend": "other"}})
+        stream_task = tasks.create_task(collect_stream(gateway, pieces))
+        await pieces.get()
+        result = await gateway.reload(backends={"other": ECHO}, models={"n": {"backend": "other"}})
+
         assert result.is_ok
         assert not closed.is_set()
+
         gone = await gateway.http.post("/v1/chat/completions", json=CHAT)
-        assert await gateway.says("n") == "Hello world"
+        assert await gateway.get_reply("n") == "Hello world"
+
     assert b"world" in stream_task.result()
     assert stream_task.result().endswith(b"data: [DONE]\n\n")
     assert gone.status_code == 404
-    async with asyncio.timeout(5):
+
+    async with asyncio.timeout(PATIENCE):
         await closed.wait()
 
 
 async def test_stream_of_a_removed_backend_ends_with_an_error_after_drain_timeout(
     gateway: ReloadableGateway,
 ) -> None:
-    """Where its backend goes; one whose backend stays goes on."""
+    """A stream of a backend that stays goes on."""
     end = asyncio.Event()
     async with (
-        create_raw_worker([SAYS, HANG]) as gone,
-        create_raw_worker([SAYS, end, REST]) as stays,
+        create_raw_worker([STARTED_STREAM, HANG]) as gone,
+        create_raw_worker([STARTED_STREAM, end, REST]) as stays,
     ):
         both = {"gone": build_pool_config(gone.url), "stays": build_pool_config(stays.url)}
         models = {"m": {"backend": "gone"}, "n": {"backend": "stays"}}
         drain = {"drain_timeout": "200ms"}
         await gateway.start(backends=both, models=models, limits=drain)
-        got = asyncio.Queue[bytes]()
+        pieces = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
             stream_tasks = [
-                tasks.create_task(collect_stream(gateway, got, model)) for model in models
+                tasks.create_task(collect_stream(gateway, pieces, model)) for model in models
             ]
-            await got.get()
-            await got.get()
-            await gateway.take(
+            await pieces.get()
+            await pieces.get()
+            await gateway.reload(
                 backends={"stays": both["stays"]}, models={"n": models["n"]}, limits=drain
             )
             await asyncio.wait(stream_tasks[:1])
             end.set()
+
     broken, whole = (one.result() for one in stream_tasks)
+
     assert b'"error"' in broken
     assert b"[DONE]" not in broken
     assert b'"error"' not in whole
@@ -286,28 +317,29 @@ async def test_stream_of_a_removed_backend_ends_with_an_error_after_drain_timeou
 async def test_stream_gets_a_new_drain_timeout_when_its_backend_is_removed(
     gateway: ReloadableGateway,
 ) -> None:
-    """It began two configurations ago, with a backend that only the last reload took away."""
+    """The stream began two reloads ago, and only the last reload removes its backend."""
     end = asyncio.Event()
-    async with create_raw_worker([SAYS, end, REST]) as worker:
+    async with create_raw_worker([STARTED_STREAM, end, REST]) as worker:
         models = {"m": {"backend": "p"}}
         await gateway.start(
             backends={"p": build_pool_config(worker.url)},
             models=models,
             limits={"drain_timeout": "50ms"},
         )
-        got = asyncio.Queue[bytes]()
+        pieces = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
-            stream_task = tasks.create_task(collect_stream(gateway, got))
-            await got.get()
-            await gateway.take(
+            stream_task = tasks.create_task(collect_stream(gateway, pieces))
+            await pieces.get()
+            await gateway.reload(
                 backends={"p": build_pool_config(worker.url), "more": ECHO},
                 models=models,
                 limits={"drain_timeout": "30s"},
             )
             await asyncio.sleep(0.2)
-            await gateway.take(limits={"drain_timeout": "30s"})
+            await gateway.reload(limits={"drain_timeout": "30s"})
             await asyncio.sleep(0.2)
             end.set()
+
     assert stream_task.result().endswith(b"data: [DONE]\n\n")
     assert b'"error"' not in stream_task.result()
 
@@ -315,14 +347,16 @@ async def test_stream_gets_a_new_drain_timeout_when_its_backend_is_removed(
 async def test_stop_infer_cancels_a_request_that_started_before_a_reload(
     gateway: ReloadableGateway,
 ) -> None:
-    """Its client asks the configuration of now to stop what began with another."""
+    """The stop request uses the new configuration."""
     await gateway.start(backends={"echo": SLOW | {"script": ["a", "b", "c", "d", "e"]}})
     body = {"id": "a1", "text_input": "hi"}
+
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(gateway.http.post("/mindie/v2/models/m/generate", json=body))
         await wait_until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
-        await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
+        await gateway.reload(models={"m": {"backend": "echo", "aliases": ["a"]}})
         stopped = await gateway.http.post("/mindie/v2/models/m/stopInfer", json=body)
+
     assert (stopped.status_code, stopped.json()) == (200, body)
     assert running.result().status_code == 400
 
@@ -330,15 +364,15 @@ async def test_stop_infer_cancels_a_request_that_started_before_a_reload(
 async def test_gateway_stops_although_an_old_configuration_has_streams(
     gateway: ReloadableGateway,
 ) -> None:
-    """They have their time, as those of the last have; then everything is closed, once."""
-    async with create_raw_worker([SAYS, HANG]) as worker:
+    """Streams of old configurations get the drain timeout, and each backend is closed once."""
+    async with create_raw_worker([STARTED_STREAM, HANG]) as worker:
         parts: Parts = {"models": {"m": {"backend": "p"}}, "limits": {"drain_timeout": "300ms"}}
         await gateway.start(backends={"p": build_pool_config(worker.url)}, **parts)
-        got = asyncio.Queue[bytes]()
-        hearing = asyncio.get_running_loop().create_task(collect_stream(gateway, got))
-        await got.get()
-        listener = {"address": f"127.0.0.1:{find_free_port()}", "protocols": ["openai"]}
-        await gateway.take(
+        pieces = asyncio.Queue[bytes]()
+        hearing = asyncio.get_running_loop().create_task(collect_stream(gateway, pieces))
+        await pieces.get()
+        listener = {"address": f"127.0.0.1:{reserve_port()}", "protocols": ["openai"]}
+        await gateway.reload(
             listeners=[listener],
             backends={"p": build_pool_config(worker.url, queue={"max": 1})},
             **parts,
@@ -351,48 +385,49 @@ async def test_gateway_stops_although_an_old_configuration_has_streams(
 # ── listeners ───────────────────────────────────────────────────────────────────────────────────
 
 
-def find_free_port() -> int:
-    """A free port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 async def test_reload_adds_and_removes_listeners(gateway: ReloadableGateway) -> None:
-    """One that goes takes no more connections, and ends those that it has with their answers."""
-    first, second = (f"127.0.0.1:{find_free_port()}" for _ in "ab")
+    """A removed listener accepts no connections and closes the open ones after their responses."""
+    first, second = (f"127.0.0.1:{reserve_port()}" for _ in "ab")
     keeps, goes, comes = LISTENER, LISTENER | {"address": first}, LISTENER | {"address": second}
     await gateway.start(listeners=[keeps, goes], backends={"echo": SLOW})
+
     async with httpx.AsyncClient(base_url=f"http://{first}", timeout=30) as client:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(client.post("/v1/chat/completions", json=CHAT))
             await wait_until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
-            assert (await gateway.take(listeners=[keeps, comes])).is_ok
+
+            assert (await gateway.reload(listeners=[keeps, comes])).is_ok
+
             await asyncio.sleep(0)
         with pytest.raises(httpx.ConnectError):
             await client.get("/v1/models")
+
     assert task.result().status_code == 200
     assert task.result().headers["connection"] == "close"
     async with httpx.AsyncClient(base_url=f"http://{second}") as client:
         assert (await client.get("/v1/models")).status_code == 200
-    assert await gateway.says() == "Hello world"
+    assert await gateway.get_reply() == "Hello world"
+
     await wait_until(lambda: not gateway.app._closing_listeners)
 
 
 async def test_reload_changes_protocols_and_limits_of_a_listener_in_place(
     gateway: ReloadableGateway,
 ) -> None:
-    """Its connections stay; the limits of heads and of connections are for new ones."""
+    """Connections stay open; limits of headers and connections hold for new ones."""
     await gateway.start()
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 200
+
     only = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     few = {"connections_per_address": 1, "header": "1KiB"}
-    await gateway.take(listeners=[only], limits=few)
+    await gateway.reload(listeners=[only], limits=few)
+
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 404
     async with httpx.AsyncClient(base_url=gateway.urls[0]) as client:
-        with pytest.raises(httpx.HTTPError):  # there is one already
+        with pytest.raises(httpx.HTTPError):  # one is connected already
             await client.get("/health")
-    await gateway.take(listeners=[only], limits={"connections": 9, "header": "1KiB"})
+
+    await gateway.reload(listeners=[only], limits={"connections": 9, "header": "1KiB"})
     long = {"x-long": "x" * 2000}
     async with httpx.AsyncClient(base_url=gateway.urls[0], headers=long) as client:
         assert (await client.get("/health")).status_code == 431
@@ -402,38 +437,43 @@ async def test_reload_with_a_port_in_use_is_rejected_and_rolled_back(
     gateway: ReloadableGateway,
 ) -> None:
     await gateway.start()
-    await gateway.says()
+    await gateway.get_reply()
     tasks = asyncio.all_tasks()
-    comes = f"127.0.0.1:{find_free_port()}"
+    comes = f"127.0.0.1:{reserve_port()}"
+
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         listeners = [LISTENER, *({"address": at, "protocols": ["openai"]} for at in (comes, taken))]
         backends = {"echo": ECHO, "far": build_pool_config()}
-        [why] = await gateway.refuses(listeners=listeners, backends=backends)
+        [why] = await gateway.reload_rejected(listeners=listeners, backends=backends)
+
     assert why.startswith("listeners[2].address: the gateway can't listen there: ")
     assert why.endswith("address already in use")
     async with httpx.AsyncClient(base_url=f"http://{comes}") as client:
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
-    assert await gateway.says() == "Hello world"
+    assert await gateway.get_reply() == "Hello world"
+
     await wait_until(lambda: asyncio.all_tasks() <= tasks)
 
 
 async def test_reload_rejects_settings_that_need_a_restart_by_name(
     gateway: ReloadableGateway,
 ) -> None:
-    """All of it at once."""
-    admin = f"127.0.0.1:{find_free_port()}"
-    here = {"address": f"127.0.0.1:{find_free_port()}", "protocols": ["openai"]}
+    """All such settings are named at once."""
+    admin = f"127.0.0.1:{reserve_port()}"
+    here = {"address": f"127.0.0.1:{reserve_port()}", "protocols": ["openai"]}
     pem = str(PEMS / "loopback.pem")
     await gateway.start(listeners=[LISTENER, here])
     encrypted = here | {"tls": {"cert": pem, "key": pem}}
-    reasons = await gateway.refuses(
+
+    reasons = await gateway.reload_rejected(
         listeners=[LISTENER, encrypted],
         admin={"address": admin},
         observe={"access_log": {"format": "off"}},
         state={"redis": "redis://127.0.0.1:1"},
     )
+
     assert [why.partition(":")[::2] for why in reasons] == [
         (
             "listeners[1].tls",
@@ -449,7 +489,7 @@ async def test_reload_rejects_settings_that_need_a_restart_by_name(
 
 
 def get_certificate_name(url: str, pem: Path) -> str:
-    """Whom the listener's certificate names, when this one is trusted."""
+    """Connect with this CA and return the name in the listener's certificate."""
     port = int(url.rpartition(":")[2])
     context = ssl.create_default_context(cafile=str(pem))
     with (
@@ -464,7 +504,7 @@ def get_certificate_name(url: str, pem: Path) -> str:
 async def test_renewed_certificate_is_used_for_new_connections(
     gateway: ReloadableGateway, tmp_path: Path
 ) -> None:
-    """Connections that are open go on. A half-written one is refused, and the old one shown."""
+    """Open connections stay; an incomplete file is rejected, and the old certificate remains."""
     pem = tmp_path / "tls.pem"
     shutil.copy(PEMS / "loopback.pem", pem)
     listeners = [LISTENER | {"tls": {"cert": "tls.pem", "key": "tls.pem"}}]
@@ -479,30 +519,31 @@ async def test_renewed_certificate_is_used_for_new_connections(
         assert await show(PEMS / "loopback.pem") == "loopback test worker"
 
         pem.write_bytes((PEMS / "loopback-renewed.pem").read_bytes()[:-100])
-        [why] = await gateway.refuses(listeners=listeners)
+        [why] = await gateway.reload_rejected(listeners=listeners)
         assert why.startswith("listeners[0].tls: can't be used: ")
         assert await show(PEMS / "loopback.pem") == "loopback test worker"
 
         shutil.copy(PEMS / "loopback-renewed.pem", pem)
-        assert (await gateway.take(listeners=listeners)).is_ok
+        assert (await gateway.reload(listeners=listeners)).is_ok
         assert await show(PEMS / "loopback-renewed.pem") == "loopback test worker renewed"
         assert (await client.get("/health")).status_code == 200
 
 
-# ── what is new ─────────────────────────────────────────────────────────────────────────────────
+# ── new parts ─────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_workers_of_a_new_pool_are_probed_before_its_first_request(
     gateway: ReloadableGateway,
 ) -> None:
-    """One that is down costs a request no try."""
+    """A worker that is down costs a request no attempt."""
     await gateway.start()
     async with create_raw_worker([STREAM]) as worker:
         both = build_pool_config(
             "http://127.0.0.1:9", worker.url, policy="round_robin", health={"fall": 1}
         )
-        await gateway.take(backends={"both": both}, models={"m": {"backend": "both"}})
+        await gateway.reload(backends={"both": both}, models={"m": {"backend": "both"}})
         states = {one.url: one.state for one in gateway.app.backends["both"].report_workers()}  # type: ignore[attr-defined]
+
     assert states == {"http://127.0.0.1:9": "out", worker.url: "up"}
 
 
@@ -512,11 +553,12 @@ async def test_reload_continues_after_warmup_timeout_with_a_warning(
     await gateway.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         far = build_pool_config(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        result = await gateway.take(
+        result = await gateway.reload(
             backends={"far": far},
             models={"m": {"backend": "far"}},
             limits={"warmup_timeout": "100ms"},
         )
+
     assert result.is_ok
     assert "far is not ready after 0.1 s and is used as it is" in caplog.text
 
@@ -524,17 +566,19 @@ async def test_reload_continues_after_warmup_timeout_with_a_warning(
 async def test_reload_with_an_invalid_ca_file_is_rejected(
     gateway: ReloadableGateway, tmp_path: Path
 ) -> None:
-    """Those by which a pool's workers are to be trusted."""
+    """The file has the CA certificates that a pool trusts."""
     (tmp_path / "ca.pem").write_text("no certificate")
     await gateway.start()
     far = build_pool_config("https://127.0.0.1:9", tls={"ca": "ca.pem"})
     backends = {"echo": ECHO, "far": far}
-    [why] = await gateway.refuses(backends=backends)
+
+    [why] = await gateway.reload_rejected(backends=backends)
+
     assert why.startswith("backends.far.tls.ca: can't be used: no certificate or crl found; ")
 
 
 class UnloadableBackend(EchoBackend):
-    """As a local model is that can't be loaded."""
+    """A backend that fails to load, like a local model without files."""
 
     async def warm_up(self) -> None:
         raise WorkerUnreachable("there is no such model")
@@ -554,14 +598,16 @@ async def test_reload_with_a_backend_that_cannot_start_is_rejected(
 
     monkeypatch.setattr(UnloadableBackend, "aclose", close)
     monkeypatch.setattr(build, "load_symbol", lambda name: fail_to_start(load_symbol(name)))
-    [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
+    [why] = await gateway.reload_rejected(backends={"echo": ECHO, "new": ECHO})
+
     assert why == "backends.new: it can't be used: there is no such model"
     assert len(closed) == 1
+
     monkeypatch.undo()
-    assert await gateway.says() == "Hello world"
+    assert await gateway.get_reply() == "Hello world"
 
 
-# ── the admin ───────────────────────────────────────────────────────────────────────────────────
+# ── the admin listener ────────────────────────────────────────────────────────────────────────────
 
 
 def hash_key(key: str) -> str:
@@ -571,26 +617,32 @@ def hash_key(key: str) -> str:
 async def test_admin_worker_changes_end_when_their_pool_is_recreated(
     gateway: ReloadableGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And stays with one that stays. The admin sees the pools of now."""
+    """They last while the pool does, and the admin listener shows the current pools."""
     ended = "far: the admin API's change of http://10.0.0.1:8000 ends with this reload"
     parts: Parts = {"admin": {"address": "127.0.0.1:0"}, "models": {"m": {"backend": "far"}}}
     await gateway.start(backends={"far": build_pool_config()}, **parts)
+
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
         added = {"backend": "far", "url": "http://10.0.0.1:8000"}
         assert (await admin.post("/-/workers", json=added)).status_code == 201
-        await gateway.take(backends={"far": build_pool_config()}, limits={"body": "1MiB"}, **parts)
+
+        await gateway.reload(
+            backends={"far": build_pool_config()}, limits={"body": "1MiB"}, **parts
+        )
         backends = (await admin.get("/-/workers")).json()["backends"]
         assert ended not in caplog.text
+
         changed = build_pool_config(queue={"max": 1})
-        await gateway.take(backends={"far": changed, "more": build_pool_config()}, **parts)
+        await gateway.reload(backends={"far": changed, "more": build_pool_config()}, **parts)
         left = (await admin.get("/-/workers")).json()["backends"]
+
     assert [one["url"] for one in backends["far"]] == ["http://10.0.0.1:8000", "http://127.0.0.1:9"]
     assert ended in caplog.text
     assert {name: len(workers) for name, workers in left.items()} == {"far": 1, "more": 1}
 
 
 async def test_reload_applies_new_keys_to_open_connections(gateway: ReloadableGateway) -> None:
-    """Also for a client whose every request has had the same head."""
+    """The new keys hold even for a client that repeats the same request head."""
 
     def keys(**held: str) -> Parts:
         return {"keys": [{"name": name, "sha256": hash_key(key)} for name, key in held.items()]}
@@ -598,24 +650,28 @@ async def test_reload_applies_new_keys_to_open_connections(gateway: ReloadableGa
     await gateway.start(**keys(ann="one"))
     gateway.http.headers["authorization"] = "Bearer one"
     for _ in range(4):
-        assert await gateway.says() == "Hello world"
-    await gateway.take(**keys(bob="two"))
+        assert await gateway.get_reply() == "Hello world"
+
+    await gateway.reload(**keys(bob="two"))
     refused = await gateway.http.post("/v1/chat/completions", json=CHAT | {"model": "m"})
     assert refused.status_code == 401
-    await gateway.take(**keys(bob="two", eve="one"))
-    assert await gateway.says() == "Hello world"
+
+    await gateway.reload(**keys(bob="two", eve="one"))
+    assert await gateway.get_reply() == "Hello world"
     assert [one.key for one in gateway.records] == ["ann"] * 4 + ["", "eve"]
 
 
 async def test_reload_applies_a_new_admin_key(gateway: ReloadableGateway) -> None:
     at = {"address": "127.0.0.1:0"}
     await gateway.start(admin=at | {"sha256": hash_key("one")})
-    await gateway.take(admin=at | {"sha256": hash_key("two")})
+    await gateway.reload(admin=at | {"sha256": hash_key("two")})
+
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
         statuses = [
             (await admin.post("/-/reload", headers={"authorization": f"Bearer {key}"})).status_code
             for key in ("one", "two")
         ]
+
     assert statuses == [401, 200]
 
 
@@ -627,11 +683,12 @@ async def test_admin_reload_endpoint_returns_configuration_errors_as_json(
     before = gateway.app._current
     gateway.write(models={"m": {"backend": "nobody"}}, **parts)
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
-        answer = await admin.post("/-/reload")
+        response = await admin.post("/-/reload")
         page = (await admin.get("/metrics")).text
-    body = answer.json()
+    body = response.json()
     [complaint] = body["issues"]
-    assert answer.status_code == 422
+
+    assert response.status_code == 422
     assert body["error"] == {
         "message": f"{gateway.file} is invalid; the configuration is unchanged",
         "field": None,
@@ -649,10 +706,12 @@ async def test_admin_reload_endpoint_returns_configuration_errors_as_json(
 async def test_admin_reload_endpoint_rejects_cross_origin_requests(
     gateway: ReloadableGateway, origin: str | None, status: int
 ) -> None:
-    """It has no body whose type could tell, so that a browser sends it for any page."""
+    """A browser sends a request without a body for any page, without a preflight."""
     await gateway.start(admin={"address": "127.0.0.1:0"})
     url = gateway.urls[-1]
+
     headers = {} if origin is None else {"origin": origin.replace("HOST", url)}
+
     async with httpx.AsyncClient(base_url=url) as admin:
         assert (await admin.post("/-/reload", headers=headers)).status_code == status
 
@@ -669,7 +728,10 @@ async def test_gateway_without_a_configuration_source_has_no_reload_endpoint(
         }
     )
     app = AppGateway(load_bytes(text, "x.yaml", env={}).config, build_services())
+
     urls = await app.start()
+
     async with httpx.AsyncClient(base_url=urls[-1]) as admin:
         assert (await admin.post("/-/reload")).status_code == 404
+
     await app.stop()

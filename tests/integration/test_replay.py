@@ -1,4 +1,4 @@
-"""``interlingua replay``: recorded requests of real gateways, sent again by the command."""
+"""``interlingua replay`` sends recorded requests of a gateway again."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ models:
     record: {to: FOLDER, bodies: full}
 """
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "What time is it?"}]}
-ANSWER = {
+DAWN = {
     "id": "c", "object": "chat.completion", "created": 1, "model": "llama",
     "choices": [{"index": 0, "finish_reason": "stop",
                  "message": {"role": "assistant", "content": "It is dawn"}}],
@@ -83,9 +83,9 @@ def read_texts(results: list[RecordedRequest]) -> dict[str, str]:
 
 
 async def wait_for(recordings: Path, count: int) -> list[RecordedRequest]:
-    """The recorded requests, once all are written."""
+    """Wait until all requests are recorded, and return them."""
     records = list[RecordedRequest]()
-    for _ in range(200):
+    for _ in range(600):
         records = [*read_recordings(recordings)] if recordings.is_dir() else []
         if len(records) >= count:
             return records
@@ -105,9 +105,11 @@ async def test_requests_of_every_protocol_go_to_another_version(
 
     assert code == 0, printed
     assert f"{len(REQUESTS)} of {len(REQUESTS)} requests were sent" in printed
+
     results = [*read_recordings(tmp_path / "out")]
     assert {result.replay_of for result in results} == set(originals)
     assert {result.replay_target for result in results} == {"chat@2"}
+
     for result in results:
         original = originals[result.replay_of]
         assert (result.protocol, result.stream, result.status, result.outcome) == (
@@ -115,7 +117,7 @@ async def test_requests_of_every_protocol_go_to_another_version(
         )  # fmt: skip
         assert result.version == "2"
     texts = read_texts([result for result in results if result.outcome == "ok"])
-    assert len(texts) == len(REQUESTS) - 1  # OpenAI refuses a temperature of 9
+    assert len(texts) == len(REQUESTS) - 1  # OpenAI rejects a temperature of 9
     assert all(text.endswith("It is night") for text in texts.values())
     assert oct((tmp_path / "out").stat().st_mode)[-3:] == "700"
     for file in (tmp_path / "out").iterdir():
@@ -126,7 +128,7 @@ async def test_requests_of_every_protocol_go_to_another_version(
 async def test_losses_and_failures_are_results(
     serve: Serve, config: Path, recordings: Path, tmp_path: Path, status: str
 ) -> None:
-    async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode(), status=status)]) as worker:
+    async with ScriptedWorker([make_reply(json.dumps(DAWN).encode(), status=status)]) as worker:
         config.write_text(config.read_text().replace("http://127.0.0.1:9", worker.url))
         request = ("/v1/chat/completions", CHAT | {"logit_bias": {"5": 1}})
         await send_all(await serve(config.read_text()), [request])
@@ -135,6 +137,7 @@ async def test_losses_and_failures_are_results(
             "replay", recordings, "--config", config, "--to", "chat@4", "--out", tmp_path / "out"
         )
     assert code == 0
+
     [result] = read_recordings(tmp_path / "out")
     if status == "200 OK":
         assert "1 of 1 requests were sent, 0 of them failed" in printed
@@ -150,7 +153,7 @@ async def test_worker_answers_by_its_own_name_of_the_model(
 ) -> None:
     await send_all(await serve(config.read_text()), REQUESTS[:1])
     await wait_for(recordings, 1)
-    async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode())]) as worker:
+    async with ScriptedWorker([make_reply(json.dumps(DAWN).encode())]) as worker:
         code, printed = await run_command(
             "replay",
             recordings,
@@ -165,17 +168,20 @@ async def test_worker_answers_by_its_own_name_of_the_model(
         )
         sent = [one for one in worker.requests if one.method == "POST"]
         bodies = [json.loads(one.body) for one in sent]
+
     assert code == 0, printed
     assert [one["model"] for one in bodies] == ["llama"]
     assert [one.headers["authorization"] for one in sent] == ["Bearer secret"]
+
     [file] = (tmp_path / "out").iterdir()
     assert "secret" not in file.read_text()
+
     [result] = read_recordings(tmp_path / "out")
     assert read_texts([result]) == {result.replay_of: "It is dawn"}
     assert result.replay_target == worker.url
 
 
-async def test_interrupted_replay_keeps_its_results_and_goes_on_later(
+async def test_interrupted_replay_keeps_its_results_and_can_be_resumed(
     serve: Serve, config: Path, recordings: Path, tmp_path: Path
 ) -> None:
     await send_all(await serve(config.read_text()), [REQUESTS[0]] * 6)
@@ -189,6 +195,7 @@ async def test_interrupted_replay_keeps_its_results_and_goes_on_later(
 
     assert code == 130, printed
     assert "stopped: 1 of 6 requests were sent" in printed
+
     first = [*read_recordings(out)]
     assert [result.outcome for result in first] == ["ok"]
 
@@ -197,6 +204,7 @@ async def test_interrupted_replay_keeps_its_results_and_goes_on_later(
     assert code == 0, printed
     assert "5 of 6 recorded requests go to chat@2" in printed
     assert "1 have a result there already" in printed
+
     results = [*read_recordings(out)]
     assert len(results) == 6
     assert {result.replay_of for result in results} == originals
@@ -215,7 +223,9 @@ async def test_recorded_pace_keeps_the_pauses_between_requests(
         recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out",
         "--pace", "recorded",
     )  # fmt: skip
+
     assert code == 0, printed
+
     times = {result.replay_of: result.at for result in read_recordings(tmp_path / "out")}
     first, second = (one.id for one in sorted(originals, key=lambda one: one.at))
     assert times[second] - times[first] > 1
@@ -227,12 +237,28 @@ async def test_requests_without_body_are_counted_and_not_sent(
     text = config.read_text().replace("bodies: full", "bodies: none")
     await send_all(await serve(text), REQUESTS[:2])
     await wait_for(recordings, 2)
+
     code, printed = await run_command(
         "replay", recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"
     )
+
     assert code == 0
     assert "2 have no recorded body" in printed
     assert "There is nothing to send." in printed
+
+
+async def test_repeated_comparison_with_the_recorded_version_sends_nothing(
+    serve: Serve, config: Path, recordings: Path, tmp_path: Path
+) -> None:
+    await send_all(await serve(config.read_text()), REQUESTS[:1])
+    await wait_for(recordings, 1)
+    targets = ("--control", "recorded", "--to", "chat@2", "--out", tmp_path / "out")
+
+    runs = [await run_command("replay", recordings, "--config", config, *targets) for _ in range(2)]
+
+    assert [code for code, _ in runs] == [0, 0], runs
+    assert "1 have a result there already" in runs[1][1]
+    assert "There is nothing to send." in runs[1][1]
 
 
 async def test_token_limit_leaves_requests_out(
@@ -240,11 +266,13 @@ async def test_token_limit_leaves_requests_out(
 ) -> None:
     await send_all(await serve(config.read_text()), [REQUESTS[0]] * 4)
     await wait_for(recordings, 4)
+
     code, printed = await run_command(
         "replay",
         recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out",
         "--max-tokens", 15, "--prices", 1000000, 2000000,
     )  # fmt: skip
+
     assert code == 0, printed
     assert "2 of 4 recorded requests go to chat@2" in printed
     assert "2 are beyond the limit of tokens or cost" in printed
@@ -269,12 +297,14 @@ async def test_token_limit_leaves_requests_out(
         (("--to", "http://127.0.0.1:9", "--protocol", "smtp"), "smtp"),
     ],
 )
-async def test_wrong_usage_says_what_is_missing(
+async def test_wrong_usage_names_the_missing_argument(
     config: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     folder = tmp_path / "recordings"
     folder.mkdir()
     command = [str(config) if one == "CONFIG" else one for one in arguments]
+
     code, printed = await run_command("replay", folder, *command)
+
     assert code == 2
     assert message in printed

@@ -1,15 +1,17 @@
-"""A replay sheds no load: whatever fails is the target's failure, or is counted apart."""
+"""A replay sheds no load: each failure is the target's, or is counted separately."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
-from gateway.observability.recording import read_recordings
+from gateway.observability.recording import RecordedTiming, read_recordings
 from gateway.tools.replay.target import WorkerOptions, build_config_target, build_worker_target
 from tests.conftest import Serve
-from tests.integration.test_replay import CHAT, CONFIG, send_all, wait_for
+from tests.integration.test_replay import CHAT, CONFIG, DAWN, send_all, wait_for
 from tests.support.commands import run_command
 from tests.support.fakes import ScriptedWorker, make_reply
 
@@ -41,6 +43,35 @@ async def test_every_failure_is_the_workers_and_none_is_ejected(
     assert len(results) == FAILURES
     assert f"{FAILURES} of {FAILURES} requests were sent, {FAILURES} of them failed" in printed
     assert "could not be sent" not in printed
+
+
+@pytest.mark.parametrize(("is_always_busy", "failed"), [(False, 0), (True, 6)])
+async def test_a_busy_worker_gets_the_request_again_and_only_that_result_counts(
+    serve: Serve, recordings: Path, tmp_path: Path, *, is_always_busy: bool, failed: int
+) -> None:
+    """The worker answers 429 while requests run side by side, or to each one."""
+    config, count = tmp_path / "gateway.yaml", 6
+    busy = [make_reply(b"{}", status="429 Too Many Requests")]
+    good = [make_reply(json.dumps(DAWN).encode())]
+    answers = [busy] if is_always_busy else [*[busy] * count, good]
+    async with ScriptedWorker(*answers) as worker:
+        text = CONFIG.replace("FOLDER", str(recordings)).replace("http://127.0.0.1:9", worker.url)
+        config.write_text(text + "defaults: {retries: {max: 0}}\n")
+        await send_all(await serve(text), [("/v1/chat/completions", CHAT)] * count)
+        await wait_for(recordings, count)
+        _, printed = await run_command(
+            "replay", recordings, "--config", config, "--to", "chat@4", "--out", tmp_path / "out"
+        )
+
+    results = list(read_recordings(tmp_path / "out"))
+    assert len(results) == count
+    assert sum(result.status == 429 for result in results) == failed
+    assert f"{count} of {count} requests were sent, {failed} of them failed" in printed
+    pattern = r"(\d+) were sent once more, one at a time, since the worker answered 429"
+    repeated = re.search(pattern, printed)
+    assert repeated is not None
+    without_times = [result for result in results if result.timing == RecordedTiming()]
+    assert len(without_times) == int(repeated[1]), "times of another load"
 
 
 async def test_requests_that_reach_no_worker_are_counted_apart_and_sent_again(

@@ -1,4 +1,4 @@
-"""What is recorded of exchanges, from their sockets to what is kept of them."""
+"""The gateway's record of each request: outcome, usage, times and errors."""
 
 from pathlib import Path
 
@@ -20,11 +20,13 @@ backends:
   fails: {kind: echo, fail: {mode: unavailable}}
   cut: {kind: echo, script: [one, two, three], fail: {mode: disconnect, after_chunks: 2}}
   slow: {kind: echo, script: [one, two, three], delay: 50ms}
+  stuck: {kind: echo, script: [one], delay: 60s}
 models:
   says: {versions: {"1": {backend: says}, "2": {backend: slow}}, shadow: {to: "1", share: 100%}}
   falls: {backend: fails, fallback: [slow]}
   cut: {backend: cut}
   slow: {backend: slow}
+  stuck: {backend: stuck}
 """
 
 
@@ -33,13 +35,13 @@ def build_chat_body(model: str, stream: bool = False) -> dict[str, object]:
 
 
 async def test_request_record_does_not_change_after_being_observed() -> None:
-    """It may be written long after that."""
+    """A writer may read the record long afterwards."""
     observed: list[tuple[RequestRecord, bytes]] = []
-    outside = build_services()
-    outside = replace(
-        outside, observe_request=lambda one: observed.append((one, msgspec.json.encode(one)))
+    services = build_services()
+    services = replace(
+        services, observe_request=lambda one: observed.append((one, msgspec.json.encode(one)))
     )
-    app = Gateway(load_text(CONFIG, "test.yaml", env={}), outside)
+    app = Gateway(load_text(CONFIG, "test.yaml", env={}), services)
     [url] = await app.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         for model in ("says", "falls", "cut", "slow", "none"):
@@ -49,9 +51,15 @@ async def test_request_record_does_not_change_after_being_observed() -> None:
             "POST", "/v1/chat/completions", json=build_chat_body("slow", stream=True)
         ):
             pass
+
+        leave_early = httpx.Timeout(30, read=0.03)
         with pytest.raises(httpx.ReadTimeout):
-            await http.post("/v1/chat/completions", json=build_chat_body("slow"), timeout=0.03)
+            await http.post(
+                "/v1/chat/completions", json=build_chat_body("stuck"), timeout=leave_early
+            )
+
     await app.stop()
+
     assert len(observed) == 12
     assert {"ok", "client_error", "worker_error", "truncated", "cancelled"} == {
         one.outcome for one, _ in observed
@@ -70,7 +78,9 @@ async def test_gateway_writes_usage_to_sqlite(tmp_path: Path) -> None:
         await http.post("/v1/chat/completions", json=build_chat_body("none"))
     await app.stop()
     [record, _] = records
+
     assert record.usage is not None
+
     [row] = query_sqlite_usage(str(file), ["model"], record.started_at)
     assert (row.requests, row.completion_tokens) == (1, record.usage.completion_tokens)
 
@@ -85,7 +95,9 @@ async def test_gateway_that_never_started_creates_no_usage_file(tmp_path: Path) 
 
 def test_dropped_access_log_lines_are_counted() -> None:
     lines = AccessLogWriter(2, 1)
-    outside = build_services(lines)
-    outside.observe_request(RequestRecord("a"))
-    outside.observe_request(RequestRecord("b"))
-    assert {name: count() for name, count in outside.dropped_counts.items()} == {"log_lines": 1}
+    services = build_services(lines)
+    services.observe_request(RequestRecord("a"))
+
+    services.observe_request(RequestRecord("b"))
+
+    assert {name: count() for name, count in services.dropped_counts.items()} == {"log_lines": 1}

@@ -1,4 +1,4 @@
-"""The Responses API over a socket: what workers see, stored responses, and OpenAI's own client."""
+"""The Responses API over a socket: requests to workers, stored responses, OpenAI's client."""
 
 import json
 from collections.abc import AsyncIterator
@@ -37,33 +37,33 @@ def respond(body: Any) -> bytes:
     return head.encode() + b"\r\n\r\n" + content
 
 
-class Stage:
-    """A gateway before one chat worker that always says the same."""
+class ResponsesGateway:
+    """A gateway in front of one chat worker that always gives the same answer."""
 
     def __init__(self, worker: ScriptedWorker, gateway: RunningGateway) -> None:
         self._worker = worker
         self.http = gateway.http
 
-    async def ask(self, **fields: Any) -> Any:
-        """The response to R with what is given."""
+    async def create(self, **fields: Any) -> Any:
+        """Send a request to the Responses API and return the response."""
         body = {"model": "m", "input": "say hi"} | fields
-        answer = await self.http.post(PATH, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = await self.http.post(PATH, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     @property
-    def seen(self) -> Any:
-        """The last request of the worker."""
+    def worker_body(self) -> Any:
+        """The body of the worker's last request."""
         return json.loads(self._worker.requests[-1].body)
 
     @property
-    def messages(self) -> list[tuple[str, Any]]:
-        """The roles and contents of its messages."""
-        return [(one["role"], one["content"]) for one in self.seen["messages"]]
+    def worker_messages(self) -> list[tuple[str, Any]]:
+        """The roles and contents of the messages in the worker's last request."""
+        return [(one["role"], one["content"]) for one in self.worker_body["messages"]]
 
 
 @pytest.fixture
-async def stage(serve: Serve) -> AsyncIterator[Stage]:
+async def gateway(serve: Serve) -> AsyncIterator[ResponsesGateway]:
     async with ScriptedWorker([respond(ANSWER)], probed=respond({"data": []})) as worker:
         config = {
             "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
@@ -71,26 +71,26 @@ async def stage(serve: Serve) -> AsyncIterator[Stage]:
             "models": {"m": {"backend": "w"}},
             "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
         }
-        yield Stage(worker, await serve(json.dumps(config)))
+        yield ResponsesGateway(worker, await serve(json.dumps(config)))
 
 
-# --- what workers see -----------------------------------------------------------------------------
+# --- requests to workers --------------------------------------------------------------------------
 
 
-async def test_rs_05_to_08_messages(stage: Stage) -> None:
-    await stage.ask(input=[{"role": "user", "content": "say hi"}])
-    assert stage.messages == [("user", "say hi")]
+async def test_rs_05_to_08_messages(gateway: ResponsesGateway) -> None:
+    await gateway.create(input=[{"role": "user", "content": "say hi"}])
+    assert gateway.worker_messages == [("user", "say hi")]
 
     parts = [{"type": "input_text", "text": "say"}, {"type": "input_text", "text": " hi"}]
-    await stage.ask(input=[{"role": "user", "content": parts}])
-    assert [part["text"] for part in stage.messages[0][1]] == ["say", " hi"]
+    await gateway.create(input=[{"role": "user", "content": parts}])
+    assert [part["text"] for part in gateway.worker_messages[0][1]] == ["say", " hi"]
 
-    await stage.ask(instructions="be brief", temperature=None, tools=None, store=None)
-    assert stage.messages == [("system", "be brief"), ("user", "say hi")]
-    assert sorted(stage.seen) == ["messages", "model"]
+    await gateway.create(instructions="be brief", temperature=None, tools=None, store=None)
+    assert gateway.worker_messages == [("system", "be brief"), ("user", "say hi")]
+    assert sorted(gateway.worker_body) == ["messages", "model"]
 
 
-async def test_rs_20_22_23_calls(stage: Stage) -> None:
+async def test_rs_20_22_23_calls(gateway: ResponsesGateway) -> None:
     user = {"role": "user", "content": "x"}
     calls: list[dict[str, Any]] = [
         {"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"}
@@ -100,17 +100,17 @@ async def test_rs_20_22_23_calls(stage: Stage) -> None:
         {"type": "function_call_output", "call_id": f"c{n}", "output": f"{n}"} for n in (1, 2)
     ]
 
-    await stage.ask(tools=[TOOL], tool_choice="none", input=[user, *calls, *outputs])
+    await gateway.create(tools=[TOOL], tool_choice="none", input=[user, *calls, *outputs])
 
-    _, assistant, first, second = stage.seen["messages"]
+    _, assistant, first, second = gateway.worker_body["messages"]
     assert [call["id"] for call in assistant["tool_calls"]] == ["c1", "c2"]
     assert (first["tool_call_id"], first["content"]) == ("c1", "1")
     assert (second["tool_call_id"], second["content"]) == ("c2", "2")
-    assert stage.seen["tool_choice"] == "none"
-    assert stage.seen["tools"][0]["function"]["name"] == "f"
+    assert gateway.worker_body["tool_choice"] == "none"
+    assert gateway.worker_body["tools"][0]["function"]["name"] == "f"
 
 
-async def test_rs_28_29_34_35_tools_and_format(stage: Stage) -> None:
+async def test_rs_28_29_34_35_tools_and_format(gateway: ResponsesGateway) -> None:
     history = [
         {"type": "custom_tool_call", "call_id": "c9", "name": "p", "input": "a"},
         {"type": "custom_tool_call_output", "call_id": "c9", "output": "ok"},
@@ -118,40 +118,43 @@ async def test_rs_28_29_34_35_tools_and_format(stage: Stage) -> None:
     space = {"type": "namespace", "name": "n", "description": "d", "tools": [TOOL]}
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
 
-    await stage.ask(tools=[CUSTOM_TOOL, space], input=history, text={"format": form})
+    await gateway.create(tools=[CUSTOM_TOOL, space], input=history, text={"format": form})
 
-    assistant, tool = stage.seen["messages"]
+    assistant, tool = gateway.worker_body["messages"]
     function = assistant["tool_calls"][0]["function"]
     assert (function["name"], function["arguments"]) == ("p", '{"input":"a"}')
     assert tool["content"] == "ok"
-    assert [one["function"]["name"] for one in stage.seen["tools"]] == ["p", "n__f"]
+    assert [one["function"]["name"] for one in gateway.worker_body["tools"]] == ["p", "n__f"]
+
     schema = {name: value for name, value in form.items() if name != "type"}
-    assert stage.seen["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert gateway.worker_body["response_format"] == {"type": "json_schema", "json_schema": schema}
 
 
 # --- stored responses -----------------------------------------------------------------------------
 
 
-async def test_rs_52_stored_response_and_its_input(stage: Stage) -> None:
-    response = await stage.ask()
+async def test_rs_52_stored_response_and_its_input(gateway: ResponsesGateway) -> None:
+    response = await gateway.create()
 
-    stored = await stage.http.get(f"{PATH}/{response['id']}")
-    items = (await stage.http.get(f"{PATH}/{response['id']}/input_items")).json()
+    stored = await gateway.http.get(f"{PATH}/{response['id']}")
+    items = (await gateway.http.get(f"{PATH}/{response['id']}/input_items")).json()
 
     assert stored.json() == response
+
     [item] = items["data"]
     assert item["content"] == [{"type": "input_text", "text": "say hi"}]
     assert item["id"]
     assert items["has_more"] is False
 
 
-async def test_rs_53_previous_response(stage: Stage) -> None:
-    first = await stage.ask(instructions="A")
-    second = await stage.ask(previous_response_id=first["id"], input="again")
-    await stage.ask(previous_response_id=second["id"], input="and again")
+async def test_rs_53_previous_response(gateway: ResponsesGateway) -> None:
+    first = await gateway.create(instructions="A")
+    second = await gateway.create(previous_response_id=first["id"], input="again")
+
+    await gateway.create(previous_response_id=second["id"], input="and again")
 
     assert second["previous_response_id"] == first["id"]
-    assert stage.messages == [
+    assert gateway.worker_messages == [
         ("user", "say hi"),
         ("assistant", "Hello world!"),
         ("user", "again"),
@@ -160,45 +163,46 @@ async def test_rs_53_previous_response(stage: Stage) -> None:
     ]
 
 
-async def test_rs_54_response_that_is_not_stored(stage: Stage) -> None:
-    response = await stage.ask(store=False)
+async def test_rs_54_response_that_is_not_stored(gateway: ResponsesGateway) -> None:
+    response = await gateway.create(store=False)
 
-    answer = await stage.http.get(f"{PATH}/{response['id']}")
+    answer = await gateway.http.get(f"{PATH}/{response['id']}")
     body = {"model": "m", "input": "x", "previous_response_id": response["id"]}
-    refused = await stage.http.post(PATH, json=body)
+
+    refused = await gateway.http.post(PATH, json=body)
 
     assert answer.status_code == 404
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "previous_response_not_found"
 
 
-async def test_rs_55_item_references(stage: Stage) -> None:
-    response = await stage.ask()
+async def test_rs_55_item_references(gateway: ResponsesGateway) -> None:
+    response = await gateway.create()
     reference = {"type": "item_reference", "id": response["output"][0]["id"]}
 
-    await stage.ask(input=[{"role": "user", "content": "a"}, reference])
+    await gateway.create(input=[{"role": "user", "content": "a"}, reference])
 
-    assert stage.messages == [("user", "a"), ("assistant", "Hello world!")]
+    assert gateway.worker_messages == [("user", "a"), ("assistant", "Hello world!")]
     assert (
-        await stage.http.get(f"{PATH}/{reference['id']}")
-    ).status_code == 404  # not a response's
+        await gateway.http.get(f"{PATH}/{reference['id']}")
+    ).status_code == 404  # not a response's id
 
 
-async def test_rs_56_deleted_response(stage: Stage) -> None:
-    response = await stage.ask()
+async def test_rs_56_deleted_response(gateway: ResponsesGateway) -> None:
+    response = await gateway.create()
 
-    deleted = await stage.http.delete(f"{PATH}/{response['id']}")
+    deleted = await gateway.http.delete(f"{PATH}/{response['id']}")
 
     assert deleted.json() == {"id": response["id"], "object": "response", "deleted": True}
-    assert (await stage.http.get(f"{PATH}/{response['id']}")).status_code == 404
-    assert (await stage.http.delete(f"{PATH}/{response['id']}")).status_code == 404
+    assert (await gateway.http.get(f"{PATH}/{response['id']}")).status_code == 404
+    assert (await gateway.http.delete(f"{PATH}/{response['id']}")).status_code == 404
 
 
 async def test_streamed_response_is_stored_before_its_end_is_sent(mock: RunningGateway) -> None:
     body = {"model": "mock", "input": "x", "stream": True}
-    async with mock.http.stream("POST", PATH, json=body) as answer:
+    async with mock.http.stream("POST", PATH, json=body) as response:
         events = [
-            json.loads(line[6:]) async for line in answer.aiter_lines() if line[:5] == "data:"
+            json.loads(line[6:]) async for line in response.aiter_lines() if line[:5] == "data:"
         ]
 
     stored = await mock.http.get(f"{PATH}/{events[-1]['response']['id']}")
@@ -251,14 +255,14 @@ async def test_without_a_store_nothing_is_stored(serve: Serve) -> None:
 
 
 class Answer(BaseModel):
-    """What ``parse`` reads."""
+    """The type that OpenAI's client parses the response to."""
 
     x: int
 
 
 @asynccontextmanager
 async def connect(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client, which must not retry."""
+    """Return OpenAI's client without retries."""
     base_url = f"{gateway.url}/v1"
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
         yield client
@@ -267,16 +271,18 @@ async def connect(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
 async def test_rs_41_stream_helper(mock: RunningGateway) -> None:
     async with connect(mock) as client:
         async with client.responses.stream(model="mock-think", input="say hi") as stream:
-            seen = [event.type async for event in stream]
+            worker_body = [event.type async for event in stream]
             final = await stream.get_final_response()
         again = await client.responses.retrieve(final.id)
         items = [item async for item in client.responses.input_items.list(final.id)]
+
         await client.responses.delete(final.id)
+
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(final.id)
 
     assert final.output_text == "Hello world!"
-    assert seen[-1] == "response.completed"
+    assert worker_body[-1] == "response.completed"
     assert again.output_text == "Hello world!"
     assert len(items) == 1
 
@@ -294,6 +300,7 @@ async def test_client_calls_a_tool_and_parses(mock: RunningGateway) -> None:
     assert call.type == "function_call"
     assert json.loads(call.arguments) == {"x": 1}
     assert parsed.output_text == "Hello world!"
+
     SdkResponse.model_validate(called.model_dump())
 
 
@@ -322,34 +329,48 @@ async def test_unknown_paths_below_a_response_are_not_found(mock: RunningGateway
     assert [one.json()["error"]["code"] for one in answers] == ["unknown_url"] * 2
 
 
-# --- the smaller endpoints ------------------------------------------------------------------------
+# --- further endpoints ----------------------------------------------------------------------------
 
 
-async def test_input_tokens_are_estimated_where_no_worker_counts(stage: Stage) -> None:
+async def test_input_tokens_are_estimated_where_no_worker_counts(gateway: ResponsesGateway) -> None:
     body = {"model": "m", "input": "a text of 24 characters."}
-    answer = await stage.http.post(f"{PATH}/input_tokens", json=body)
+    response = await gateway.http.post(f"{PATH}/input_tokens", json=body)
 
-    assert answer.json() == {"object": "response.input_tokens", "input_tokens": 6}
-    assert answer.headers["x-interlingua-loss"] == "input_tokens=approximated"
+    assert response.json() == {"object": "response.input_tokens", "input_tokens": 6}
+    assert response.headers["x-interlingua-loss"] == "input_tokens=approximated"
 
 
-async def test_stored_response_cannot_be_cancelled(stage: Stage) -> None:
-    name = (await stage.ask())["id"]
-    response = await stage.http.post(f"{PATH}/{name}/cancel")
-    unknown = await stage.http.post(f"{PATH}/resp_unknown/cancel")
+async def test_an_estimate_reports_headers_and_query_that_nobody_reads(
+    gateway: ResponsesGateway,
+) -> None:
+    response = await gateway.http.post(
+        f"{PATH}/input_tokens?later=1",
+        json={"model": "m", "input": "a text"},
+        headers={"OpenAI-Beta": "x=1"},
+    )
+
+    lost = "input_tokens=approximated,header.openai-beta=dropped,query.later=dropped"
+    assert response.headers["x-interlingua-loss"] == lost
+
+
+async def test_stored_response_cannot_be_cancelled(gateway: ResponsesGateway) -> None:
+    name = (await gateway.create())["id"]
+    response = await gateway.http.post(f"{PATH}/{name}/cancel")
+
+    unknown = await gateway.http.post(f"{PATH}/resp_unknown/cancel")
 
     assert (response.status_code, unknown.status_code) == (400, 404)
     assert response.json()["error"]["message"] == "Cannot cancel a synchronous response."
 
 
-async def test_compaction_is_refused_by_name(stage: Stage) -> None:
-    answer = await stage.http.post(f"{PATH}/compact", json={"model": "m", "input": "x"})
+async def test_compaction_is_refused_by_name(gateway: ResponsesGateway) -> None:
+    response = await gateway.http.post(f"{PATH}/compact", json={"model": "m", "input": "x"})
 
-    assert answer.status_code == 400
-    assert "Compaction of responses is not supported" in answer.json()["error"]["message"]
+    assert response.status_code == 400
+    assert "Compaction of responses is not supported" in response.json()["error"]["message"]
 
 
-# --- tools that the worker runs itself ------------------------------------------------------------
+# --- hosted tools ---------------------------------------------------------------------------------
 
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "q"}}
 SEARCHED = {
@@ -372,7 +393,7 @@ SEARCHED = {
 
 @asynccontextmanager
 async def search_gateway(serve: Serve, on_loss: str = "report") -> AsyncIterator[RunningGateway]:
-    """A gateway before a worker of the Responses API that searches by itself."""
+    """A gateway in front of a Responses API worker that runs web searches itself."""
     async with ScriptedWorker([respond(SEARCHED)], probed=respond({"data": []})) as worker:
         backend = {"protocol": "openai", "workers": [worker.url], "options": {"worker_api": "both"}}
         config = {
@@ -393,10 +414,10 @@ async def search_gateway(serve: Serve, on_loss: str = "report") -> AsyncIterator
 async def test_search_of_the_worker_reaches_a_client_of_the_same_api(serve: Serve) -> None:
     async with search_gateway(serve) as gateway:
         body = {"model": "m", "input": "q", "tools": [{"type": "web_search"}]}
-        answer = (await gateway.http.post(PATH, json=body)).json()
+        response = (await gateway.http.post(PATH, json=body)).json()
 
-    assert answer["output"][0] == SEARCH
-    assert answer["output"][1]["content"][0]["text"] == "found"
+    assert response["output"][0] == SEARCH
+    assert response["output"][1]["content"][0]["text"] == "found"
 
 
 @pytest.mark.parametrize(
@@ -407,7 +428,7 @@ async def test_search_of_the_worker_is_reported_to_other_clients(
 ) -> None:
     async with search_gateway(serve, on_loss) as gateway:
         body = {"model": "chat", "messages": [{"role": "user", "content": "q"}]}
-        answer = await gateway.http.post("/v1/chat/completions", json=body)
+        response = await gateway.http.post("/v1/chat/completions", json=body)
 
-    assert answer.json()["choices"][0]["message"]["content"] == "found"
-    assert answer.headers.get("x-interlingua-loss") == header
+    assert response.json()["choices"][0]["message"]["content"] == "found"
+    assert response.headers.get("x-interlingua-loss") == header

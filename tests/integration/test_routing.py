@@ -1,4 +1,4 @@
-"""Sticky splits and rules on a running gateway, in every protocol that shares its listener."""
+"""Sticky splits and rules of a running gateway, in every protocol of its listener."""
 
 import hashlib
 from collections.abc import Mapping
@@ -52,17 +52,17 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 async def send_chat(
-    front: RunningGateway,
+    gateway: RunningGateway,
     model: str = "chat",
     headers: Mapping[str, str] | None = None,
     **fields: object,
 ) -> httpx.Response:
     body = {"model": model, "messages": HELLO, **fields}
-    return await front.http.post("/v1/chat/completions", json=body, headers=headers)
+    return await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-def get_record_labels(front: RunningGateway) -> tuple[str, str, str, str]:
-    last = front.records[-1]
+def get_record_labels(gateway: RunningGateway) -> tuple[str, str, str, str]:
+    last = gateway.records[-1]
     return last.model, last.version, last.rule, last.sticky
 
 
@@ -73,11 +73,11 @@ async def test_sticky_user_gets_the_same_version_at_every_gateway(serve: Serve) 
     for n in range(8):
         version = SPLIT.assign_version(f"user-{n}").version
         arms.add(version)
-        for front in fronts:
-            by_header = await send_chat(front, headers={"X-User-Id": f"user-{n}"}, user="someone")
-            assert get_record_labels(front) == ("chat", version, "", "header:x-user-id")
-            by_body = await send_chat(front, "talk", user=f"user-{n}", stream=True)
-            assert get_record_labels(front) == ("chat", version, "", "body:user")
+        for gateway in fronts:
+            by_header = await send_chat(gateway, headers={"X-User-Id": f"user-{n}"}, user="someone")
+            assert get_record_labels(gateway) == ("chat", version, "", "header:x-user-id")
+            by_body = await send_chat(gateway, "talk", user=f"user-{n}", stream=True)
+            assert get_record_labels(gateway) == ("chat", version, "", "body:user")
             assert TEXTS[version] in by_header.text
             assert TEXTS[version] in by_body.text
 
@@ -90,33 +90,33 @@ async def test_models_that_clients_list_include_aliases_unless_the_model_hides_t
     hidden = FRONT.replace("aliases: [talk]", "aliases: [talk]\n    list_aliases: false")
 
     for text, names in ((FRONT, ["chat", "talk"]), (hidden, ["chat"])):
-        front = await serve(text)
-        listed = (await front.http.get("/v1/models")).json()["data"]
+        gateway = await serve(text)
+        listed = (await gateway.http.get("/v1/models")).json()["data"]
         assert [card["id"] for card in listed][: len(names) + 1] == [*names, "lucky"]
-        answer = await send_chat(front, "talk")
-        assert answer.status_code == 200
+        response = await send_chat(gateway, "talk")
+        assert response.status_code == 200
 
 
 async def test_sticky_assignment_uses_the_socket_address_and_ignores_forwarded_headers(
     serve: Serve,
 ) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
     version = SPLIT.assign_version("127.0.0.1").version
 
     for n in range(4):
         await send_chat(
-            front, headers={"X-Forwarded-For": f"192.0.2.{n}", "Forwarded": f"for=192.0.2.{n}"}
+            gateway, headers={"X-Forwarded-For": f"192.0.2.{n}", "Forwarded": f"for=192.0.2.{n}"}
         )
-        assert get_record_labels(front) == ("chat", version, "", "address")
+        assert get_record_labels(gateway) == ("chat", version, "", "address")
 
 
 async def test_sticky_assignment_uses_the_api_key_name(serve: Serve) -> None:
-    front = await serve(FRONT + KEYS)
+    gateway = await serve(FRONT + KEYS)
 
-    answer = await send_chat(front, headers={"Authorization": "Bearer web-key"})
+    response = await send_chat(gateway, headers={"Authorization": "Bearer web-key"})
 
-    assert answer.status_code == 200
-    assert get_record_labels(front) == ("chat", SPLIT.assign_version("web").version, "", "key")
+    assert response.status_code == 200
+    assert get_record_labels(gateway) == ("chat", SPLIT.assign_version("web").version, "", "key")
 
 
 @pytest.mark.parametrize(
@@ -133,26 +133,26 @@ async def test_first_matching_route_applies(
     fields: dict[str, object],
     labelled: tuple[str, str, str, str],
 ) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
-    answer = await send_chat(front, "chat", headers, **fields)
+    response = await send_chat(gateway, "chat", headers, **fields)
 
     model, version, *why = labelled
-    assert answer.status_code == 200
-    assert answer.json()["model"] == "chat"
-    assert get_record_labels(front) == (model, version or SPLIT.assign_version("u").version, *why)
+    assert response.status_code == 200
+    assert response.json()["model"] == "chat"
+    assert get_record_labels(gateway) == (model, version or SPLIT.assign_version("u").version, *why)
 
 
 async def test_route_can_match_one_protocol(serve: Serve) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
-    answer = await front.http.post("/v2/models/chat/generate", json={"text_input": "hi"})
-    other = await front.http.post("/serving-endpoints/chat/invocations", json={"messages": HELLO})
+    response = await gateway.http.post("/v2/models/chat/generate", json={"text_input": "hi"})
+    other = await gateway.http.post("/serving-endpoints/chat/invocations", json={"messages": HELLO})
 
-    assert answer.json()["text_output"].endswith("first")
-    assert front.records[0].rule == "infer"
+    assert response.json()["text_output"].endswith("first")
+    assert gateway.records[0].rule == "infer"
     assert other.status_code == 200
-    assert front.records[1].rule == ""
+    assert gateway.records[1].rule == ""
 
 
 @pytest.mark.parametrize(
@@ -167,21 +167,21 @@ async def test_route_can_match_one_protocol(serve: Serve) -> None:
 async def test_pinned_version_overrides_routes_and_is_recorded(
     serve: Serve, path: str, body: dict[str, object]
 ) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
-    answer = await front.http.post(path, json=body, headers={"x-cohort": "beta"})
+    response = await gateway.http.post(path, json=body, headers={"x-cohort": "beta"})
 
-    assert answer.status_code == 200
-    assert "first" in answer.text
-    assert get_record_labels(front) == ("chat", "1", "", "pinned")
+    assert response.status_code == 200
+    assert "first" in response.text
+    assert get_record_labels(gateway) == ("chat", "1", "", "pinned")
 
 
 async def test_model_without_a_split_uses_the_highest_version(serve: Serve) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
-    assert "second" in (await send_chat(front, "highest")).text
-    assert get_record_labels(front) == ("highest", "10", "", "")
-    assert "first" in (await send_chat(front, "highest@next")).text
+    assert "second" in (await send_chat(gateway, "highest")).text
+    assert get_record_labels(gateway) == ("highest", "10", "", "")
+    assert "first" in (await send_chat(gateway, "highest@next")).text
 
 
 @pytest.mark.parametrize(
@@ -195,49 +195,49 @@ async def test_model_without_a_split_uses_the_highest_version(serve: Serve) -> N
 async def test_key_permission_is_checked_against_the_requested_model(
     serve: Serve, key: str, status: int, labelled: tuple[str, str, str, str]
 ) -> None:
-    front = await serve(FRONT + KEYS)
+    gateway = await serve(FRONT + KEYS)
 
-    answer = await send_chat(front, headers={"Authorization": f"Bearer {key}"})
+    response = await send_chat(gateway, headers={"Authorization": f"Bearer {key}"})
 
-    assert answer.status_code == status
-    assert get_record_labels(front) == labelled
+    assert response.status_code == status
+    assert get_record_labels(gateway) == labelled
 
 
 async def test_fallback_keeps_the_sticky_assignment(serve: Serve) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
     for n in range(4):
-        answer = await send_chat(front, "lost", headers={"x-user-id": f"user-{n}"})
+        response = await send_chat(gateway, "lost", headers={"x-user-id": f"user-{n}"})
         version = SPLIT.assign_version(f"user-{n}").version
-        assert TEXTS[version] in answer.text
-        assert get_record_labels(front) == ("chat", version, "", "header:x-user-id")
+        assert TEXTS[version] in response.text
+        assert get_record_labels(gateway) == ("chat", version, "", "header:x-user-id")
 
 
 async def test_request_record_does_not_contain_the_user_id(serve: Serve) -> None:
-    front = await serve(FRONT)
-    await send_chat(front, headers={"x-user-id": "somebody-in-particular"})
+    gateway = await serve(FRONT)
+    await send_chat(gateway, headers={"x-user-id": "somebody-in-particular"})
 
-    assert "somebody" not in repr(front.records)
+    assert "somebody" not in repr(gateway.records)
 
 
 async def test_malformed_body_with_sticky_body_field_returns_400(serve: Serve) -> None:
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
 
     for body in (b'{"model":"chat","user":', b'{"model":"chat","user":"\xff"}', b"[]", b""):
-        answer = await front.http.post("/v1/chat/completions", content=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["message"]
+        response = await gateway.http.post("/v1/chat/completions", content=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"]
 
 
 async def test_request_attributes_are_not_built_without_routes_or_sticky_settings(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
-        raise AssertionError("the request was looked at")
+        raise AssertionError("the request was read")
 
-    front = await serve(FRONT)
+    gateway = await serve(FRONT)
     monkeypatch.setattr("gateway.pipeline.state.RequestAttributes", never)
 
-    assert (await send_chat(front, "lucky", user="u")).status_code == 200
-    assert (await send_chat(front, "chat@1", user="u")).status_code == 200
-    assert (await send_chat(front, "chat", user="u")).status_code == 500
+    assert (await send_chat(gateway, "lucky", user="u")).status_code == 200
+    assert (await send_chat(gateway, "chat@1", user="u")).status_code == 200
+    assert (await send_chat(gateway, "chat", user="u")).status_code == 500

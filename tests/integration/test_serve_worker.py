@@ -1,4 +1,4 @@
-"""``interlingua serve http://…``: the worker's models are listed, and no others are served."""
+"""``interlingua serve http://…`` lists the worker's models and serves no others."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.cli.built_in import list_worker_models
+from gateway.cli.built_in import WorkerListingError, list_worker_models
 from tests.integration.test_command import Command
 from tests.support.fakes import ScriptedWorker, make_reply
 
@@ -20,7 +20,7 @@ LISTINGS = {
     "/v3/models": ["GET", "data", "id"],
     "/mindie/v1/models": ["GET", "data", "id"],
 }
-"""The listing of each protocol: its method, the key of its list, and that of a name."""
+"""Each protocol's model list: its method, the key of the list, and the key of a name."""
 UNKNOWN = {
     "/v1/chat/completions": (404, "model_not_found"),
     "/serving-endpoints/nope/invocations": (404, "RESOURCE_DOES_NOT_EXIST"),
@@ -28,7 +28,7 @@ UNKNOWN = {
     "/v3/chat/completions": (404, "is not found"),
     "/mindie/v1/chat/completions": (422, "model nope, but not found"),
 }
-"""The error of an unknown model in each protocol."""
+"""Each protocol's error for an unknown model."""
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "text_input": "hi"}
 
 
@@ -44,7 +44,7 @@ def build_worker_config(*models: str, port: int = 0) -> str:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Command]]:
-    """Starts ``interlingua serve``; ends all at the end."""
+    """Starts ``interlingua serve``; stops every process at the end."""
     started: list[Command] = []
 
     def start_command(*arguments: str) -> Command:
@@ -82,6 +82,7 @@ def test_worker_models_are_listed_in_every_protocol_and_others_are_refused(
         path: ["llama", "org/m-1"] for path in LISTINGS
     }
     assert chat(url, "org/m-1").json()["choices"][0]["message"]["content"] == "Hi"
+
     refused = {path: chat(url, "nope", path) for path in UNKNOWN}
     assert {path: one.status_code for path, one in refused.items()} == {
         path: status for path, (status, _) in UNKNOWN.items()
@@ -90,20 +91,22 @@ def test_worker_models_are_listed_in_every_protocol_and_others_are_refused(
         assert text in refused[path].text
 
 
-def test_models_of_a_worker_that_comes_or_changes_later_are_served(
+def test_models_of_an_added_or_changed_worker_are_served(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
     file = tmp_path / "worker.yaml"
     file.write_text(build_worker_config("first"))
     worker = start(str(file))
     port = int(worker.serving().rpartition(":")[2])
+
     assert worker.stop() == 0
 
     gateway = start(f"http://127.0.0.1:{port}", "--port", "0")
     url = gateway.serving()
-    assert "interlingua serves any on" in gateway.read_output()
+    assert f"http://127.0.0.1:{port}: the worker does not answer" in gateway.read_output()
+    assert "interlingua serves every model name on" in gateway.read_output()
     assert list_names(url) == []
-    assert chat(url, "any").status_code == 503  # it is passed on, to nobody
+    assert chat(url, "any").status_code == 503  # it is passed on, but no worker answers
 
     for models in (["first"], ["first", "second"]):
         file.write_text(build_worker_config(*models, port=port))
@@ -115,8 +118,9 @@ def test_models_of_a_worker_that_comes_or_changes_later_are_served(
             assert time.monotonic() < until, gateway.read_output()
             time.sleep(0.05)
         assert worker.stop() == 0
-    gateway.process.send_signal(signal.SIGHUP)  # the last known models stay
+    gateway.process.send_signal(signal.SIGHUP)  # the last model list remains
     time.sleep(0.5)
+
     assert list_names(url) == ["first", "second"]
     assert chat(url, "third").status_code == 404
 
@@ -128,19 +132,27 @@ def test_models_of_a_worker_that_comes_or_changes_later_are_served(
         (b'{"data":[{"id":"a"},{"id":"a b"}]}', ["a", "*"]),
         (b'{"data":[{"id":"openai/*"}]}', ["*"]),
         (b'{"data":[]}', []),
-        (b'{"models":[]}', None),
-        (b"<html>", None),
     ],
 )
 async def test_listed_names_that_no_model_can_have_let_every_name_pass(
-    body: bytes, names: list[str] | None
+    body: bytes, names: list[str]
 ) -> None:
     async with ScriptedWorker(probed=make_reply(body)) as worker:
         assert await asyncio.to_thread(list_worker_models, worker.url) == names
         assert await asyncio.to_thread(list_worker_models, f"{worker.url}/api/v4") == names
 
 
-async def test_worker_without_a_listing_has_no_known_models() -> None:
-    async with ScriptedWorker(probed=make_reply(b"{}", "404 Not Found")) as worker:
-        assert await asyncio.to_thread(list_worker_models, worker.url) is None
-    assert await asyncio.to_thread(list_worker_models, "http://127.0.0.1:9") is None
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (make_reply(b'{"models":[]}'), "/v1/models is no list of models"),
+        (make_reply(b"<html>"), "/v1/models is no list of models"),
+        (make_reply(b"{}", "404 Not Found"), "/v1/models gets status 404, no list of models"),
+    ],
+)
+async def test_worker_without_a_listing_has_no_known_models(reply: bytes, reason: str) -> None:
+    async with ScriptedWorker(probed=reply) as worker:
+        with pytest.raises(WorkerListingError, match=reason):
+            await asyncio.to_thread(list_worker_models, worker.url)
+    with pytest.raises(WorkerListingError, match="does not answer"):
+        await asyncio.to_thread(list_worker_models, "http://127.0.0.1:9")

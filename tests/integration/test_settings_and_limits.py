@@ -1,4 +1,4 @@
-"""Settings and limits hold for forwarded, stored, binary and shadowed requests, too."""
+"""Settings and limits also hold for forwarded, stored, binary and shadowed requests."""
 
 import asyncio
 import json
@@ -31,48 +31,83 @@ def build_config(**sections: Any) -> str:
 async def test_unsupported_parameters_keep_the_protocols_own_headers(
     serve: Serve, top_k: dict[str, int]
 ) -> None:
-    answer = {
+    response = {
         "id": "c", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None,
         "content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn",
         "usage": {"input_tokens": 1, "output_tokens": 1},
     }  # fmt: skip
-    async with ScriptedWorker([respond(answer)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(response)], probed=respond({"data": []})) as worker:
         pool = {"protocol": "anthropic", "workers": [worker.url]}
-        front = await serve(
+        gateway = await serve(
             build_config(
                 listeners=[{"address": "127.0.0.1:0", "protocols": ["anthropic"]}],
                 backends={"w": pool | {"unsupported_parameters": ["sampling.top_k"]}},
             )
         )
         body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-        reply = await front.http.post("/v1/messages", json=body | top_k)
+
+        reply = await gateway.http.post("/v1/messages", json=body | top_k)
 
         assert reply.status_code == 200
         assert worker.requests[-1].headers["anthropic-version"] == "2023-06-01"
 
 
 async def test_unsupported_parameters_remove_only_what_they_name(serve: Serve) -> None:
-    answer = {
+    response = {
         "id": "c", "object": "chat.completion", "created": 1, "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"},
                      "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }  # fmt: skip
-    async with ScriptedWorker([respond(answer)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(response)], probed=respond({"data": []})) as worker:
         pool = {"protocol": "openai", "workers": [worker.url]}
-        front = await serve(
+        gateway = await serve(
             build_config(backends={"w": pool | {"unsupported_parameters": ["sampling.seed"]}})
         )
         message = {"role": "user", "content": "x", "vendor_key": 7}
         body = {"model": "m", "seed": 1, "messages": [message]}
-        reply = await front.http.post("/v1/chat/completions", json=body)
+
+        reply = await gateway.http.post("/v1/chat/completions", json=body)
 
         assert reply.headers["x-interlingua-loss"] == "seed=dropped"
         assert json.loads(worker.requests[-1].body)["messages"] == [message]
 
 
+@pytest.mark.parametrize("settings", [{}, {"max_tokens": 50}, {"on_loss": "reject"}])
+async def test_headers_reach_a_worker_of_the_protocol_or_are_reported(
+    serve: Serve, settings: dict[str, Any]
+) -> None:
+    response = {
+        "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"},
+                     "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }  # fmt: skip
+    limits = {"limits": {"max_tokens": 50}} if "max_tokens" in settings else settings
+    async with ScriptedWorker([respond(response)], probed=respond({"data": []})) as worker:
+        pool = {"protocol": "openai", "workers": [worker.url]}
+        gateway = await serve(
+            build_config(backends={"w": pool}, models={"m": {"backend": "w", **limits}})
+        )
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        headers = {
+            "OpenAI-Beta": "a=1",
+            "OpenAI-Project": "p",
+            "Cookie": "c",
+            "X-Stainless-OS": "o",
+        }
+
+        reply = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+
+        sent = worker.requests[-1].headers
+        assert reply.status_code == 200
+        assert reply.headers["x-interlingua-loss"] == "header.openai-project=dropped"
+        assert sent["openai-beta"] == "a=1"
+        assert not {"openai-project", "cookie", "x-stainless-os"} & {one.lower() for one in sent}
+
+
 async def test_binary_data_of_triton_is_not_counted_as_json(serve: Serve) -> None:
-    front = await serve(
+    gateway = await serve(
         build_config(listeners=[{"address": "127.0.0.1:0", "protocols": ["triton"]}])
     )
     text = b"for (i=0;i<n;i++) { x[i] = {a, b}; }\n" * 12_000
@@ -82,9 +117,10 @@ async def test_binary_data_of_triton_is_not_counted_as_json(serve: Serve) -> Non
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"inference-header-content-length": str(len(head))}
 
-    reply = await front.http.post("/v2/models/m/infer", content=head + data, headers=headers)
+    reply = await gateway.http.post("/v2/models/m/infer", content=head + data, headers=headers)
     objects = b'{"inputs":[' + b",".join([b"{}"] * 30_000) + b"]}"
-    refused = await front.http.post("/v2/models/m/infer", content=objects)
+
+    refused = await gateway.http.post("/v2/models/m/infer", content=objects)
 
     assert reply.status_code == 200
     assert "`limits.body_objects` allows 20000" in refused.text
@@ -96,15 +132,16 @@ async def test_shadow_of_a_stateful_request_has_its_history(serve: Serve) -> Non
         "split": {"weights": {"1": 1, "2": 0}},
         "shadow": {"to": "2", "share": "100%"},
     }
-    front = await serve(build_config(models={"m": model}))
+    gateway = await serve(build_config(models={"m": model}))
     compared = asyncio.Queue[Any]()
-    front.app._services.shadow_manager.add_reporter(compared.put_nowait)
+    gateway.app._services.shadow_manager.add_reporter(compared.put_nowait)
     body = {"model": "m", "input": "x", "temperature": 0}
-    first = await front.http.post("/v1/responses", json=body)
+    first = await gateway.http.post("/v1/responses", json=body)
     await asyncio.wait_for(compared.get(), 5)
 
     again = body | {"previous_response_id": first.json()["id"]}
-    assert (await front.http.post("/v1/responses", json=again)).status_code == 200
+    assert (await gateway.http.post("/v1/responses", json=again)).status_code == 200
+
     comparison = await asyncio.wait_for(compared.get(), 5)
 
     assert (comparison.shadow.outcome, comparison.equal) == ("ok", True)
@@ -112,29 +149,29 @@ async def test_shadow_of_a_stateful_request_has_its_history(serve: Serve) -> Non
 
 async def test_largest_forwarded_body_fits_into_the_budget(serve: Serve) -> None:
     pool = {"protocol": "openai", "workers": ["http://127.0.0.1:9"]}
-    limits = LIMITS | {"body": "1MiB", "buffered_bodies": "1MiB"}
-    front = await serve(build_config(limits=limits, backends={"w": pool}))
+    limits = LIMITS | {"body": "1MiB", "memory": "1MiB"}
+    gateway = await serve(build_config(limits=limits, backends={"w": pool}))
     body = {"model": "m", "input": "x" * 1_000_000, "voice": "a"}
 
-    reply = await front.http.post("/v1/audio/speech", json=body)
+    reply = await gateway.http.post("/v1/audio/speech", json=body)
 
     assert reply.json()["error"]["message"] == "the worker is unreachable"
-    assert front.app._body_budget.used == 0
+    assert gateway.app.memory.get_use("bodies") == 0
 
 
 async def test_forwarded_json_is_counted_before_it_is_decoded(serve: Serve) -> None:
     pool = {"protocol": "openai", "workers": ["http://127.0.0.1:9"]}
-    front = await serve(build_config(backends={"w": pool}))
+    gateway = await serve(build_config(backends={"w": pool}))
     body = {"model": "m"} | dict.fromkeys(map(str, range(1_000_001)), 0)
 
-    reply = await front.http.post("/v1/moderations", json=body)
+    reply = await gateway.http.post("/v1/moderations", json=body)
 
     assert reply.status_code == 413
 
 
 async def test_references_are_loaded_within_the_deadline(serve: Serve) -> None:
-    front = await serve(build_config())
-    store: Any = front.app._services.reference_loader.store  # type: ignore[union-attr]
+    gateway = await serve(build_config())
+    store: Any = gateway.app._services.reference_loader.store  # type: ignore[union-attr]
 
     async def wait(owner: str, names: Sequence[str]) -> Mapping[str, Any]:
         await asyncio.sleep(30)
@@ -143,23 +180,24 @@ async def test_references_are_loaded_within_the_deadline(serve: Serve) -> None:
     store.locate_responses = wait
     body = {"model": "m", "input": "y", "previous_response_id": "resp_1"}
     headers = {"x-interlingua-timeout": "0.1"}
+
     async with asyncio.timeout(5):
         replies = await asyncio.gather(
-            *(front.http.post("/v1/responses", json=body, headers=headers) for _ in range(10))
+            *(gateway.http.post("/v1/responses", json=body, headers=headers) for _ in range(10))
         )
 
     assert {one.status_code for one in replies} == {504}
 
 
 async def test_objects_of_references_count_as_those_of_the_body(serve: Serve) -> None:
-    front = await serve(build_config(limits=LIMITS | {"body_objects": 50}))
+    gateway = await serve(build_config(limits=LIMITS | {"body_objects": 50}))
     content = [{"type": "input_text", "text": "x" * 2000}] * 45
     body = {"model": "m", "input": [{"role": "user", "content": content}]}
-    stored = (await front.http.post("/v1/responses", json=body)).json()
-    items = (await front.http.get(f"/v1/responses/{stored['id']}/input_items")).json()["data"]
+    stored = (await gateway.http.post("/v1/responses", json=body)).json()
+    items = (await gateway.http.get(f"/v1/responses/{stored['id']}/input_items")).json()["data"]
     reference = {"type": "item_reference", "id": items[0]["id"]}
 
-    reply = await front.http.post("/v1/responses", json={"model": "m", "input": [reference] * 40})
+    reply = await gateway.http.post("/v1/responses", json={"model": "m", "input": [reference] * 40})
 
     assert reply.status_code == 413
 
@@ -176,13 +214,13 @@ async def test_objects_of_references_count_as_those_of_the_body(serve: Serve) ->
 async def test_listener_without_keys_knows_same_origin_pages_behind_proxies(
     serve: Serve, headers: dict[str, str], status: int
 ) -> None:
-    front = await serve(build_config())
+    gateway = await serve(build_config())
 
-    assert (await front.http.get("/v1/models", headers=headers)).status_code == status
+    assert (await gateway.http.get("/v1/models", headers=headers)).status_code == status
 
 
 @pytest.mark.parametrize("text", ["Server=x;Uid=sa;Pwd=hunter22;", "Api_Key=abcdef123456"])
-def test_passwords_are_found_in_any_usual_case(text: str) -> None:
+def test_passwords_are_found_in_upper_and_lower_case(text: str) -> None:
     redactor = Redactor(RedactionConfig())
 
     assert not redactor.is_clean(text.encode())

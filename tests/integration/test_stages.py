@@ -1,4 +1,4 @@
-"""Stages from outside the tree: the points that they see, and what their faults and refusals do."""
+"""Stages from other packages see every point of a request; their errors fail or reject it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from gateway.config.loader import load_text
 from gateway.pipeline.services import HandlerSettings
-from gateway.pipeline.state import RequestState, Stage
+from gateway.pipeline.state import RequestState, RouteStage, Stage
 from gateway.pipeline.strategies import TargetAttempt
-from gateway.routing.router import Router
+from gateway.routing.router import Model, Router
 from gateway.runtime.gateway import Gateway, build_services
 from protocols.core.errors import ClientError
 from protocols.core.events import Event
@@ -25,12 +25,16 @@ backends:
 models:
   chat: {backend: up}
   tries: {backend: down, fallback: [chat]}
+  routed: {backend: up}
+  "any/*": {backend: up}
+routes:
+  - {name: elsewhere, when: {model: routed}, to: {model: chat}}
 """
 POINTS = ("found", "read", "routed", "admitted", "attempt", "events", "headers", "data", "end")
 
 
 class EveryPoint(Stage):
-    """Notes the points in their order. It fails, or refuses the request, at one of them."""
+    """A stage that records the points in order, and raises an error at one of them."""
 
     observes_response = True
     observes_events = True
@@ -88,8 +92,15 @@ class EveryPoint(Stage):
         self._note("end")
 
 
+class RouteOfChat(EveryPoint, RouteStage):
+    """A stage of requests to one model."""
+
+    def observes_model(self, model: Model) -> bool:
+        return model.info.name == "chat"
+
+
 async def send_chat(*stages: EveryPoint, model: str = "chat", stream: bool = False) -> Any:
-    """The response to a chat request of a gateway with these stages."""
+    """Send a chat request to a gateway with these stages, and return the response."""
     factories = tuple(stage.build for stage in stages)
     services = replace(build_services(), stage_factories=factories)
     gateway = Gateway(load_text(CONFIG, "gateway.yaml", env={}), services)
@@ -105,6 +116,7 @@ async def send_chat(*stages: EveryPoint, model: str = "chat", stream: bool = Fal
 async def test_stage_sees_every_point_of_an_unary_request_in_order() -> None:
     stage = EveryPoint()
     response = await send_chat(stage)
+
     assert response.status_code == 200
     assert response.headers["x-seen"] == "200"
     assert stage.seen == list(POINTS)
@@ -114,6 +126,7 @@ async def test_stage_sees_every_point_of_an_unary_request_in_order() -> None:
 async def test_stage_sees_every_point_of_a_stream() -> None:
     stage = EveryPoint()
     response = await send_chat(stage, stream=True)
+
     assert response.text.rstrip().endswith("data: [DONE]")
     assert list(dict.fromkeys(stage.seen)) == list(POINTS)
     assert stage.seen[-1] == "end"
@@ -122,6 +135,7 @@ async def test_stage_sees_every_point_of_a_stream() -> None:
 async def test_stage_sees_an_attempt_at_each_target() -> None:
     stage = EveryPoint()
     response = await send_chat(stage, model="tries")
+
     assert response.status_code == 200
     assert stage.record.fallback_from == "tries@1"
     assert stage.seen[:4] == ["found", "read", "routed", "admitted"]
@@ -132,13 +146,15 @@ async def test_stage_sees_an_attempt_at_each_target() -> None:
 async def test_fault_of_a_stage_fails_no_request_and_no_other_stage(
     point: str, *, stream: bool
 ) -> None:
-    is_late = POINTS.index(point) > POINTS.index("attempt")  # nothing can be refused any more
+    is_late = POINTS.index(point) > POINTS.index("attempt")  # the response has started
     error: type[Exception] = ClientError if is_late else ValueError
     broken, other = EveryPoint(point, error), EveryPoint()
+
     response = await send_chat(broken, other, stream=stream)
+
     assert response.status_code == 200
     assert "Hi" in response.text
-    assert broken.seen[-1] == point  # it got no further calls
+    assert broken.seen[-1] == point  # a failed stage gets no further calls
     assert list(dict.fromkeys(other.seen)) == list(POINTS)
 
 
@@ -148,8 +164,35 @@ async def test_stage_refuses_a_request_before_its_response_in_the_callers_protoc
 ) -> None:
     stage, other = EveryPoint(fails_at=point, error=ClientError), EveryPoint()
     response = await send_chat(stage, other)
+
     assert response.status_code == 400
     assert response.json()["error"]["message"] == f"at {point}"
     assert "events" not in other.seen
     assert other.seen[-1] == "end"
     assert other.record.outcome == "client_error"
+
+
+@pytest.mark.parametrize(
+    ("model", "is_observed"),
+    [("chat", True), ("tries", False), ("routed", True), ("any/thing", True)],
+)
+async def test_stage_of_a_route_gets_the_requests_of_its_models_from_the_routing_on(
+    model: str, *, is_observed: bool
+) -> None:
+    """A request that a rule or a wildcard sends elsewhere has the stages of all models."""
+    stage = RouteOfChat()
+    response = await send_chat(stage, model=model)
+
+    assert response.status_code == 200
+    assert stage.seen == (list(POINTS[2:]) if is_observed else [])
+
+
+async def test_stage_of_a_route_that_no_model_needs_gets_no_request() -> None:
+    class Unneeded(EveryPoint, RouteStage):
+        def observes_model(self, model: Model) -> bool:
+            del model
+            return False
+
+    stage = Unneeded()
+    assert (await send_chat(stage, model="any/thing")).status_code == 200
+    assert stage.seen == []

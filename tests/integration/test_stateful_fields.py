@@ -1,4 +1,4 @@
-"""Fields that later requests depend on are kept, passed on or refused, never dropped with 200."""
+"""Fields that later requests depend on are kept, passed on or rejected, never dropped."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,6 +9,7 @@ from aiohttp import web
 
 from tests.conftest import RunningGateway, Serve
 from tests.support.chat_worker import Answer, ChatWorker
+from tests.support.web_server import run_web_server
 
 HI = {"role": "user", "content": "hi"}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}
@@ -27,13 +28,13 @@ models:
 
 
 class AnthropicWorker:
-    """Answers each message with ``msg_1`` and keeps the bodies."""
+    """Answers each message with ``msg_1`` and records the bodies."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.url = ""
         self.error: tuple[int, str, str] | None = None
-        """Status, type and code of the error that it answers."""
+        """Status, type and code of the error to answer with."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
@@ -52,13 +53,8 @@ class AnthropicWorker:
 async def anthropic_worker() -> AsyncIterator[AnthropicWorker]:
     worker, app = AnthropicWorker(), web.Application()
     app.router.add_post("/v1/messages", worker.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    worker.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield worker
-    await runner.cleanup()
+    async with run_web_server(app) as worker.url:
+        yield worker
 
 
 @pytest.fixture
@@ -84,10 +80,10 @@ async def send_message(gateway: RunningGateway, **fields: Any) -> Any:
 
 
 async def test_creating_a_thread_that_no_worker_keeps_is_reported(gateway: RunningGateway) -> None:
-    answer = await send_message(gateway, thread={"type": "create"})
+    response = await send_message(gateway, thread={"type": "create"})
 
-    assert answer.status_code == 200
-    assert "thread=dropped" in answer.headers["x-interlingua-loss"]
+    assert response.status_code == 200
+    assert "thread=dropped" in response.headers["x-interlingua-loss"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -95,15 +91,15 @@ async def test_creating_a_thread_that_no_worker_keeps_is_reported(gateway: Runni
 async def test_continuing_a_lost_thread_makes_the_client_send_the_whole_history(
     gateway: RunningGateway, chat_worker: ChatWorker, content: Any, *, stream: bool
 ) -> None:
-    answer = await send_message(
+    response = await send_message(
         gateway,
         thread=CONTINUE,
         messages=[{"role": "user", "content": content}],
         stream=stream,
     )
 
-    assert answer.status_code == 404
-    assert answer.json()["error"] | {"message": ""} == {
+    assert response.status_code == 404
+    assert response.json()["error"] | {"message": ""} == {
         "type": "not_found_error",
         "message": "",
         "details": {"error_code": "thread_not_found"},
@@ -113,15 +109,16 @@ async def test_continuing_a_lost_thread_makes_the_client_send_the_whole_history(
 
 @pytest.mark.parametrize("model", ["plain", "limited"])
 @pytest.mark.parametrize("thread", [{"type": "create"}, CONTINUE])
-async def test_worker_that_speaks_anthropic_gets_the_thread_unchanged(
+async def test_anthropic_worker_gets_the_thread_unchanged(
     gateway: RunningGateway, anthropic_worker: AnthropicWorker, model: str, thread: dict[str, Any]
 ) -> None:
     turn = {"role": "user", "content": [RESULT] if thread == CONTINUE else "hi"}
 
-    answer = await send_message(gateway, model=model, thread=thread, messages=[turn])
+    response = await send_message(gateway, model=model, thread=thread, messages=[turn])
 
-    assert answer.status_code == 200
-    assert "thread" not in answer.headers.get("x-interlingua-loss", "")
+    assert response.status_code == 200
+    assert "thread" not in response.headers.get("x-interlingua-loss", "")
+
     [body] = anthropic_worker.bodies
     assert body["thread"] == thread
     assert json.dumps(body["messages"]).count("toolu_1") == (1 if thread == CONTINUE else 0)
@@ -143,30 +140,30 @@ async def test_error_of_a_worker_about_a_thread_reaches_the_client_with_its_code
 ) -> None:
     anthropic_worker.error = error
 
-    answer = await send_message(gateway, model=model, thread=CONTINUE)
+    response = await send_message(gateway, model=model, thread=CONTINUE)
 
-    text = answer.json()["error"]
-    assert (answer.status_code, text["type"], text["details"]["error_code"]) == error
+    text = response.json()["error"]
+    assert (response.status_code, text["type"], text["details"]["error_code"]) == error
     assert "no thread" in text["message"]
 
 
 @pytest.mark.parametrize("model", ["plain", "limited"])
-async def test_worker_that_speaks_anthropic_gets_the_container(
+async def test_anthropic_worker_gets_the_container(
     gateway: RunningGateway, anthropic_worker: AnthropicWorker, model: str
 ) -> None:
-    answer = await send_message(gateway, model=model, container="container_1")
+    response = await send_message(gateway, model=model, container="container_1")
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert anthropic_worker.bodies[0]["container"] == "container_1"
 
 
 async def test_tool_result_without_call_is_still_refused_outside_threads(
     gateway: RunningGateway,
 ) -> None:
-    answer = await send_message(gateway, messages=[{"role": "user", "content": [RESULT]}])
+    response = await send_message(gateway, messages=[{"role": "user", "content": [RESULT]}])
 
-    assert answer.status_code == 400
-    assert "toolu_1" in answer.json()["error"]["message"]
+    assert response.status_code == 400
+    assert "toolu_1" in response.json()["error"]["message"]
 
 
 # --- every protocol -------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ async def test_tool_result_without_call_is_still_refused_outside_threads(
         ("/api/generate", {"context": [1, 2, 3]}, "tokens of an earlier answer"),
     ],
 )
-async def test_field_that_names_what_nobody_keeps_is_refused(
+async def test_field_that_refers_to_missing_state_is_rejected(
     gateway: RunningGateway, chat_worker: ChatWorker, path: str, fields: dict[str, Any], named: str
 ) -> None:
     bodies: dict[str, dict[str, Any]] = {
@@ -200,10 +197,10 @@ async def test_field_that_names_what_nobody_keeps_is_refused(
         "/api/generate": {"prompt": "hi", "stream": False},
     }
 
-    answer = await gateway.http.post(path, json={"model": "m"} | bodies[path] | fields)
+    response = await gateway.http.post(path, json={"model": "m"} | bodies[path] | fields)
 
-    assert 400 <= answer.status_code < 500
-    assert named in answer.text
+    assert 400 <= response.status_code < 500
+    assert named in response.text
     assert not chat_worker.bodies
 
 
@@ -220,6 +217,6 @@ async def test_field_that_names_what_nobody_keeps_is_refused(
 async def test_field_without_which_the_answer_is_the_same_costs_no_request(
     gateway: RunningGateway, path: str, body: dict[str, Any]
 ) -> None:
-    answer = await gateway.http.post(path, json={"model": "m"} | body)
+    response = await gateway.http.post(path, json={"model": "m"} | body)
 
-    assert answer.status_code == 200
+    assert response.status_code == 200

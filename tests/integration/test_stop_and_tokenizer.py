@@ -1,4 +1,4 @@
-"""A running request is stopped by its name, and the tokens of a text are told."""
+"""A client can stop a running request by its id, and tokenize a text."""
 
 import asyncio
 import hashlib
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RunningGateway, Serve
+from tests.support.waiting import wait_until
 
 SLOW = "/v2/models/slow/generate"
 STOP = "/v2/models/slow/stopInfer"
@@ -42,25 +43,24 @@ async def send_post(gateway: RunningGateway, path: str, body: Any, key: str = "o
 
 async def wait_until_running(gateway: RunningGateway) -> None:
     backend: Any = gateway.app.backends["slow"]
-    async with asyncio.timeout(2):
-        while not backend.running:  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: backend.running)
 
 
 @pytest.mark.parametrize("what", ["generate", "generate_stream"])
 async def test_request_stopped_before_its_first_byte_gets_an_error(
     gateway: RunningGateway, what: str
 ) -> None:
-    """A whole answer has none before its last."""
+    """A unary response has no byte before the generation ends."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(send_post(gateway, f"/v2/models/slow/{what}", BODY))
         await wait_until_running(gateway)
         stopped = await send_post(gateway, STOP, BODY)
 
     assert (stopped.status_code, stopped.json()) == (200, BODY)
-    answer = task.result()
-    assert answer.status_code == 400
-    assert answer.json() == {"error": "the request was stopped", "error_type": "Bad Request"}
+
+    response = task.result()
+    assert response.status_code == 400
+    assert response.json() == {"error": "the request was stopped", "error_type": "Bad Request"}
     assert gateway.app.backends["slow"].running == 0  # type: ignore[attr-defined]
 
 
@@ -85,10 +85,10 @@ async def test_stop_infer_of_a_finished_request_is_not_found(gateway: RunningGat
 async def test_tokenizer_request_for_a_backend_without_tokenizer_returns_422(
     gateway: RunningGateway,
 ) -> None:
-    answer = await send_post(gateway, "/v1/tokenizer", {"inputs": "hi", "model": "far"})
+    response = await send_post(gateway, "/v1/tokenizer", {"inputs": "hi", "model": "far"})
 
-    assert answer.status_code == 422
-    assert answer.json()["error"] == "The model does not support the Tokenize API."
+    assert response.status_code == 422
+    assert response.json()["error"] == "The model does not support the Tokenize API."
 
 
 async def test_tokenizer_request_is_bounded_by_the_timeout_header(
@@ -98,14 +98,14 @@ async def test_tokenizer_request_is_bounded_by_the_timeout_header(
         await asyncio.sleep(60)
 
     monkeypatch.setattr(gateway.app.backends["slow"], "send_unary", never)
-    answer = await gateway.http.post(
+    response = await gateway.http.post(
         "/v1/tokenizer",
         json={"inputs": "hi", "model": "slow"},
         headers={"authorization": "Bearer one", "x-interlingua-timeout": "0.1"},
     )
 
-    assert answer.status_code == 500
-    assert answer.json()["error"] == "Engine callback timeout: server e2eTimeout"
+    assert response.status_code == 500
+    assert response.json()["error"] == "Engine callback timeout: server e2eTimeout"
 
 
 async def test_mindie_responses_have_request_uuid_and_start_time_headers(
@@ -113,6 +113,6 @@ async def test_mindie_responses_have_request_uuid_and_start_time_headers(
 ) -> None:
     headers = {"x-request-id": "r-1", "authorization": "Bearer one"}
     for path in ("/v2/models/slow", "/v2/models/nope", "/v2/health/live"):
-        answer = await gateway.http.get(path, headers=headers)
-        assert answer.headers["RequestUUID"] == "r-1"
-        assert len(answer.headers["startTime"]) == 19
+        response = await gateway.http.get(path, headers=headers)
+        assert response.headers["RequestUUID"] == "r-1"
+        assert len(response.headers["startTime"]) == 19

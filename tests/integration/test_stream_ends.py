@@ -6,17 +6,18 @@ from typing import Any, Final
 import pytest
 
 from tests.conftest import Serve
+from tests.protocols import find_rows, list_mounts
 from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk
 
 CONFIGURATION: Final = """
 listeners:
   - address: "127.0.0.1:0"
-    protocols: [openai, databricks, triton, ovms, ollama, anthropic,
+    protocols: [openai, databricks, triton, ovms, ollama, anthropic, OTHERS,
       {name: mindie, prefix: /mindie}, {name: tgi, prefix: /tgi}]
 backends:
   pool: {protocol: openai, workers: ["%s"], retries: {max: 0}, health: {interval: 1h}}
 models: {m: {backend: pool, model: m}}
-"""
+""".replace("OTHERS", list_mounts())
 TURNS: Final = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 CHAT: Final[dict[str, Any]] = {"model": "m", **TURNS}
 CLIENTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -33,11 +34,15 @@ CLIENTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "anthropic": ("/v1/messages", {**CHAT, "max_tokens": 9}),
     "mindie": ("/mindie/v1/chat/completions", CHAT),
     "tgi": ("/tgi/generate_stream", {"inputs": "hi"}),
+    **{
+        name: (path, {"model": "m", **body, "stream": True})
+        for name, (path, body) in find_rows("CONVERSATION").items()
+    },
 }
 
 
 def build_event(finish_reason: str | None, text: str) -> bytes:
-    """An event of both of OpenAI's endpoints, without its blank line."""
+    """Build an event for both of OpenAI's endpoints, without the blank line after it."""
     choice = {
         "index": 0,
         "delta": {"content": text},
@@ -55,43 +60,44 @@ LAST: Final = build_event("stop", " last")
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
 async def test_end_of_the_body_ends_the_last_event(serve: Serve, client: str, end: bytes) -> None:
-    """Given a worker whose last event has a finish reason, but no blank line and no [DONE]."""
+    """The worker's last event has a finish reason, but no blank line, and no [DONE] follows."""
     reply = [CHUNKED, chunk(FIRST), chunk(LAST + end), END]
     async with ScriptedWorker(reply) as worker:
         gateway = await serve(CONFIGURATION % worker.url)
         path, body = CLIENTS[client]
-        answer = await gateway.http.post(path, json=body)
+        response = await gateway.http.post(path, json=body)
 
-    assert answer.status_code == 200
-    assert "first" in answer.text
-    assert "last" in answer.text
+    assert response.status_code == 200
+    assert "first" in response.text
+    assert "last" in response.text
     assert gateway.records[0].outcome == "ok"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("size", [20, len(LAST) - 1])
 async def test_half_an_event_is_an_error(serve: Serve, client: str, size: int) -> None:
-    """Given a worker whose stream ends inside its last event."""
+    """The worker's stream ends inside its last event."""
     async with ScriptedWorker([CHUNKED, chunk(2 * FIRST), chunk(LAST[:size]), END]) as worker:
         gateway = await serve(CONFIGURATION % worker.url)
         path, body = CLIENTS[client]
-        answer = await gateway.http.post(path, json=body)
+        response = await gateway.http.post(path, json=body)
 
-    assert "first" in answer.text
-    assert "last" not in answer.text
+    assert "first" in response.text
+    assert "last" not in response.text
     assert gateway.records[0].outcome == "truncated"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_event_of_two_mebibytes_passes(serve: Serve, client: str, *, is_first: bool) -> None:
-    """Given a worker that sends 2 MiB in one delta."""
+    """The worker sends 2 MiB in one delta."""
     big = build_event(None, "x" * (2 << 20)) + b"\n\n"
     events = [big, FIRST] if is_first else [FIRST, big]
+
     async with ScriptedWorker([CHUNKED, *map(chunk, events), chunk(LAST + b"\n\n"), END]) as worker:
         gateway = await serve(CONFIGURATION % worker.url)
         path, body = CLIENTS[client]
-        answer = await gateway.http.post(path, json=body)
+        response = await gateway.http.post(path, json=body)
 
-    assert answer.text.count("x" * (2 << 20)) >= 1
+    assert response.text.count("x" * (2 << 20)) >= 1
     assert gateway.records[0].outcome == "ok"

@@ -1,13 +1,13 @@
-"""A Triton client before Triton workers: whatever the body is, bytes go on and bytes come back."""
+"""Between a Triton client and Triton workers, any body passes through unchanged."""
 
 import pytest
 
 from tests.conftest import Serve
 from tests.integration.test_passthrough import (
+    build_response,
     build_stream_reply,
     format_worker_urls,
     get_post_bodies,
-    whole,
 )
 from tests.support.fakes import CLOSE, ScriptedWorker
 
@@ -37,15 +37,16 @@ GENERATE = "/v2/models/chat/generate"
 
 
 async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
-        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post(GENERATE, content=ODD)
+    async with ScriptedWorker(PROBED, [build_response(ANSWER)]) as worker:
+        gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(GENERATE, content=ODD)
 
-    assert answer.status_code == 200
-    assert answer.content == ANSWER.replace(b"llama", b"chat")
+    assert response.status_code == 200
+    assert response.content == ANSWER.replace(b"llama", b"chat")
     assert get_post_bodies(worker) == [ODD]
     assert "/v2/models/llama/versions/2/generate" in [one.path for one in worker.requests]
-    record = front.records[0]
+
+    record = gateway.records[0]
     assert record.usage is not None
     assert (record.usage.prompt_tokens, record.usage.completion_tokens) == (3, 1)
 
@@ -55,32 +56,33 @@ async def test_streamed_passthrough_changes_only_the_model_name(
     serve: Serve, events: list[bytes]
 ) -> None:
     async with ScriptedWorker(PROBED, build_stream_reply(*events)) as worker:
-        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
+        gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.content == b"".join(events).replace(b"llama", b"chat")
-    record = front.records[0]
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.content == b"".join(events).replace(b"llama", b"chat")
+
+    record = gateway.records[0]
     assert (record.outcome, record.stream, record.tokens) == ("ok", True, len(events))
 
 
 async def test_worker_error_event_ends_the_stream_with_an_error(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS, ERROR, *EVENTS)) as worker:
-        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
+        gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
-    assert answer.content == SHOWN + CLEAN
-    assert front.records[0].outcome == "truncated"
+    assert response.content == SHOWN + CLEAN
+    assert gateway.records[0].outcome == "truncated"
 
 
 async def test_truncated_stream_ends_with_an_error(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [*build_stream_reply(*EVENTS, end=b""), CLOSE]) as worker:
-        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
+        gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
-    assert answer.content.startswith(SHOWN + b'data: {"error":"')
-    assert front.records[0].outcome == "truncated"
+    assert response.content.startswith(SHOWN + b'data: {"error":"')
+    assert gateway.records[0].outcome == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -95,65 +97,69 @@ async def test_worker_client_error_is_forwarded_and_does_not_eject_the_worker(
     serve: Serve, status: str, message: str
 ) -> None:
     body = b'{"error":"%b"}' % message.encode()
-    complaint = [whole(body.replace(b"chat", b"llama"), status)]
+    complaint = [build_response(body.replace(b"chat", b"llama"), status)]
+
     async with ScriptedWorker(PROBED, complaint) as one, ScriptedWorker(PROBED, complaint) as two:
-        front = await serve(FRONT.format(workers=format_worker_urls(one, two)))
+        gateway = await serve(FRONT.format(workers=format_worker_urls(one, two)))
         for _ in range(12):
-            answer = await front.http.post(GENERATE, content=b"{}")
-            assert f"{answer.status_code} {answer.reason_phrase}" == status
-            assert answer.content == body
+            response = await gateway.http.post(GENERATE, content=b"{}")
+            assert f"{response.status_code} {response.reason_phrase}" == status
+            assert response.content == body
 
         assert len(get_post_bodies(one)) + len(get_post_bodies(two)) == 12, (
             "none was asked in another's place"
         )
-    assert {record.outcome for record in front.records} == {"client_error"}
+
+    assert {record.outcome for record in gateway.records} == {"client_error"}
 
 
 async def test_model_error_does_not_eject_the_worker(serve: Serve) -> None:
-    complaint = [whole(b'data: {"error":"An Error Occurred"}\n\n', "400 Bad Request")]
+    complaint = [build_response(b'data: {"error":"An Error Occurred"}\n\n', "400 Bad Request")]
     async with ScriptedWorker(PROBED, complaint) as worker:
-        front = await serve(
+        gateway = await serve(
             FRONT.format(workers=format_worker_urls(worker)).replace(", fallback: [spare]", "")
         )
         for _ in range(12):
-            answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
-            assert answer.status_code == 400
-            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-            assert answer.content == CLEAN
+            response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
+            assert response.status_code == 400
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert response.content == CLEAN
+
     assert len(get_post_bodies(worker)) == 12
 
 
 async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) -> None:
-    broken = [whole(b'{"error":"the device is gone"}', "500 Internal Server Error")]
+    broken = [build_response(b'{"error":"the device is gone"}', "500 Internal Server Error")]
     async with (
         ScriptedWorker(PROBED, broken) as one,
-        ScriptedWorker(PROBED, [whole(ANSWER)]) as two,
+        ScriptedWorker(PROBED, [build_response(ANSWER)]) as two,
     ):
-        front = await serve(FRONT.format(workers=format_worker_urls(one, two)))
+        gateway = await serve(FRONT.format(workers=format_worker_urls(one, two)))
         for _ in range(4):
-            assert (await front.http.post(GENERATE, content=ODD)).status_code == 200
+            assert (await gateway.http.post(GENERATE, content=ODD)).status_code == 200
 
 
 async def test_passthrough_request_falls_back_to_a_backend_of_another_kind(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [CLOSE]) as worker:
-        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post(f"{GENERATE}_stream", content=b'{"text_input":"hi"}')
-        odd = await front.http.post(f"{GENERATE}_stream", content=ODD)
+        gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(f"{GENERATE}_stream", content=b'{"text_input":"hi"}')
+        odd = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
-    assert answer.status_code == 200
-    assert b'"text_output":"hiso"' in answer.content
-    assert front.records[0].stream is False
+    assert response.status_code == 200
+    assert b'"text_output":"hiso"' in response.content
+    assert gateway.records[0].stream is False
     assert b"closed the connection" in odd.content
-    assert front.records[1].error == "StreamBroken"
-    assert front.records[1].failed_attempts == ("spare@1 MalformedRequest",)
+    assert gateway.records[1].error == "StreamBroken"
+    assert gateway.records[1].failed_attempts == ("spare@1 MalformedRequest",)
 
 
 async def test_model_defaults_disable_passthrough(serve: Serve) -> None:
-    responses = [whole(b'{"text_output":"Hi","model_name":"llama","model_version":"2"}')]
+    responses = [build_response(b'{"text_output":"Hi","model_name":"llama","model_version":"2"}')]
     async with ScriptedWorker(PROBED, responses) as worker:
-        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
-        answer = await front.http.post(
+        gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(
             "/v2/models/warm/generate", content=b'{"text_input":"hi","max_tokens":2}'
         )
-        assert answer.status_code == 200
+        assert response.status_code == 200
+
     assert b'"temperature' in get_post_bodies(worker)[-1]

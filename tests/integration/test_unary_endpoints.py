@@ -1,4 +1,4 @@
-"""Endpoints without streams, asked for one: their response is complete and not empty."""
+"""A unary endpoint that is sent ``stream: true`` answers with a complete response."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ async def test_field_stream_changes_nothing(
     serve: Serve, path: str, body: dict[str, Any], key: str
 ) -> None:
     gateway = await serve(MOCK)
-    answer = await gateway.http.post(path, json={"model": "mock", "stream": True, **body})
+    response = await gateway.http.post(path, json={"model": "mock", "stream": True, **body})
 
-    assert answer.status_code == 200
-    assert answer.json()[key]
+    assert response.status_code == 200
+    assert response.json()[key]
     assert [record.stream for record in gateway.records] == [False]

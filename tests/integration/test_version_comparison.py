@@ -1,4 +1,4 @@
-"""What is recorded of an exchange for the comparison of arms."""
+"""The request record has what a comparison of two versions needs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -36,16 +36,16 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 async def send_chat(
-    front: RunningGateway, model: str, headers: Mapping[str, str] | None = None, **fields: object
+    gateway: RunningGateway, model: str, headers: Mapping[str, str] | None = None, **fields: object
 ) -> RequestRecord:
     body = {"model": model, "messages": HELLO, **fields}
-    await front.http.post("/v1/chat/completions", json=body, headers=headers)
-    return front.records[-1]
+    await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+    return gateway.records[-1]
 
 
 async def test_streamed_response_records_time_to_first_token(serve: Serve) -> None:
-    front = await serve(FRONT)
-    record = await send_chat(front, "lucky", stream=True)
+    gateway = await serve(FRONT)
+    record = await send_chat(gateway, "lucky", stream=True)
 
     assert record.first_byte is not None
     assert record.first_token is not None
@@ -73,12 +73,13 @@ async def test_passthrough_records_finish_reason_and_time_to_first_token(
     serve: Serve, *, stream: bool
 ) -> None:
     worker = await serve(FRONT)
-    front = await serve(f"""
+    gateway = await serve(f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 backends: {{w: {{protocol: openai, workers: ["{worker.url}"]}}}}
 models: {{lucky: {{backend: w}}}}
 """)
-    record = await send_chat(front, "lucky", stream=stream)
+
+    record = await send_chat(gateway, "lucky", stream=stream)
 
     assert record.finish_reasons == ("eos",)
     assert (record.first_token is not None) == stream
@@ -105,8 +106,8 @@ async def test_record_names_the_traffic_split_that_chose_the_version(
 
 
 async def test_fallback_record_names_the_original_version(serve: Serve) -> None:
-    front = await serve(FRONT)
-    own, other = await send_chat(front, "weak"), await send_chat(front, "weaker")
+    gateway = await serve(FRONT)
+    own, other = await send_chat(gateway, "weak"), await send_chat(gateway, "weaker")
 
     assert (own.model, own.version, own.split) == ("weak", "3", "trial")
     assert own.fallback_from in ("weak@1", "weak@2")
@@ -115,10 +116,11 @@ async def test_fallback_record_names_the_original_version(serve: Serve) -> None:
 
 
 async def test_record_has_the_start_time(serve: Serve) -> None:
-    front = await serve(FRONT)
-    one = await send_chat(front, "alone")
+    gateway = await serve(FRONT)
+    one = await send_chat(gateway, "alone")
     await asyncio.sleep(0.01)
-    two = await send_chat(front, "nobody")
+
+    two = await send_chat(gateway, "nobody")
 
     assert one.started_at > 1_700_000_000
     assert one.started_at < two.started_at

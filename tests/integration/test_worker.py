@@ -1,4 +1,4 @@
-"""``interlingua worker`` and a gateway before it: real processes, and a model of random weights."""
+"""``interlingua worker`` behind a gateway: real processes and a model with random weights."""
 
 import asyncio
 import base64
@@ -12,16 +12,13 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from gateway.cli.built_in import build_worker_config
 from gateway.cli.serve import _wait_for_start
 from tests.integration.test_command import Command
-from tests.support.tiny_model import byte_tokenizer
 
 ROOM = 200_000
-"""Tokens: a text so long does not come to its end while a test runs."""
+"""A text of this many tokens does not finish during a test."""
 GATEWAY = """
 listeners:
   - {{address: "127.0.0.1:0", protocols: [openai, {{name: triton, profile: vllm}}]}}
@@ -34,7 +31,12 @@ models:
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers that knows bytes, and never says that it has ended."""
+    """A model of two layers with a byte tokenizer that never generates its end token."""
+    import torch  # noqa: PLC0415 - importing it takes seconds
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - as above
+
+    from tests.support.tiny_model import byte_tokenizer  # noqa: PLC0415 - imports torch
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=259,
@@ -76,7 +78,7 @@ Start = Callable[..., Command]
 def start_gateway(
     commands: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], str]:
-    """A gateway before a worker; gives its URL."""
+    """Start a gateway in front of a worker and return its URL."""
 
     def start(url: str) -> str:
         file = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
@@ -88,7 +90,7 @@ def start_gateway(
 
 @pytest.fixture(scope="module")
 def worker(commands: Start, model_path: Path) -> str:
-    """One that computes one row at a time."""
+    """A worker that computes one row at a time."""
     return commands(
         "worker",
         "--model",
@@ -110,10 +112,10 @@ def gateway(start_gateway: Callable[[str], str], worker: str) -> str:
 def send_completion(url: str, **fields: Any) -> Any:
     model = "tiny" if "model" not in fields else fields.pop("model")
     body = {"model": model, "prompt": "Hello", "max_tokens": 12, "ignore_eos": True, **fields}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert "x-interlingua-loss" not in answer.headers
-    completion = answer.json()
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    assert "x-interlingua-loss" not in response.headers
+    completion = response.json()
     return [[one["text"], one["logprobs"], one["finish_reason"]] for one in completion["choices"]]
 
 
@@ -150,17 +152,19 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_every_sampling_parameter_reaches_the_worker(gateway: str, worker: str, name: str) -> None:
-    """The same as of the worker itself, and not the same as without it."""
+    """The text is the worker's own for the parameter, and differs without it."""
     parameters = PLAIN | PARAMETERS[name]
     without = PLAIN | {key: value for key, value in PARAMETERS[name].items() if key != name}
+
     completion = send_completion(gateway, model="far", **parameters)
+
     assert completion == send_completion(worker, **parameters)
     assert completion != send_completion(gateway, model="far", **without)
 
 
 @pytest.mark.slow
 def test_parameters_of_a_triton_client_reach_the_worker(gateway: str, worker: str) -> None:
-    """Translated, and not passed on as they are."""
+    """They are translated to the worker's protocol."""
     parameters = {
         "seed": 7,
         "temperature": 2.0,
@@ -172,11 +176,13 @@ def test_parameters_of_a_triton_client_reach_the_worker(gateway: str, worker: st
         "text_input": "Hello",
         "parameters": {**parameters, "max_tokens": 12, "ignore_eos": True},
     }
-    answer = httpx.post(f"{gateway}/v2/models/far/generate", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert "x-interlingua-loss" not in answer.headers
+    response = httpx.post(f"{gateway}/v2/models/far/generate", json=body, timeout=60)
+
+    assert response.status_code == 200, response.text
+    assert "x-interlingua-loss" not in response.headers
+
     ((text, _, _),) = send_completion(worker, **parameters)
-    assert answer.json()["text_output"].removeprefix("Hello") == text
+    assert response.json()["text_output"].removeprefix("Hello") == text
 
 
 @pytest.mark.slow
@@ -190,11 +196,14 @@ def test_chat_response_is_streamed(gateway: str) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    answer = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60)
-    lines = [line[6:] for line in answer.text.split("\n\n") if line]
+    response = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60)
+    lines = [line[6:] for line in response.text.split("\n\n") if line]
+
     assert lines.pop() == "[DONE]"
+
     chunks = [msgspec.json.decode(line) for line in lines]
     assert chunks[-1]["usage"]["completion_tokens"] == 40
+
     texts = [one["choices"][0]["delta"].get("content", "") for one in chunks if one["choices"]]
     assert len([text for text in texts if text]) > 3
     assert set("".join(texts)) <= {"A", "B"}
@@ -202,7 +211,7 @@ def test_chat_response_is_streamed(gateway: str) -> None:
 
 
 def open_stream(url: str, tokens: int) -> Any:
-    """A stream of so many tokens."""
+    """Open a stream of this many tokens."""
     body = {"model": "far", "prompt": "x", "max_tokens": tokens, "ignore_eos": True}
     body |= {"stream": True, "allowed_token_ids": [65]}
     return httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60)
@@ -210,7 +219,7 @@ def open_stream(url: str, tokens: int) -> Any:
 
 @pytest.mark.slow
 def test_client_disconnect_frees_the_batch_slot(gateway: str) -> None:
-    """There is one row, and the text would take far longer than this test may."""
+    """The worker has one row, and the text would take far longer than the test."""
     with open_stream(gateway, ROOM - 10) as stream:
         assert next(stream.iter_text())
     ((text, _, reason),) = send_completion(gateway, model="far", allowed_token_ids=[66])
@@ -221,7 +230,7 @@ def test_client_disconnect_frees_the_batch_slot(gateway: str) -> None:
 def test_worker_finishes_running_streams_at_sigterm(
     commands: Start, start_gateway: Callable[[str], str], model_path: Path
 ) -> None:
-    """What runs comes to its end, through the gateway, and then the worker's does."""
+    """The stream ends normally for the client, and then the worker exits."""
     one = commands("worker", "--model", str(model_path), "--port", "0", "--threads", "1")
     gateway = start_gateway(one.serving())
     with open_stream(gateway, 800) as stream:
@@ -230,15 +239,17 @@ def test_worker_finishes_running_streams_at_sigterm(
         one.process.send_signal(signal.SIGTERM)
         text += "".join(pieces)
     chunks = [msgspec.json.decode(line[6:]) for line in text.split("\n\n")[:-2]]
+
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == "A" * 800
     assert one.ended() == 0
+
     body = {"model": "far", "prompt": "x", "max_tokens": 1}
     assert httpx.post(f"{gateway}/v1/completions", json=body, timeout=60).status_code in {502, 503}
 
 
 @pytest.mark.slow
 def test_embedding_worker_requires_its_key(commands: Start, model_path: Path) -> None:
-    """The same files as another task, behind a key."""
+    """The same model files serve another task, behind a key."""
     arguments = ("--model", str(model_path), "--task", "embedding", "--name", "e", "--port", "0")
     url = commands("worker", *arguments, INTERLINGUA_WORKER_KEY="secret").serving()
     body = {"model": "e", "input": ["a", "bc"], "instruction": "q: ", "normalize": True}
@@ -248,6 +259,7 @@ def test_embedding_worker_requires_its_key(commands: Start, model_path: Path) ->
         return httpx.post(f"{url}/v1/embeddings", json=body, headers=headers, timeout=60)
 
     assert ask("guess").status_code == 401
+
     embeddings = ask("secret").json()
     assert embeddings["usage"]["prompt_tokens"] == len("q: aq: bc")
     for item in embeddings["data"]:
@@ -280,6 +292,7 @@ def test_embedding_worker_supports_openai_embedding_options(commands: Start) -> 
     long = ask(input="cat " * 300)
     assert long.status_code == 400
     assert long.json()["error"]["code"] == "context_length_exceeded"
+
     fitted = ask(input="cat " * 300, truncate_prompt_tokens=-1)
     assert fitted.json()["usage"]["prompt_tokens"] == 256
 
@@ -289,7 +302,9 @@ def test_unsupported_model_family_ends_the_start_with_an_error(
     commands: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "of-next-year"}')
+    (tmp_path / "model.safetensors").touch()
     one = commands("worker", "--model", str(tmp_path), "--port", "0")
+
     assert one.ended() == 1
     assert "interlingua can't serve" in one.read_output()
     assert "does not support model type 'of-next-year'" in one.read_output()
@@ -326,6 +341,7 @@ def test_served_model_name_is_derived_from_the_model_path(
     config = build_worker_config(
         location, name=name, host="::1", port=1, key=None, device="auto", task=None
     )
+
     assert list(config["models"]) == [called]
     assert config["backends"]["engine"] == {"kind": "torch", "path": location, "device": "auto"}
     assert config["listeners"][0]["address"] == "[::1]:1"

@@ -1,4 +1,4 @@
-"""Workers that report implausible usage: their responses are complete, the gateway counts."""
+"""When a worker reports implausible usage, the response is complete and the gateway counts."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.integration.test_passthrough import build_stream_reply, whole
+from tests.integration.test_passthrough import build_response, build_stream_reply
 from tests.support.fakes import ScriptedWorker
 
 CONFIG = """
@@ -34,7 +34,7 @@ def write(count: Any, *, is_stream: bool) -> list[Any]:
             "message": {"role": "assistant", "content": "Hello"},
             "finish_reason": "stop",
         }
-        return [whole(json.dumps(head | {"choices": [choice], "usage": usage}).encode())]
+        return [build_response(json.dumps(head | {"choices": [choice], "usage": usage}).encode())]
     chunks = [
         head | {"choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": None}]},
         head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
@@ -58,24 +58,25 @@ async def test_implausible_usage_is_counted_by_the_gateway_and_fails_no_response
     if is_stream:
         body["stream_options"] = {"include_usage": True}
     headers = {} if is_passed_through else {"x-interlingua-strict": "1"}
-    async with ScriptedWorker(*replies, probed=whole(b"{}")) as worker:
-        front = await serve(CONFIG.format(worker=worker.url))
+    async with ScriptedWorker(*replies, probed=build_response(b"{}")) as worker:
+        gateway = await serve(CONFIG.format(worker=worker.url))
         answers = [
-            await front.http.post("/v1/chat/completions", json=body, headers=headers)
+            await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
             for _ in CLAIMS
         ]
 
     assert [answer.status_code for answer in answers] == [200] * len(CLAIMS)
-    for answer, record in zip(answers, front.records, strict=True):
-        assert "Hello" in answer.text
+    for response, record in zip(answers, gateway.records, strict=True):
+        assert "Hello" in response.text
         assert record.outcome == "ok"
         assert record.usage is not None
         assert record.usage.source in ("counted", "estimated")
         assert 0 < record.usage.completion_tokens < 100
         if is_stream:
-            assert answer.text.endswith("data: [DONE]\n\n")
+            assert response.text.endswith("data: [DONE]\n\n")
         else:
-            assert answer.json()["usage"]["completion_tokens"] == record.usage.completion_tokens
+            assert response.json()["usage"]["completion_tokens"] == record.usage.completion_tokens
+
     logged = [line for line in caplog.messages if "implausible usage" in line]
     assert len(logged) == 1
     assert "'llama'" in logged[0]
@@ -101,17 +102,18 @@ async def test_implausible_usage_of_a_passed_through_response_is_not_forwarded(
     serve: Serve, protocol: str, case: tuple[str, dict[str, Any], dict[str, Any]]
 ) -> None:
     path, body, response = case
-    reply = [whole(json.dumps(response).encode())]
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
+    reply = [build_response(json.dumps(response).encode())]
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
         config = CONFIG.format(worker=worker.url).replace("[openai]", f"[{protocol}]")
-        front = await serve(config.replace("protocol: openai", f"protocol: {protocol}"))
-        answer = await front.http.post(path, json=body)
+        gateway = await serve(config.replace("protocol: openai", f"protocol: {protocol}"))
+        answer = await gateway.http.post(path, json=body)
         sent = json.loads(worker.requests[0].body)
 
     assert answer.status_code == 200, answer.text
     assert sent["model" if protocol == "openai" else "text_input"] in ("llama", "hi")
     assert str(2**62) not in answer.text
     assert "-5" not in answer.text
+
     shown = answer.json()
     if protocol == "openai":
         assert shown["data"][0]["embedding"] == [0.5, -1.0]

@@ -1,12 +1,12 @@
-"""Comments, pings and empty chunks extend timeouts up to ``idle_max``, and are no progress."""
+"""Comments, pings and empty chunks extend timeouts up to ``idle_max``, but are no progress."""
 
 from typing import Any
 
 import pytest
 
 from tests.conftest import Serve
-from tests.fault.protocol_clients import DONE, SAYS, STOP
-from tests.integration.test_passthrough import whole
+from tests.fault.protocol_clients import DONE, STARTED_STREAM, STOP
+from tests.integration.test_passthrough import build_response
 from tests.support.fakes import END, ScriptedWorker, chunk
 
 CONFIG = """
@@ -48,29 +48,30 @@ def repeat(ping: bytes) -> list[Any]:
 async def test_pings_do_not_restart_the_idle_timeout(
     serve: Serve, ping: bytes, headers: dict[str, str]
 ) -> None:
-    reply = [SAYS, *repeat(ping), chunk(STOP), chunk(DONE) + END]
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(
+    reply = [STARTED_STREAM, *repeat(ping), chunk(STOP), chunk(DONE) + END]
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        gateway = await serve(
             CONFIG.format(worker=worker.url, timeouts="{idle: 300ms, idle_max: 300ms}")
         )
-        answer = await front.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        response = await gateway.http.post("/v1/chat/completions", json=BODY, headers=headers)
 
-    [record] = front.records
+    [record] = gateway.records
     assert (record.outcome, record.error) == ("truncated", "DeadlineExceeded")
-    assert "[DONE]" not in answer.text
+    assert "[DONE]" not in response.text
 
 
 @every_ping
 async def test_pings_do_not_restart_the_first_token_timeout(serve: Serve, ping: bytes) -> None:
-    head, _, _ = SAYS.partition(b"\r\n\r\n")
+    head, _, _ = STARTED_STREAM.partition(b"\r\n\r\n")
     reply = [head + b"\r\n\r\n", *repeat(ping), chunk(STOP), chunk(DONE) + END]
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(
+
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        gateway = await serve(
             CONFIG.format(worker=worker.url, timeouts="{first_token: 300ms, idle_max: 300ms}")
         )
-        answer = await front.http.post("/v1/chat/completions", json=BODY)
+        response = await gateway.http.post("/v1/chat/completions", json=BODY)
 
-    assert answer.status_code == 504
+    assert response.status_code == 504
 
 
 @every_ping
@@ -78,24 +79,26 @@ async def test_pings_do_not_restart_the_first_token_timeout(serve: Serve, ping: 
 async def test_pings_extend_a_timeout_up_to_the_longest_silence(
     serve: Serve, ping: bytes, limits: str
 ) -> None:
-    head, _, _ = SAYS.partition(b"\r\n\r\n")
-    begin = SAYS if limits == "idle" else head + b"\r\n\r\n"
+    head, _, _ = STARTED_STREAM.partition(b"\r\n\r\n")
+    begin = STARTED_STREAM if limits == "idle" else head + b"\r\n\r\n"
     text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
     reply = [begin, *repeat(ping), chunk(text), chunk(STOP), chunk(DONE) + END]
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        timeouts = "{idle: 300ms, first_token: 300ms, idle_max: 10s}"
-        front = await serve(CONFIG.format(worker=worker.url, timeouts=timeouts))
-        answer = await front.http.post("/v1/chat/completions", json=BODY)
 
-    assert answer.status_code == 200
-    assert "[DONE]" in answer.text
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        timeouts = "{idle: 300ms, first_token: 300ms, idle_max: 10s}"
+        gateway = await serve(CONFIG.format(worker=worker.url, timeouts=timeouts))
+        response = await gateway.http.post("/v1/chat/completions", json=BODY)
+
+    assert response.status_code == 200
+    assert "[DONE]" in response.text
 
 
 async def test_content_restarts_the_idle_timeout(serve: Serve) -> None:
     text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-    reply = [SAYS, *repeat(text)[:50], chunk(STOP), chunk(DONE) + END]
-    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
-        front = await serve(CONFIG.format(worker=worker.url, timeouts="{idle: 300ms}"))
-        answer = await front.http.post("/v1/chat/completions", json=BODY)
+    reply = [STARTED_STREAM, *repeat(text)[:50], chunk(STOP), chunk(DONE) + END]
 
-    assert "[DONE]" in answer.text
+    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+        gateway = await serve(CONFIG.format(worker=worker.url, timeouts="{idle: 300ms}"))
+        response = await gateway.http.post("/v1/chat/completions", json=BODY)
+
+    assert "[DONE]" in response.text

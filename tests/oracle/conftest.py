@@ -1,4 +1,4 @@
-"""The real server, started once."""
+"""Starts the real Triton server once."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.oracle.triton_server import TritonUnavailableError, run_triton
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its URL. Where it can't be had the tests are skipped, and fail where they must be run."""
+    """The server's URL. Without a server the tests are skipped, or fail where they must run."""
     try:
         with run_triton(tmp_path_factory.mktemp("triton")) as url:
             yield url

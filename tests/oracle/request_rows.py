@@ -1,4 +1,4 @@
-"""What is sent to both: a request a row, and where the answers differ on purpose, why."""
+"""Requests that the gateway and Triton must answer equally, and the intended differences."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -34,7 +34,7 @@ DIFFERENCES: Final[Mapping[str, str]] = {
 
 
 class Row(Struct, frozen=True):
-    """One request. ``differs`` names a difference; a row without one has two equal answers."""
+    """A request. ``differs`` names an intended difference; without it both responses are equal."""
 
     method: str
     path: str
@@ -44,15 +44,15 @@ class Row(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the test is called."""
+        """Return the test's id."""
         text = self.body.decode("ascii", "backslashreplace").replace("\0", "\\0")
         shown = text if len(text) <= 90 else f"{text[:80]}... ({len(text)})"
-        more = " ".join(f"{name}:{value}" for name, value in self.headers.items())
-        return " ".join(part for part in (self.method, self.path, more, shown) if part)
+        headers = " ".join(f"{name}:{value}" for name, value in self.headers.items())
+        return " ".join(part for part in (self.method, self.path, headers, shown) if part)
 
 
 def iterate_path_rows() -> Iterator[Row]:
-    """Paths and methods."""
+    """Yield paths and methods."""
     for path, differs in GETS.items():
         yield Row("GET", path, differs=differs)
     for path in WRONG:
@@ -121,7 +121,7 @@ WRONG: Final = (
 )  # fmt: skip
 
 KNOWN_DIFFERENCES: Final[Mapping[bytes, str]] = {
-    # --- the id
+    # --- id
     rb'{"text_input":"hi","id":"42","parameters":{"max_tokens":2,"temperature":0}}': "",
     rb'{"text_input":"hi","id":""}': "",
     rb'{"text_input":"hi","id":42}': "",
@@ -129,12 +129,12 @@ KNOWN_DIFFERENCES: Final[Mapping[bytes, str]] = {
     rb'{"text_input":"hi","id":"a","id":"b"}': "",
     rb'{"text_input":"hi","parameters":{"id":"q"}}': "",
     '{"text_input":"hi","id":"a\\"b\\\\c\\nd\\u00e9é\\u0000zz\\u007f/"}'.encode(): "",
-    # --- which complaint comes first
+    # --- order of errors
     rb'{"parameters":{"max_tokens":null},"text_input":5}': "",
     rb'{"text_input":5,"parameters":1}': "",
     rb'{"id":5,"text_input":5,"parameters":1}': "",
     rb'{"text_input":5,"id":5}': "",
-    # --- the prompt
+    # --- prompt
     rb"{}": "",
     rb'{"id":"z"}': "",
     rb'{"id":"z","stream":true}': "missing",
@@ -151,7 +151,7 @@ KNOWN_DIFFERENCES: Final[Mapping[bytes, str]] = {
     rb'{"text_input":"a","text_input":"b"}': "",
     rb'{"id":"q","text_input":"a","text_input":"b"}': "",
     rb'{"text_input":"\u001b\u001f\b\f\/\u2028 <>&"}': "",
-    # --- the parameters
+    # --- parameters
     rb'{"text_input":"a","parameters":null}': "",
     rb'{"text_input":"a","parameters":"{}"}': "",
     rb'{"text_input":"a","parameters":[]}': "",
@@ -177,7 +177,7 @@ KNOWN_DIFFERENCES: Final[Mapping[bytes, str]] = {
     rb'{"text_input":"a","max_tokens":"1"}': "",
     rb'{"text_input":"a","max_tokens":"x"}': "complaints",
     rb'{"text_input":"a","max_tokens":1,"max_tokens":2}': "",
-    # --- the model's other inputs
+    # --- further inputs of the model
     rb'{"text_input":"a","sampling_parameters":{}}': "",
     rb'{"text_input":"a","sampling_parameters":"{\"max_tokens\":1}","max_tokens":2}': "",
     rb'{"text_input":"a","sampling_parameters":"{"}': "complaints",
@@ -191,7 +191,7 @@ KNOWN_DIFFERENCES: Final[Mapping[bytes, str]] = {
     rb'{"text_input":"a","return_finish_reason":true,"return_num_output_tokens":true}': "",
     rb'{"text_input":"a","max_tokens":8,"return_finish_reason":true}': "",
     rb'{"text_input":"a","n":2}': "",
-    # --- what is no JSON, or hardly any
+    # --- invalid JSON
     b"": "",
     b"{": "",
     b"hello": "",
@@ -246,7 +246,7 @@ STREAMED: Final[Mapping[bytes, str]] = {
 
 
 def iterate_body_rows() -> Iterator[Row]:
-    """Bodies of generate and of generate_stream."""
+    """Yield bodies of generate and generate_stream."""
     for body, differs in KNOWN_DIFFERENCES.items():
         yield Row("POST", f"{VLLM}/generate", body, differs=differs)
         yield Row("POST", f"{VLLM}/generate_stream", body, differs=differs)
@@ -308,6 +308,6 @@ BATCHED: Final[Mapping[bytes, str]] = {
 
 
 def iterate_batch_rows() -> Iterator[Row]:
-    """Bodies of generate, to the model that takes batches."""
+    """Yield bodies of generate for the model with batches."""
     for body, differs in BATCHED.items():
         yield Row("POST", f"{TRT}/generate", body, differs=differs)

@@ -1,4 +1,4 @@
-"""What is sent to infer of both: tensors as JSON, and as raw bytes behind the JSON."""
+"""Requests to infer: tensors in JSON, and as binary data after the JSON."""
 
 import gzip
 import zlib
@@ -41,7 +41,7 @@ CHANGES: Final[tuple[dict[str, Any], ...]] = (
     {"shape": [0, 1]}, {"shape": [1, 1, 1]}, {"shape": [1.5, 1]}, {"parameters": 5},
     {"parameters": {"binary_data_size": 6}}, {"shape": [1, 2], "data": ["a", "b"]},
 )  # fmt: skip
-"""Of the prompt's tensor."""
+"""Changes of the prompt's tensor."""
 MORE: Final[tuple[dict[str, Any], ...]] = (
     {"parameters": 1}, {"parameters": {"triton_x": 1}}, {"parameters": {"x": [1]}},
     {"parameters": {"x": None}}, {"parameters": {"priority": "a"}},
@@ -57,17 +57,17 @@ MORE: Final[tuple[dict[str, Any], ...]] = (
         "parameters": {"binary_data_output": True},
     },
 )  # fmt: skip
-"""Beside two good inputs."""
+"""Additions to two valid inputs."""
 
 
 def iterate_infer_rows() -> Iterator[Row]:
-    """Everything to infer."""
+    """Yield all requests to infer."""
     for body in BODIES:
         yield make_row(body)
     for change in CHANGES:
         yield make_row({"inputs": [TEXT | change, MOST]})
-    for more in MORE:
-        yield make_row({"inputs": [TEXT, MOST], **more})
+    for fields in MORE:
+        yield make_row({"inputs": [TEXT, MOST], **fields})
     for count in (2, 5):
         texts = TEXT | {"shape": [count, 1], "data": list("abcde")[:count]}
         yield make_row({"inputs": [texts, MOST | {"shape": [count, 1], "data": [1] * count}]})
@@ -79,7 +79,7 @@ def iterate_infer_rows() -> Iterator[Row]:
 
 
 def iterate_compressed_rows() -> Iterator[Row]:
-    """Compressed bodies."""
+    """Yield compressed bodies."""
     good = msgspec.json.encode({"inputs": [TEXT, MOST]})
     yield make_row(gzip.compress(good, mtime=0), Content_Encoding="gzip")
     yield make_row(zlib.compress(good), Content_Encoding="deflate")
@@ -89,7 +89,7 @@ def iterate_compressed_rows() -> Iterator[Row]:
 
 
 def build_json_header(text: int = 6, most: int = 4) -> bytes:
-    """The JSON before raw bytes: so many for the prompt, and so many for the other."""
+    """Build the JSON before the binary data, with the sizes of both inputs."""
     inputs = [
         remove_keys(one, "data") | {"parameters": {"binary_data_size": size}}
         for one, size in ((TEXT, text), (MOST, most))
@@ -98,7 +98,7 @@ def build_json_header(text: int = 6, most: int = 4) -> bytes:
 
 
 def iterate_binary_rows() -> Iterator[Row]:
-    """Raw bytes behind the JSON."""
+    """Yield bodies with binary data after the JSON."""
     data = b"\x02\0\0\0hi\x07\0\0\0"
     for behind, differs in (
         (data, ""),

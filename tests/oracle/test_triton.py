@@ -1,4 +1,4 @@
-"""The protocol held against a real Triton server: the same requests, the same answers."""
+"""The gateway's Triton protocol answers the same requests like a real Triton server."""
 
 import asyncio
 import random
@@ -44,11 +44,11 @@ async def gateway_client(serve: Serve) -> httpx.AsyncClient:
 
 
 async def send_row(http: httpx.AsyncClient, row: Row, prefix: str = "") -> Seen:
-    """Status, content type and body."""
-    answer = await http.request(
+    """Send a request; return status, content type and body."""
+    response = await http.request(
         row.method, prefix + row.path, content=row.body, headers=dict(row.headers)
     )
-    return answer.status_code, answer.headers.get("content-type"), answer.content
+    return response.status_code, response.headers.get("content-type"), response.content
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -76,7 +76,7 @@ async def test_conformance_cases_pass_on_a_real_triton(
 
 
 async def test_triton_unloads_a_model(triton_client: httpx.AsyncClient) -> None:
-    """TR-52, which a gateway does not do."""
+    """TR-52, which the gateway does not support."""
     row = Row("POST", "/v2/models/mock_llm/generate", b"{}")
     gone = b'{"error":"Request for unknown model: \'mock_llm\' has no available versions"}'
     listed = {"name": "mock_llm", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
@@ -102,7 +102,7 @@ BITS = b'{}[]:,"\\/ubnt0123456789.eE+-NaIinfty \n\x00\x01dDcC8'
 
 
 def mutate_body(draw: random.Random) -> bytes:
-    """A good body with a few bytes taken out, put in or changed."""
+    """Return a valid body with a few bytes removed, inserted or changed."""
     body = bytearray(draw.choice(GOOD))
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(body) + 1)
@@ -121,11 +121,11 @@ def mutate_body(draw: random.Random) -> bytes:
 
 
 LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
-"""The second half of a surrogate pair without its first."""
+"""A low surrogate without its high surrogate."""
 
 
 def is_comparable(body: bytes) -> bool:
-    """Whether it says Unicode, and nothing to the model; DIFFERENCES has the rest."""
+    """Return whether the body is Unicode and not for the model; DIFFERENCES lists the rest."""
     try:
         body.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A real Triton server as the gateway's worker, asked in the protocols of clients."""
+"""A real Triton server as the gateway's worker, with clients of each protocol."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from protocols.core.events import Usage
 from tests.conftest import RunningGateway, Serve
-from tests.integration.test_end_to_end import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.oracle
 
@@ -37,7 +37,7 @@ OUTPUT_TEXT = " w0 w1 w2 w3"
 
 
 class ClientForm(Struct, frozen=True):
-    """How a client asks for four words, and where it finds text and reason in what it is told."""
+    """A client's request for four words, and where its response has text and finish reason."""
 
     name: str
     path: str
@@ -45,15 +45,15 @@ class ClientForm(Struct, frozen=True):
     text: Callable[[Any], str]
     reason: Callable[[Any], Any]
     unanswered: int
-    """The status where the worker can't answer."""
+    """The status if the worker can't answer."""
     stream_path: str = ""
     flagged: bool = True
-    """Whether a stream is asked for in the body."""
+    """Whether the body requests a stream."""
 
-    def call(self, model: str, *, stream: bool, **more: Any) -> tuple[str, bytes]:
-        """The path and the body of a request."""
+    def call(self, model: str, *, stream: bool, **extra_fields: Any) -> tuple[str, bytes]:
+        """Return the path and the body of a request."""
         path = (stream and self.stream_path) or self.path
-        fields = self.body | ({"stream": True} if stream and self.flagged else {}) | more
+        fields = self.body | ({"stream": True} if stream and self.flagged else {}) | extra_fields
         if "model" in fields:
             fields |= {"model": model}
         return path.replace("MODEL", model), msgspec.json.encode(fields)
@@ -78,7 +78,7 @@ def get_generated_text(body: Any) -> str:
 
 TALK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 GENERATE = "/v2/models/MODEL/generate"
-WAYS = [
+CLIENT_PROTOCOLS = [
     ClientForm(
         "openai chat",
         "/v1/chat/completions",
@@ -131,127 +131,131 @@ WAYS = [
         GENERATE + "_stream",
     ),
 ]
-every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+each_protocol = pytest.mark.parametrize(
+    "protocol", CLIENT_PROTOCOLS, ids=lambda protocol: protocol.name
+)
+stream_or_unary = pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
 
 
 @pytest.fixture
 async def gateway(serve: Serve, triton: str) -> RunningGateway:
-    """A gateway before the real server."""
+    """A gateway in front of the real server."""
     return await serve(FRONT.format(url=triton))
 
 
 def parse_events(body: bytes) -> list[Any]:
-    """What a stream tells, but for its last word."""
+    """Return the events of a stream without the end mark."""
     lines = [line[5:].strip() for line in body.split(b"\n") if line.startswith(b"data:")]
     return [msgspec.json.decode(line) for line in lines if line != b"[DONE]"]
 
 
-def get_texts(way: ClientForm, body: bytes) -> list[str]:
-    """The texts in a stream, up to an error."""
+def get_texts(protocol: ClientForm, body: bytes) -> list[str]:
+    """Return the texts in a stream up to an error."""
     events = [one for one in parse_events(body) if "error" not in one and one.get("choices", True)]
-    return [text for one in events if (text := way.text(one))]
+    return [text for one in events if (text := protocol.text(one))]
 
 
-@every_way
+@each_protocol
 @pytest.mark.parametrize("model", ["vllm_like", "first_version"])
 async def test_unary_response_through_a_triton_worker(
-    gateway: RunningGateway, way: ClientForm, model: str
+    gateway: RunningGateway, protocol: ClientForm, model: str
 ) -> None:
-    path, body = way.call(model, stream=False)
+    path, body = protocol.call(model, stream=False)
 
-    answer = await gateway.http.post(path, content=body, headers=JSON)
+    response = await gateway.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 200
-    assert way.text(answer.json()) == OUTPUT_TEXT
-    assert way.reason(answer.json()) == "length"
+    assert response.status_code == 200
+    assert protocol.text(response.json()) == OUTPUT_TEXT
+    assert protocol.reason(response.json()) == "length"
 
 
-@every_way
+@each_protocol
 async def test_streamed_response_through_a_triton_worker(
-    gateway: RunningGateway, way: ClientForm
+    gateway: RunningGateway, protocol: ClientForm
 ) -> None:
-    path, body = way.call("vllm_like", stream=True)
+    path, body = protocol.call("vllm_like", stream=True)
 
-    answer = await gateway.http.post(path, content=body, headers=JSON)
+    response = await gateway.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 200
-    assert get_texts(way, answer.content) == [" w0", " w1", " w2", " w3"]
-    events = [one for one in parse_events(answer.content) if one.get("choices", True)]
-    assert [reason for one in events if (reason := way.reason(one))] == ["length"]
+    assert response.status_code == 200
+    assert get_texts(protocol, response.content) == [" w0", " w1", " w2", " w3"]
+
+    events = [one for one in parse_events(response.content) if one.get("choices", True)]
+    assert [reason for one in events if (reason := protocol.reason(one))] == ["length"]
     assert gateway.records[0].outcome == "ok"
 
 
-@every_way
-@both
+@each_protocol
+@stream_or_unary
 async def test_non_streaming_model_is_reported_as_approximated_stream(
-    gateway: RunningGateway, way: ClientForm, *, stream: bool
+    gateway: RunningGateway, protocol: ClientForm, *, stream: bool
 ) -> None:
-    path, body = way.call("trt_like", stream=stream)
+    path, body = protocol.call("trt_like", stream=stream)
     await gateway.http.post(
         path, content=body, headers=JSON
-    )  # for its sake the model is asked about
+    )  # for which the model's configuration is requested
 
-    answer = await gateway.http.post(path, content=body, headers=JSON)
+    response = await gateway.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 200
-    texts = get_texts(way, answer.content) if stream else [way.text(answer.json())]
+    assert response.status_code == 200
+
+    texts = get_texts(protocol, response.content) if stream else [protocol.text(response.json())]
     assert texts == [OUTPUT_TEXT]
-    assert ("stream=approximated" in answer.headers.get("x-interlingua-loss", "")) is stream
+    assert ("stream=approximated" in response.headers.get("x-interlingua-loss", "")) is stream
 
 
-@every_way
-@both
+@each_protocol
+@stream_or_unary
 async def test_usage_is_read_from_the_worker_or_estimated(
-    gateway: RunningGateway, way: ClientForm, *, stream: bool
+    gateway: RunningGateway, protocol: ClientForm, *, stream: bool
 ) -> None:
-    """The one model counts both; the other does not count prompts."""
+    """One model reports both counts; the other does not count prompt tokens."""
     for model, usage in (("trt_like", Usage(1, 4)), ("vllm_like", Usage(1, 4, source="estimated"))):
-        path, body = way.call(model, stream=stream)
+        path, body = protocol.call(model, stream=stream)
         await gateway.http.post(path, content=body, headers=JSON)
         assert gateway.records[-1].usage == usage
 
 
-@every_way
-@both
+@each_protocol
+@stream_or_unary
 @pytest.mark.parametrize("model", ["no_model", "no_version", "vllm_fails_first"])
 async def test_worker_error_is_returned_in_the_protocol_of_the_client(
-    gateway: RunningGateway, way: ClientForm, model: str, *, stream: bool
+    gateway: RunningGateway, protocol: ClientForm, model: str, *, stream: bool
 ) -> None:
-    path, body = way.call(model, stream=stream)
+    path, body = protocol.call(model, stream=stream)
 
-    answer = await gateway.http.post(path, content=body, headers=JSON)
+    response = await gateway.http.post(path, content=body, headers=JSON)
 
-    told_as_it_was = way.name == "triton" and model != "vllm_fails_first"
-    assert answer.status_code == (404 if told_as_it_was else way.unanswered)
-    assert b'"error' in answer.content
-    assert OUTPUT_TEXT not in answer.text
+    has_worker_reason = protocol.name == "triton" and model != "vllm_fails_first"
+    assert response.status_code == (404 if has_worker_reason else protocol.unanswered)
+    assert b'"error' in response.content
+    assert OUTPUT_TEXT not in response.text
 
 
-@every_way
-@both
+@each_protocol
+@stream_or_unary
 async def test_unknown_model_returns_404(
-    gateway: RunningGateway, way: ClientForm, *, stream: bool
+    gateway: RunningGateway, protocol: ClientForm, *, stream: bool
 ) -> None:
-    path, body = way.call("nobody", stream=stream)
+    path, body = protocol.call("nobody", stream=stream)
 
-    answer = await gateway.http.post(path, content=body, headers=JSON)
+    response = await gateway.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 404
+    assert response.status_code == 404
 
 
-@every_way
+@each_protocol
 async def test_model_failure_mid_stream_truncates_the_response(
-    gateway: RunningGateway, way: ClientForm
+    gateway: RunningGateway, protocol: ClientForm
 ) -> None:
-    path, body = way.call("vllm_fails_third", stream=True)
+    path, body = protocol.call("vllm_fails_third", stream=True)
 
-    answer = await gateway.http.post(path, content=body, headers=JSON)
+    response = await gateway.http.post(path, content=body, headers=JSON)
 
-    assert answer.status_code == 200
-    assert get_texts(way, answer.content) == [" w0", " w1"]
-    assert b"[DONE]" not in answer.content
-    assert b'"length"' not in answer.content
+    assert response.status_code == 200
+    assert get_texts(protocol, response.content) == [" w0", " w1"]
+    assert b"[DONE]" not in response.content
+    assert b'"length"' not in response.content
     assert gateway.records[0].outcome == "truncated"
 
 
@@ -270,16 +274,17 @@ async def test_client_disconnect_cancels_the_triton_request(gateway: RunningGate
 
 
 async def test_stop_strings_and_choices_are_emulated(gateway: RunningGateway) -> None:
-    way = WAYS[0]
-    path, body = way.call("trt_like", stream=False, stop=[" w2"])
+    protocol = CLIENT_PROTOCOLS[0]
+    path, body = protocol.call("trt_like", stream=False, stop=[" w2"])
     stopped = await gateway.http.post(path, content=body, headers=JSON)
-    path, body = way.call("vllm_like", stream=True, n=2)
+    path, body = protocol.call("vllm_like", stream=True, n=2)
+
     twice = await gateway.http.post(path, content=body, headers=JSON)
 
-    assert way.text(stopped.json()) == " w0 w1"
-    assert way.reason(stopped.json()) == "stop"
+    assert protocol.text(stopped.json()) == " w0 w1"
+    assert protocol.reason(stopped.json()) == "stop"
     assert "stop=emulated" in stopped.headers["x-interlingua-loss"]
-    assert sorted(get_texts(way, twice.content)) == [
+    assert sorted(get_texts(protocol, twice.content)) == [
         " w0",
         " w0",
         " w1",

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from tests.support.ports import reserve_port
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parent.parent / ".venv-triton"
@@ -26,16 +27,16 @@ MODELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "mock_llm": ("mock_llm", {}),
     "patient": ("patient", {}),
 }
-"""The served models: the fixture each is made from, and that one's parameters."""
+"""The served models: the fixture of each, and its parameters."""
 
 
 class TritonUnavailableError(Exception):
-    """There is no such server here; the text says why."""
+    """No Triton server is available; the message has the reason."""
 
 
 @contextmanager
 def run_triton(where: Path) -> Iterator[str]:
-    """Run it in the folder ``where``; gives its URL. Raises Absent."""
+    """Run Triton in the folder ``where``; yield its URL. Raises TritonUnavailableError."""
     packages = next(iter(ENVIRONMENT.glob("lib/python3.*/site-packages/pytriton")), None)
     if packages is None:
         raise TritonUnavailableError(
@@ -44,7 +45,7 @@ def run_triton(where: Path) -> Iterator[str]:
     minor = packages.parent.parent.name
     install_models(where / "models")
     install_backend(where / "backends", packages / "tritonserver", minor.removeprefix("python"))
-    port = find_free_port()
+    port = reserve_port()
     with (where / "log").open("wb") as log:
         process = subprocess.Popen(
             build_command(packages / "tritonserver" / "bin" / "tritonserver", where, port),
@@ -61,7 +62,7 @@ def run_triton(where: Path) -> Iterator[str]:
 
 
 def install_models(repository: Path) -> None:
-    """The models as the server wants to find them."""
+    """Write the model repository."""
     for name, (fixture, parameters) in MODELS.items():
         version = repository / name / "1"
         version.mkdir(parents=True)
@@ -73,7 +74,10 @@ def install_models(repository: Path) -> None:
 
 
 def install_backend(backends: Path, wheel: Path, minor: str) -> None:
-    """The wheel's Python backend with the stub for this Python beside it. Raises Absent."""
+    """Install the wheel's Python backend with the stub for this Python.
+
+    Raises TritonUnavailableError.
+    """
     stub = wheel / "python_backend_stubs" / minor / "triton_python_backend_stub"
     if not stub.is_file():
         raise TritonUnavailableError(f"its Python backend has no part for Python {minor}")
@@ -82,7 +86,7 @@ def install_backend(backends: Path, wheel: Path, minor: str) -> None:
 
 
 def build_command(binary: Path, where: Path, port: int) -> list[str]:
-    """How it is started: nothing is loaded or listens that is not asked."""
+    """Build the command line; models are loaded only on request."""
     return [
         str(binary),
         f"--model-repository={where / 'models'}",
@@ -98,7 +102,7 @@ def build_command(binary: Path, where: Path, port: int) -> list[str]:
 
 
 def build_environment(packages: Path) -> dict[str, str]:
-    """Where its libraries are: the wheel's own, and the one that this Python is made of."""
+    """Return the environment with the library paths of the wheel and of this Python."""
     command = [str(ENVIRONMENT / "bin" / "python"), "-c"]
     command += ["import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"]
     library = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -107,15 +111,8 @@ def build_environment(packages: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": paths, "PYTHONPATH": str(packages), "PATH": bin_}
 
 
-def find_free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Until it is ready. Raises Absent."""
+    """Wait until the server is ready. Raises TritonUnavailableError."""
     until = time.monotonic() + START
     while process.poll() is None and time.monotonic() < until:
         try:
@@ -129,7 +126,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> N
 
 
 def stop_server(process: subprocess.Popen[bytes]) -> None:
-    """With the models' processes, which are in its session."""
+    """Stop the server and the processes of its models, which are in its session."""
     process.terminate()
     try:
         process.wait(STOP)

@@ -1,4 +1,4 @@
-"""A gateway that is a process, and a real Chromium before its page."""
+"""A gateway process, and a real Chromium with its web UI."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -17,13 +17,17 @@ import pytest
 from msgspec import Struct
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+ROOT: Final = Path(__file__).parents[2]
 CHROMIUM: Final = "/usr/bin/chromium"
 ADMIN_KEY: Final = "sk-admin-of-the-page"
 KEY: Final = "sk-of-the-page"
 CANARY: Final = "<img src=x onerror='window.hit = 1'><script>window.hit = 2</script>"
+AXE: Final = Path(".venv-page/node_modules/axe-core/axe.min.js")
+_RUN_AXE: Final = "async () => (await axe.run(document)).violations"
 _BY_ITSELF: Final = "Failed to load resource: the server responded with a status of 4"
-"""How the browser itself begins what it says of an answer that is a refusal."""
+"""The beginning of the browser's own message about an error response."""
 _SERVES = re.compile(r'interlingua serves .* on (http[^\s"]+) and (http[^\s"]+)')
+_MODULE: Final = ("-m", "gateway")
 
 
 def digest(key: str) -> str:
@@ -42,6 +46,7 @@ listeners:
       - anthropic
       - {{name: mindie, prefix: /mindie}}
       - {{name: tgi, prefix: /tgi}}
+      - {{name: cohere, prefix: /cohere}}
     cors: {{origins: ["http://127.0.0.1:*"]}}
 limits: {{shutdown_delay: 0s}}
 admin: {{address: "127.0.0.1:0", sha256: {digest(ADMIN_KEY)}}}
@@ -64,7 +69,7 @@ keys: [{{name: tester, sha256: {digest(KEY)}, explain: true}}]
 
 
 class Gateway(Struct):
-    """Where it listens, and its configuration's file."""
+    """A gateway's URLs, and its configuration file."""
 
     client: str
     admin: str
@@ -78,18 +83,20 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @contextmanager
-def run_gateway(folder: Path, text: str) -> Iterator[Gateway]:
-    """Serve this configuration, from a file in the folder."""
+def run_gateway(folder: Path, text: str, program: Sequence[str] = _MODULE) -> Iterator[Gateway]:
+    """Run a gateway with this configuration from a file in the folder, by Python's arguments."""
     file, log = folder / "gateway.yaml", folder / "log"
     file.write_text(text)
     with log.open("wb") as log_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", "--no-watch", str(file)],
+            [sys.executable, *program, "serve", "--no-watch", file.name],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
             stderr=log_file,
         )
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90
         while not (match := _SERVES.search(log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
@@ -109,7 +116,7 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=30_000)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield chromium
@@ -118,7 +125,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, gateway: Gateway) -> Iterator[Page]:
-    """A new tab before the page, past the question for the key. It must have nothing to say."""
+    """A new tab with the web UI, after the key was entered. It must log no message."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
     new_page = context.new_page()
     console_messages: list[str] = []
@@ -135,3 +142,37 @@ def page(browser: Browser, gateway: Gateway) -> Iterator[Page]:
     yield new_page
     context.close()
     assert console_messages == []
+
+
+def open_view(page: Page, name: str) -> None:
+    """Select a view, and wait until it is shown in the place of the last one."""
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.locator(f'nav a[aria-current="page"]:text-is("{name}")')).to_be_visible()
+
+
+def read_response(page: Page, label: str = "Model") -> str:
+    """Return the playground's response once it is complete."""
+    region = page.get_by_role("region", name=f"{label} and its response", exact=True)
+    expect(region.get_by_text("in total")).to_be_visible()
+    return region.get_by_role("log").text_content() or ""
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    if not AXE.is_file():
+        message = f"there is no {AXE}: make page installs it"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return AXE.read_text("utf-8")
+
+
+def list_violations(page: Page, axe: str) -> list[tuple[str, str, list[str]]]:
+    """The serious accessibility violations of a page without a content security policy."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(axe)
+    return [
+        (one["id"], one["impact"], [node["html"] for node in one["nodes"]][:3])
+        for one in page.evaluate(_RUN_AXE)
+        if one["impact"] in ("serious", "critical")
+    ]

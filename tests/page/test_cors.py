@@ -1,8 +1,9 @@
-"""A page of another origin in a real browser, which chats with a listener that has ``cors``."""
+"""A page of another origin chats with a listener that has ``cors``, in a real browser."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,18 +13,19 @@ from tests.page.conftest import KEY, Gateway
 
 PAGE = b"<!doctype html><title>chat</title><p id=answer></p>"
 SEND_CHAT = """
-async ([url, key, headers]) => {
+async ([url, key, headers, model, most]) => {
   try {
     const response = await fetch(url + "/v1/chat/completions", {
       method: "POST",
       headers: {"Authorization": "Bearer " + key, "Content-Type": "application/json", ...headers},
-      body: JSON.stringify({model: "chat@1", stream: true,
+      body: JSON.stringify({model, stream: true,
                             messages: [{role: "user", content: "hi"}]}),
     });
     const [reader, decoder, pieces] = [response.body.getReader(), new TextDecoder(), []];
-    for (let step; !(step = await reader.read()).done;) {
+    for (let step; pieces.length < most && !(step = await reader.read()).done;) {
       pieces.push(decoder.decode(step.value));
     }
+    await reader.cancel();
     return {status: response.status, id: response.headers.get("x-request-id"), pieces};
   } catch (error) {
     return {error: String(error)};
@@ -45,7 +47,7 @@ class _StaticPage(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def page_port() -> Iterator[int]:
-    """The port of a server with a page, which is another origin than the gateway's."""
+    """The port of a server with a page of another origin."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _StaticPage)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -62,22 +64,44 @@ def other_page(browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-def send_chat(page: Page, gateway: Gateway, key: str = KEY, **headers: str) -> dict[str, Any]:
-    result: dict[str, Any] = page.evaluate(SEND_CHAT, [gateway.client, key, headers])
+def send_chat(
+    page: Page,
+    gateway: Gateway,
+    *,
+    key: str = KEY,
+    model: str = "chat@1",
+    pieces: int = 1000,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Send a chat request, and read the response until its end or so many pieces."""
+    arguments = [gateway.client, key, dict(headers), model, pieces]
+    result: dict[str, Any] = page.evaluate(SEND_CHAT, arguments)
     return result
 
 
-def test_page_of_an_allowed_origin_reads_a_streamed_chat(
+def test_page_of_an_allowed_origin_reads_a_stream_before_it_ends(
+    other_page: Page, gateway: Gateway, page_port: int
+) -> None:
+    """The model sends its 400 words in 40 seconds."""
+    other_page.goto(f"http://127.0.0.1:{page_port}/")
+
+    result = send_chat(other_page, gateway, model="endless", pieces=4)
+
+    assert len(result["pieces"]) == 4
+    assert 0 < "".join(result["pieces"]).count('"content":"a"') < 400
+
+
+def test_page_of_an_allowed_origin_reads_a_chat_to_its_end(
     other_page: Page, gateway: Gateway, page_port: int
 ) -> None:
     other_page.goto(f"http://127.0.0.1:{page_port}/")
     result = send_chat(
-        other_page, gateway, **{"x-stainless-lang": "js", "x-interlingua-strict": "1"}
+        other_page, gateway, headers={"x-stainless-lang": "js", "x-interlingua-strict": "1"}
     )
 
     assert result["status"] == 200
     assert result["id"]
-    assert len(result["pieces"]) > 3  # it came in pieces
+
     text = "".join(result["pieces"])
     assert all(f'"content":"{word}"' in text for word in ("one", " two", " five"))
     assert text.endswith("data: [DONE]\n\n")
@@ -88,6 +112,7 @@ def test_page_of_an_allowed_origin_reads_an_error(
 ) -> None:
     other_page.goto(f"http://127.0.0.1:{page_port}/")
     result = send_chat(other_page, gateway, key="sk-wrong")
+
     assert result["status"] == 401
     assert "invalid_api_key" in "".join(result["pieces"])
 
@@ -97,5 +122,6 @@ def test_page_of_another_origin_or_with_another_header_reads_nothing(
 ) -> None:
     other_page.goto(f"http://localhost:{page_port}/")
     assert "Failed to fetch" in send_chat(other_page, gateway)["error"]
+
     other_page.goto(f"http://127.0.0.1:{page_port}/")
-    assert "Failed to fetch" in send_chat(other_page, gateway, **{"x-unknown": "1"})["error"]
+    assert "Failed to fetch" in send_chat(other_page, gateway, headers={"x-unknown": "1"})["error"]

@@ -1,4 +1,4 @@
-"""The page in a real browser, before a real gateway that wants a key at each of its doors."""
+"""The web UI in a real browser, with a gateway whose listeners require keys."""
 
 import ast
 import json
@@ -8,16 +8,17 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from protocols import PROTOCOLS
-from tests.page.conftest import ADMIN_KEY, CANARY, KEY, Gateway
+from tests.page.conftest import ADMIN_KEY, CANARY, KEY, Gateway, open_view, read_response
 
 VIEWS = ["Status", "Requests", "Experiments", "Playground", "Configuration", "API"]
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -34,11 +35,6 @@ _NOT_REACHED = """
 """
 
 
-def open_view(page: Page, name: str) -> None:
-    page.get_by_role("link", name=name, exact=True).click()
-    expect(page.locator(f'nav a[aria-current="page"]:text-is("{name}")')).to_be_visible()
-
-
 def open_playground(page: Page, model: str = "chat@1", *, protocol: str = "openai · chat") -> None:
     open_view(page, "Playground")
     page.get_by_label("Protocol").select_option(protocol)
@@ -46,11 +42,12 @@ def open_playground(page: Page, model: str = "chat@1", *, protocol: str = "opena
     page.get_by_role("combobox", name="Model", exact=True).fill(model)
 
 
-def read_response(page: Page, label: str = "Model") -> str:
-    """The answer, once it is over."""
-    region = page.get_by_role("region", name=f"{label} and its response", exact=True)
-    expect(region.get_by_text("in total")).to_be_visible()
-    return region.get_by_role("log").text_content() or ""
+def wait_for_texts(page: Page, least: int) -> None:
+    """Wait until the response was shown with so many different texts."""
+    until = time.monotonic() + 30
+    while len(set(page.evaluate("window.told"))) < least:
+        assert time.monotonic() < until, page.evaluate("window.told")
+        page.wait_for_timeout(50)
 
 
 # --- the playground ------------------------------------------------------------------------------
@@ -60,17 +57,18 @@ def test_playground_shows_a_stream_and_stops_the_request(page: Page, gateway: Ga
     open_playground(page, "endless")
     page.evaluate(_INTERMEDIATE)
     page.get_by_role("button", name="Send").click()
-    while len(set(page.evaluate("window.told"))) < 5:
-        page.wait_for_timeout(50)
+    wait_for_texts(page, 5)
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("stopped")).to_be_visible()
 
-    seen = list(dict.fromkeys(page.evaluate("window.told")))
-    assert seen == sorted(seen, key=len)
-    assert set("".join(seen)) == {"a"}
+    texts = list(dict.fromkeys(page.evaluate("window.told")))
+    assert texts == sorted(texts, key=len)
+    assert set("".join(texts)) == {"a"}
+
     open_view(page, "Requests")
     expect(page.get_by_text("No running requests")).to_be_visible()
-    assert httpx.get(f"{gateway.admin}/-/requests", headers=ADMIN).json() == {"requests": []}
+    running = httpx.get(f"{gateway.admin}/-/requests", headers=ADMIN, timeout=30)
+    assert running.json() == {"requests": []}
 
 
 def test_playground_shows_the_raw_stream_events(page: Page) -> None:
@@ -78,17 +76,20 @@ def test_playground_shows_the_raw_stream_events(page: Page) -> None:
     page.get_by_role("button", name="Send").click()
 
     assert read_response(page) == "one two three four five"
+
     events = page.get_by_role("group", name="Model: events").locator("pre").all_text_contents()
     assert len(events) == 8
     assert events[-1].endswith("data: [DONE]")
+
     figures = page.get_by_text("in total").text_content() or ""
-    assert re.match(r"status 200 · first token \S+ \w+ · [\d.]+ tokens/s · 5 chunks · ", figures)
+    assert re.match(r"status 200 · first token \S+ \w+ · [\d.,]+ tokens/s · 5 chunks · ", figures)
 
 
 def test_playground_compares_two_models(page: Page) -> None:
     open_playground(page)
     page.get_by_label("Compare two models").check()
     page.get_by_role("combobox", name="Second model").fill("chat@2")
+
     page.get_by_role("button", name="Send").click()
 
     assert read_response(page) == "one two three four five"
@@ -97,18 +98,38 @@ def test_playground_compares_two_models(page: Page) -> None:
 
 def test_playground_supports_every_protocol_streamed_and_unary(page: Page) -> None:
     open_view(page, "Playground")
-    ways = page.get_by_label("Protocol").locator("option").all_text_contents()
+    options = page.get_by_label("Protocol").locator("option")
+    expect(options).not_to_have_count(0)
+    protocols = options.all_text_contents()
     page.get_by_label("Max tokens").fill("2")
     page.get_by_label("Temperature").fill("0.5")
-    spoken = {way.split(" · ")[0] for way in ways}
+
+    spoken = {protocol.split(" · ")[0] for protocol in protocols}
+
     assert spoken == PROTOCOLS.keys()
 
     for stream in (True, False):
         page.get_by_label("Stream").set_checked(stream)
-        for way in ways:
-            open_playground(page, "plain", protocol=way)
+        for protocol in protocols:
+            open_playground(page, "plain", protocol=protocol)
             page.get_by_role("button", name="Send").click()
-            assert (way, read_response(page)) == (way, "uno dos")
+            assert (protocol, read_response(page)) == (protocol, "uno dos")
+
+
+def test_protocols_are_loaded_again_if_a_listener_did_not_describe_them(page: Page) -> None:
+    answers = ["{}"]
+
+    def answer_once(route: Route) -> None:
+        if answers:
+            route.fulfill(body=answers.pop(), content_type="application/json")
+        else:
+            route.continue_()
+
+    page.route("**/openapi.json", answer_once)
+    open_view(page, "Playground")
+
+    expect(page.get_by_label("Protocol").locator("option")).not_to_have_count(0, timeout=30_000)
+    assert not answers
 
 
 def test_curl_and_python_snippets_send_the_same_request(
@@ -121,9 +142,11 @@ def test_curl_and_python_snippets_send_the_same_request(
     read_response(page)
     page.get_by_text("curl", exact=True).click()
     page.get_by_text("Python", exact=True).click()
+
     shell, python = page.locator("details pre").all_text_contents()
 
     assert f"'{gateway.client}/v1/chat/completions'" in shell
+
     script = tmp_path / "ask.py"
     script.write_text(python)
     for command, output in (
@@ -134,20 +157,21 @@ def test_curl_and_python_snippets_send_the_same_request(
             command,
             env=os.environ | {"API_KEY": KEY},
             capture_output=True,
-            timeout=30,
+            timeout=60,
             check=True,
         )
         assert output in done.stdout
 
 
-# --- what comes from elsewhere is text ------------------------------------------------------------
+# --- escaping -------------------------------------------------------------------------------------
 
 
 def test_displayed_text_is_never_rendered_as_html(page: Page) -> None:
-    """Neither an answer, nor the names of models, nor what an error repeats of them."""
+    """This holds for responses, names of models, and names in errors."""
     open_playground(page, CANARY)
     page.get_by_role("button", name="Send").click()
     assert read_response(page) == CANARY
+
     open_playground(page, f"chat@{CANARY}", protocol="triton · generate")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert").first).to_contain_text("onerror")
@@ -166,13 +190,15 @@ def test_ids_and_models_of_requests_are_never_rendered_as_html(
     body = {"model": CANARY, "messages": [{"role": "user", "content": CANARY}]}
     headers = {"Authorization": f"Bearer {KEY}", "x-interlingua-explain": "1"}
     headers["x-request-id"] = "<b>hostile</b>"
-    httpx.post(f"{gateway.client}/v1/chat/completions", json=body, headers=headers)
+    httpx.post(f"{gateway.client}/v1/chat/completions", json=body, headers=headers, timeout=30)
     open_view(page, "Requests")
     expect(page.get_by_role("cell", name=CANARY).first).to_be_visible()
     page.get_by_label("Model").select_option(f"{CANARY}@1")
     page.get_by_role("link", name="details of request <b>hostile</b>").click()
     expect(page.get_by_role("dialog")).to_contain_text("Request <b>hostile</b>")
+
     expect(page.get_by_role("dialog")).to_contain_text(f"requested as {CANARY}")
+
     assert page.evaluate("window.hit") is None
     assert page.locator("main img, main script, main b").count() == 0
 
@@ -185,11 +211,14 @@ def test_page_loads_only_own_resources_and_has_a_strict_csp(
     new_page.on("request", lambda request: urls.append(request.url))
     response = new_page.goto(gateway.admin)
     new_page.get_by_label("Admin key").wait_for()
+
     with pytest.raises(Exception, match="TrustedHTML"):
         new_page.evaluate("document.body.innerHTML = 'x'")
+
     context.close()
 
     assert response is not None
+
     policy = response.headers["content-security-policy"]
     assert "unsafe" not in policy
     assert policy.startswith("default-src 'self'; ")
@@ -214,12 +243,12 @@ def test_admin_key_is_requested_and_kept_only_in_the_tab(
     context.close()
 
 
-# --- what runs, what is configured ----------------------------------------------------------------
+# --- requests and configuration -------------------------------------------------------------------
 
 
 @contextmanager
 def run_endless_client(gateway: Gateway) -> Iterator[list[str]]:
-    """One that reads an endless answer; gives its lines, all of which are there at the end."""
+    """Read an endless response; yield its lines, which are complete at the end."""
     lines: list[str] = []
 
     def read() -> None:
@@ -231,7 +260,7 @@ def run_endless_client(gateway: Gateway) -> Iterator[list[str]]:
     thread = threading.Thread(target=read)
     thread.start()
     yield lines
-    thread.join(20)
+    thread.join(30)
     assert not thread.is_alive()
 
 
@@ -253,14 +282,18 @@ def test_configuration_view_drains_and_reloads(page: Page, gateway: Gateway) -> 
     ready = f"{gateway.admin}/-/ready"
     page.get_by_role("button", name="Drain", exact=True).click()
     page.get_by_role("dialog", name="Drain this gateway?").get_by_text("Cancel").click()
-    assert httpx.get(ready).status_code == 200
+
+    assert httpx.get(ready, timeout=30).status_code == 200
+
     page.get_by_role("button", name="Drain", exact=True).click()
     page.get_by_role("button", name="Start draining").click()
     expect(page.get_by_text("Draining: the readiness check fails.")).to_be_visible()
-    assert httpx.get(ready).status_code == 503
+
+    assert httpx.get(ready, timeout=30).status_code == 503
+
     page.get_by_role("button", name="Stop draining").click()
     expect(page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
-    assert httpx.get(ready).status_code == 200
+    assert httpx.get(ready, timeout=30).status_code == 200
 
     text = gateway.file.read_text()
     gateway.file.write_text(text + "nothing: known\n")
@@ -271,6 +304,7 @@ def test_configuration_view_drains_and_reloads(page: Page, gateway: Gateway) -> 
     page.get_by_role("button", name="Reload").click()
     expect(page.get_by_text("Configuration reloaded.")).to_be_visible()
     shown = page.locator("pre").text_content() or ""
+
     assert '"***"' in shown
     assert ADMIN_KEY not in shown
 
@@ -296,8 +330,8 @@ def test_finished_requests_are_filtered_and_open_their_explanation(
     url = f"{gateway.client}/v1/chat/completions"
     key = {"Authorization": f"Bearer {KEY}"}
     explained = key | {"x-interlingua-explain": "1", "x-request-id": "explained/1"}
-    httpx.post(url, json=body, headers=explained)
-    httpx.post(url, json=body | {"model": "chat@9"}, headers=key)
+    httpx.post(url, json=body, headers=explained, timeout=30)
+    httpx.post(url, json=body | {"model": "chat@9"}, headers=key, timeout=30)
     open_view(page, "Requests")
     expect(page.get_by_role("row").filter(has_text="VersionNotFound").first).to_be_visible()
     page.get_by_label("Status").select_option("failed")
@@ -316,7 +350,7 @@ def test_finished_requests_are_filtered_and_open_their_explanation(
     expect(page).to_have_url(re.compile(r"#requests$"))
 
 
-def test_conversation_goes_on_from_a_response(page: Page) -> None:
+def test_conversation_continues_from_a_response(page: Page) -> None:
     open_playground(page, "plain")
     page.get_by_label("System").fill("Be brief.")
     page.get_by_label("Prompt").fill("first")
@@ -329,17 +363,20 @@ def test_conversation_goes_on_from_a_response(page: Page) -> None:
     page.get_by_text("curl", exact=True).click()
     command = page.locator("details pre").first.text_content() or ""
     body = json.loads(shlex.split(command)[-1])
+
     assert [(one["role"], one["content"]) for one in body["messages"]] == [
         ("system", "Be brief."),
         ("user", "first"),
         ("assistant", "uno dos tres"),
         ("user", "second"),
     ]
+
     page.get_by_label("Protocol").select_option("anthropic · messages")
     page.get_by_role("button", name="Send").click()
     read_response(page)
     command = page.locator("details pre").first.text_content() or ""
     body = json.loads(shlex.split(command)[-1])
+
     assert body["system"] == "Be brief."
     assert [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
 
@@ -348,12 +385,16 @@ def test_playground_offers_public_names_first_and_shows_the_names_of_parameters(
     page: Page,
 ) -> None:
     open_view(page, "Playground")
-    options = page.locator("datalist option").evaluate_all("all => all.map(one => one.value)")
+    models = page.locator("datalist option")
+    expect(models).not_to_have_count(0)
+    options = models.evaluate_all("all => all.map(one => one.value)")
+
     assert options == ["chat", "plain", "endless", "distant", "chat@1", "chat@2"]
     assert page.get_by_role("combobox", name="Model", exact=True).input_value() == "chat"
+
     names = {"ollama · chat": "num_predict", "openai · chat": "max_tokens"}
-    for way, name in names.items():
-        page.get_by_label("Protocol").select_option(way)
+    for protocol, name in names.items():
+        page.get_by_label("Protocol").select_option(protocol)
         expect(page.locator("label", has_text="Max tokens").locator("code")).to_have_text(name)
 
 
@@ -368,8 +409,8 @@ def test_python_examples_call_the_sdk_with_the_body_that_was_sent(page: Page) ->
         "databricks · chat": "openai",
         "triton · generate": "httpx",
     }
-    for way, sdk in sdks.items():
-        open_playground(page, "plain", protocol=way)
+    for protocol, sdk in sdks.items():
+        open_playground(page, "plain", protocol=protocol)
         page.get_by_label("Prompt").fill('it\'s "so" \\ 😀')
         page.get_by_role("button", name="Send").click()
         read_response(page)
@@ -381,7 +422,7 @@ def test_python_examples_call_the_sdk_with_the_body_that_was_sent(page: Page) ->
             for one in tree.body
             if isinstance(one, ast.Import | ast.ImportFrom) and "os" not in ast.unparse(one)
         ]
-        assert (way, imported) == (way, sdk)
+        assert (protocol, imported) == (protocol, sdk)
         values = {
             one.arg: ast.literal_eval(one.value)
             for call in ast.walk(tree)
@@ -390,7 +431,7 @@ def test_python_examples_call_the_sdk_with_the_body_that_was_sent(page: Page) ->
             if one.arg in body
         }
         if sdk != "httpx":
-            assert (way, values) == (way, body)
+            assert (protocol, values) == (protocol, body)
 
 
 def test_whole_numbers_beyond_two_to_the_53_are_neither_rounded_in_docs_nor_in_requests(
@@ -406,7 +447,9 @@ def test_whole_numbers_beyond_two_to_the_53_are_neither_rounded_in_docs_nor_in_r
     open_view(page, "API")
     page.get_by_label("Search").fill("/v1/chat/completions")
     page.locator("summary:visible", has_text="/v1/chat/completions").first.click()
+
     expect(page.get_by_text(f"to {seed}").first).to_be_attached()
+
     assert page.get_by_text("9223372036854776000").count() == 0
 
 
@@ -423,7 +466,7 @@ def test_api_view_sends_a_request_and_shows_the_response(page: Page) -> None:
     expect(form.get_by_role("status")).to_contain_text("status 200")
 
 
-def test_configuration_shows_what_the_file_would_change(page: Page, gateway: Gateway) -> None:
+def test_configuration_shows_the_changes_in_the_file(page: Page, gateway: Gateway) -> None:
     open_view(page, "Configuration")
     lines = page.locator("pre .line")
     expect(lines.filter(has_text="plain: {backend: other}")).to_have_attribute(
@@ -437,7 +480,7 @@ def test_configuration_shows_what_the_file_would_change(page: Page, gateway: Gat
     expect(page.locator("pre .added")).to_have_count(0)
 
 
-# --- for everybody --------------------------------------------------------------------------------
+# --- all users ------------------------------------------------------------------------------------
 
 
 def test_page_is_usable_with_the_keyboard_only(page: Page) -> None:
@@ -449,6 +492,7 @@ def test_page_is_usable_with_the_keyboard_only(page: Page) -> None:
     for _ in range(40):
         page.evaluate("document.activeElement.dataset.seen = 1")
         page.keyboard.press("Tab")
+
     assert page.evaluate(_NOT_REACHED) == []
 
     page.get_by_label("Prompt").focus()
@@ -457,8 +501,10 @@ def test_page_is_usable_with_the_keyboard_only(page: Page) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("there")
     page.keyboard.press("Enter")
+
     assert read_response(page)
     assert page.get_by_label("Prompt").input_value() == "hello\nthere"
+
     page.get_by_role("link", name="Status").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Models")).to_be_visible()
@@ -471,10 +517,16 @@ def test_page_fits_a_phone_screen(page: Page, gateway: Gateway) -> None:
     page.get_by_role("button", name="Send").click()
     texts = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
     texts["Experiments"] = "no usage rows"
-    widths = {}
+    widths, wide_tables = {}, []
+
     for name in VIEWS:
         open_view(page, name)
         expect(page.locator("main")).to_contain_text(texts.get(name, "On disk"))
         widths[name] = page.evaluate("document.scrollingElement.scrollWidth")
+        wide_tables += page.locator(".scroll").evaluate_all(
+            "regions => regions.filter((one) => one.scrollWidth > one.clientWidth)"
+            ".map((one) => one.ariaLabel)"
+        )
 
     assert widths == dict.fromkeys(VIEWS, 360)
+    assert wide_tables == []

@@ -1,18 +1,14 @@
-"""The screenshots of the documentation, of a gateway with real traffic.
+"""Makes the documentation's screenshots from a gateway with real traffic.
 
-With SCREENSHOTS they are written to that folder, as ``make page`` does; without, they are only
-made. The traffic of a quarter of an hour would take that long, so the samples of the statistics
-are taken twenty times as often.
+They are written to the folder SCREENSHOTS, as in ``make page``; without it they are discarded. A
+quarter of an hour of statistics is sampled twenty times as often.
 """
 
 import os
-import re
-import subprocess
-import sys
+import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +16,16 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from gateway.observability.record import Feedback, RequestRecord
+from gateway.observability.usage import SqliteUsageRecorder
+from protocols.core.events import Usage
+from tests.page.conftest import Gateway, open_view, read_response, run_gateway
+from tests.page.test_usage import write_month
+
 FOLDER: Final = os.environ.get("SCREENSHOTS", "")
 SECONDS: Final = 45 if FOLDER else 4
-ADMIN_PORT = re.compile(r'interlingua serves .* on ([^\s"]+) and ([^\s"]+)')
-SERVE: Final = """
+NO_WORKER: Final = "http://127.0.0.1:9"
+PROGRAM: Final = """
 import sys
 from gateway.admin import history, status
 history.SAMPLE_INTERVAL = status.SAMPLE_INTERVAL = 0.5
@@ -52,8 +54,10 @@ backends:
     protocol: openai
     workers:
       - {url: "WORKER", max_concurrency: 8, auth: {bearer: sk-of-the-worker}}
-      - {url: "http://127.0.0.1:9", max_concurrency: 8}
+      - {url: "NO_WORKER", max_concurrency: 8}
     health: {interval: 1s}
+
+observe: {usage: usage.sqlite, feedback: {}}
 
 models:
   support-chat:
@@ -65,71 +69,126 @@ models:
 """
 
 
-@contextmanager
-def serve(folder: Path, name: str, text: str) -> Iterator[tuple[str, str]]:
-    """A gateway process; gives the URLs of its listener and of its admin listener."""
-    file, log = folder / f"{name}.yaml", folder / f"{name}.log"
-    file.write_text(text)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--no-watch", file.name],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=output,
+class Traffic:
+    """Clients of a gateway, each of which sends one request after the other."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stopped = threading.Event()
+        self._clients = [threading.Thread(target=self._send_requests, args=(n,)) for n in range(4)]
+        for client in self._clients:
+            client.start()
+
+    def stop(self) -> None:
+        """Send no more requests, and wait until the running ones have ended."""
+        self._stopped.set()
+        for client in self._clients:
+            client.join()
+
+    def _send_requests(self, number: int) -> None:
+        rounds = 0
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self._stopped.is_set():
+                rounds += 1
+                models = ["support-chat", "support-chat", "small", "support"]
+                model = models[(rounds + number) % len(models)]
+                if rounds % 9 == 0:
+                    model = "suport-chat"
+                send_chat(client, "reports" if number == 0 else model)
+                self._stopped.wait(0.1 + 0.3 * (rounds % 7 == number))
+
+
+def send_chat(client: httpx.Client, model: str, **headers: str) -> httpx.Response:
+    body: dict[str, Any] = {"model": model, "stream": True, "max_tokens": 64}
+    body["messages"] = [{"role": "user", "content": "Hello"}]
+    body["stream_options"] = {"include_usage": True}
+    return client.post("/v1/chat/completions", json=body, headers=headers)
+
+
+def write_feedback(file: Path) -> None:
+    """Feedback on requests of three days, of which a tenth went to a candidate that is better."""
+    rng, now = random.Random(5), time.time()
+    recorder = SqliteUsageRecorder(str(file), 1e12, time.time, feedback=True)
+    for number in range(3000):
+        is_new = rng.random() < 0.1
+        record = RequestRecord(
+            f"judged-{number}",
+            now - 86.4 * (3000 - number),
+            model="support-chat",
+            version="2" if is_new else "1",
+            split="rollout",
+            key=rng.choice(["web-shop", "back-office"]),
+            usage=Usage(60, 20),
+            first_token=rng.uniform(0.05, 0.15),
+            duration=rng.uniform(0.5, 0.9),
         )
-    try:
-        until = time.monotonic() + 30
-        while not (match := ADMIN_PORT.search(log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.05)
-        yield match[1], match[2]
-    finally:
-        process.kill()
-        process.wait()
+        recorder.record_usage(record)
+        liked = float(rng.random() < (0.9 if is_new else 0.84))
+        recorder.record_feedback(
+            Feedback(
+                record.started_at + 5,
+                record.key,
+                False,
+                "id",
+                record.id,
+                "thumbs_up",
+                "boolean",
+                liked,
+            )
+        )
+    recorder.start()
+    recorder.close(60)
 
 
-def send_requests(url: str, stop: threading.Event, number: int) -> None:
-    """One client after the other, until ``stop``."""
-    rounds = 0
-    with httpx.Client(base_url=url, timeout=30) as client:
-        while not stop.is_set():
-            rounds += 1
-            models = ["support-chat", "support-chat", "small", "support"]
-            model = "suport-chat" if rounds % 9 == 0 else models[(rounds + number) % len(models)]
-            if number == 0:
-                model = "reports"
-            body: dict[str, Any] = {"model": model, "stream": True, "max_tokens": 64}
-            body["messages"] = [{"role": "user", "content": "Hello"}]
-            body["stream_options"] = {"include_usage": True}
-            client.post("/v1/chat/completions", json=body, headers={"x-interlingua-explain": "1"})
-            stop.wait(0.1 + 0.3 * (rounds % 7 == number))
+def send_explained_request(url: str) -> str:
+    """Send requests to the pool until one succeeds, and return its id."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for number in range(60):
+            request_id = f"order-{4711 + number}"
+            headers = {"x-interlingua-explain": "1", "x-request-id": request_id}
+            if send_chat(client, "small", **headers).is_success:
+                return request_id
+            time.sleep(0.5)  # until the worker's next health check
+    raise AssertionError("the pool answered no request")
 
 
 @pytest.fixture(scope="module")
-def admin_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The admin listener of a gateway that has served clients and still does."""
-    folder, stop = tmp_path_factory.mktemp("screenshots"), threading.Event()
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway before a pool of two workers, of which one does not exist."""
     words = ", ".join(["Revenue", '" rose"', '" by"', '" a"', '" tenth"'] * 8)
-    with ExitStack() as stack:
-        worker, _ = stack.enter_context(serve(folder, "worker", WORKER))
-        text = GATEWAY.replace("WORKER", worker).replace("WORDS", words)
-        url, admin = stack.enter_context(serve(folder, "gateway", text))
-        clients = [threading.Thread(target=send_requests, args=(url, stop, n)) for n in range(4)]
-        for client in clients:
-            client.start()
-        time.sleep(SECONDS)
-        yield admin
-        stop.set()
-        for client in clients:
-            client.join()
+    text = GATEWAY.replace("WORDS", words).replace("NO_WORKER", NO_WORKER)
+    program = ("-c", PROGRAM)
+    folder = tmp_path_factory.mktemp("screenshots")
+    for number, model in enumerate(("support-chat", "reports", "small")):
+        write_month(
+            folder / "usage.sqlite", 900 // (number + 1), model, ("web-shop", "back-office")
+        )
+    write_feedback(folder / "usage.sqlite")
+    with (
+        run_gateway(tmp_path_factory.mktemp("worker"), WORKER, program) as worker,
+        run_gateway(
+            folder,
+            text.replace("WORKER", worker.client),
+            program,
+        ) as running,
+    ):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def traffic(gateway: Gateway) -> Iterator[Traffic]:
+    """Present requests to the gateway, after past ones."""
+    clients = Traffic(gateway.client)
+    time.sleep(SECONDS)
+    yield clients
+    clients.stop()
 
 
 @pytest.fixture
-def tab(browser: Browser, admin_url: str) -> Iterator[Page]:
+def tab(browser: Browser, gateway: Gateway, traffic: Traffic) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1200, "height": 760}, color_scheme="light")
     page = context.new_page()
-    page.goto(admin_url)
+    page.goto(gateway.admin)
     page.get_by_role("cell", name="support-chat").first.wait_for()
     yield page
     context.close()
@@ -143,39 +202,81 @@ def take(page: Page, name: str, folder: Path) -> None:
     assert target.stat().st_size > 10_000
 
 
-def test_screenshots_show_the_views_with_real_traffic(tab: Page, tmp_path: Path) -> None:
-    expect(tab.get_by_text("health checks fail")).to_be_visible()
-    expect(tab.get_by_role("cell", name="ModelNotFound")).to_be_visible()
-    take(tab, "status", tmp_path)
-
-    tab.get_by_role("link", name="Requests", exact=True).click()
-    expect(tab.get_by_role("row").filter(has_text="streaming").first).to_be_visible()
-    take(tab, "requests", tmp_path)
-    finished = tab.get_by_role("row").filter(has=tab.get_by_text("ok", exact=True))
-    finished.filter(has_text="small@1").get_by_role("link").first.click()
-    expect(tab.get_by_role("dialog")).to_contain_text("upstream")
-    expect(tab.get_by_role("dialog")).not_to_contain_text("sk-of-the-worker")
-    take(tab, "request", tmp_path)
+def prepare_views_of_the_store(tab: Page) -> Iterator[str]:
+    """Open what the usage store is shown in, and yield its name."""
+    tab.get_by_role("button", name="Time to first token of support-chat@1").click()
+    dialog = tab.get_by_role("dialog", name="Time to first token: support-chat@1")
+    dialog.get_by_label("Range").select_option("7d")
+    expect(dialog).to_contain_text("from the usage store")
+    yield "chart"
     tab.keyboard.press("Escape")
 
-    tab.get_by_role("link", name="Playground", exact=True).click()
+    open_view(tab, "Usage")
+    expect(tab.get_by_role("img", name="Tokens per day")).to_be_visible()
+    yield "usage"
+
+    open_view(tab, "Experiments")
+    expect(tab.get_by_role("img", name="thumbs_up, difference")).to_be_visible()
+    expect(tab.locator(".decision")).to_contain_text("Go on")
+    yield "experiments"
+
+
+def prepare_views(tab: Page, gateway: Gateway, traffic: Traffic) -> Iterator[str]:
+    """Open every view with content, and yield its name."""
+    missing = tab.get_by_role("cell", name=NO_WORKER, exact=True)
+    expect(tab.get_by_role("row").filter(has=missing)).to_contain_text("health checks fail")
+    expect(tab.get_by_role("cell", name="ModelNotFound", exact=True)).to_be_visible()
+    yield "status"
+
+    yield from prepare_views_of_the_store(tab)
+
+    open_view(tab, "Requests")
+    expect(tab.get_by_role("row").filter(has_text="streaming").first).to_be_visible()
+    yield "requests"
+
+    traffic.stop()  # so that the request is still listed and explained when it is opened
+    request_id = send_explained_request(gateway.client)
+    tab.get_by_role("link", name=f"details of request {request_id}").click()
+    details = tab.get_by_role("dialog", name=f"Request {request_id}")
+    expect(details).to_contain_text("upstream")
+    expect(details).not_to_contain_text("sk-of-the-worker")
+    yield "request"
+    tab.keyboard.press("Escape")
+    expect(details).to_be_hidden()
+
+    open_view(tab, "Playground")
     tab.get_by_label("System").fill("You answer politely.")
     tab.get_by_label("Prompt").fill("My order has not arrived.")
     tab.get_by_label("Compare two models").check()
     tab.get_by_role("combobox", name="Model", exact=True).fill("support-chat@1")
     tab.get_by_role("combobox", name="Second model").fill("support-chat@2")
     tab.get_by_role("button", name="Send").click()
-    expect(tab.get_by_text("in total")).to_have_count(2)
-    take(tab, "playground", tmp_path)
+    assert read_response(tab) == "Thank you for your patience."
+    assert read_response(tab, "Second model") == "Thanks for waiting!"
+    yield "playground"
 
-    tab.get_by_role("link", name="Configuration", exact=True).click()
-    expect(tab.locator("pre")).to_contain_text("support-chat")
-    expect(tab.locator("pre")).not_to_contain_text("sk-of-the-worker")
-    take(tab, "configuration", tmp_path)
+    open_view(tab, "Configuration")
+    configuration = tab.get_by_label("The configuration, secrets masked")
+    expect(configuration).to_contain_text("support-chat")
+    expect(configuration).not_to_contain_text("sk-of-the-worker")
+    yield "configuration"
 
-    tab.get_by_role("link", name="API", exact=True).click()
+    open_view(tab, "API")
     tab.get_by_label("Search").fill("/v1/chat/completions")
     tab.locator("summary:visible", has_text="/v1/chat/completions").first.click()
-    tab.get_by_role("region", name="Try").get_by_role("button", name="Send").click()
-    expect(tab.get_by_text("status 200")).to_be_visible()
-    take(tab, "api", tmp_path)
+    form = tab.get_by_role("region", name="Try POST /v1/chat/completions", exact=True)
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_role("status")).to_contain_text("status 200")
+    yield "api"
+
+
+def test_screenshots_show_the_views_with_real_traffic(
+    tab: Page, gateway: Gateway, traffic: Traffic, tmp_path: Path
+) -> None:
+    names = []
+    for name in prepare_views(tab, gateway, traffic):
+        take(tab, name, tmp_path)
+        names.append(name)
+
+    assert names[:4] == ["status", "chart", "usage", "experiments"]
+    assert names[4:] == ["requests", "request", "playground", "configuration", "api"]

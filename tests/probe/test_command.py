@@ -1,4 +1,4 @@
-"""The command that probes a worker, as its users run it: against a worker in its own process."""
+"""The probe command run against a worker process."""
 
 import json
 import re
@@ -22,12 +22,11 @@ SECRET = "sk-of-great-worth"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A gateway that is the worker here."""
+    """A gateway that plays the worker."""
     file = tmp_path_factory.mktemp("worker") / "worker.yaml"
     file.write_text(PARROT, "utf-8")
     worker = Command("serve", str(file))
-    worker.serving()
-    yield re.findall(r"http://[\w.:]+", worker.read_output())[0]
+    yield worker.serving()
     worker.close()
 
 
@@ -53,6 +52,7 @@ def test_table_lists_each_probe_and_the_totals(url: str) -> None:
     assert len(rows) == len(PROBES)
     assert re.fullmatch(r"\d\d passed, 0 failed, \d\d not offered", last)
     assert re.fullmatch(r"health +passed +/v1/models is answered 200", rows[0])
+
     columns = {re.match(r"\S+ +", row).end() for row in rows}  # type: ignore[union-attr]
     assert len(columns) == 1
 
@@ -73,7 +73,7 @@ def test_json_output_lists_each_probe_and_the_totals(url: str) -> None:
 
 
 def test_write_option_saves_unsupported_parameters(url: str, tmp_path: Path) -> None:
-    """What speaks the protocol of another kind of worker does not honour all of it."""
+    """A worker of another kind with the same protocol does not support all parameters."""
     file = tmp_path / "found.yaml"
 
     result = run_probe_command(
@@ -90,19 +90,30 @@ def test_write_option_saves_unsupported_parameters(url: str, tmp_path: Path) -> 
     assert {"# protocol: openai", "# profile: openai", "# model: parrot"} <= {*written.splitlines()}
     assert result.returncode == 1
     assert "\n# quirk of " in written
+
     setting = msgspec.yaml.decode(written)
     unsupported = re.search(r"^not supported: (.*)$", result.stdout, re.MULTILINE)[1].split(", ")  # type: ignore[index]
     assert setting == {"unsupported_parameters": unsupported}
 
 
-@pytest.mark.parametrize("way", ["variable", "file"])
+def test_results_are_printed_even_if_the_file_can_not_be_written(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "none" / "found.yaml"
+
+    result = run_openai_probe(url, "--model", "parrot", "--only", "stop", "--write", str(file))
+
+    assert result.returncode == 2
+    assert "1 passed, 0 failed, 0 not offered" in result.stdout
+    assert f"{file} can't be written: No such file or directory" in result.stderr
+
+
+@pytest.mark.parametrize("source", ["variable", "file"])
 def test_key_from_environment_or_file_is_never_printed(
-    url: str, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text(f"{SECRET}\n", "utf-8")
-    if way == "variable":
+    if source == "variable":
         monkeypatch.setenv("INTERLINGUA_KEY", SECRET)
-    arguments = [] if way == "variable" else ["--key-file", str(tmp_path / "key")]
+    arguments = [] if source == "variable" else ["--key-file", str(tmp_path / "key")]
 
     result = run_openai_probe(url, "--model", "parrot", *arguments)
 

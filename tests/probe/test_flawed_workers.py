@@ -1,4 +1,4 @@
-"""The probes of a worker, against workers that do one thing wrong: it must be found."""
+"""The probes find the one flaw of each worker."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ _encode = msgspec.json.encode
 
 
 class FlawedWorker(Struct):
-    """A worker of chats that says back what it is told, word by word, but for its flaw."""
+    """A chat worker that echoes the prompt word by word, with one flaw."""
 
     flaw: str = ""
     numbers: Any = msgspec.field(default_factory=itertools.count)
@@ -145,7 +145,7 @@ class FlawedWorker(Struct):
 
 
 def _read_limit(body: JsonObject) -> Any:
-    """The limit of tokens, by either of its names; 100 without one."""
+    """Return max_tokens by either of its names, by default 100."""
     return body.get("max_completion_tokens", body.get("max_tokens", 100))
 
 
@@ -154,7 +154,7 @@ def _encode_event(what: Any) -> bytes:
 
 
 FLAWS: list[tuple[str, str, str, str]] = [
-    # the flaw, the probe that finds it, what that says, the fields that are not to be used
+    # the flaw, the probe that finds it, its finding, and the unsupported fields
     ("never ready", "health", "/v1/models is answered 503", ""),
     ("does not count", "usage-whole", "the response has no usage", ""),
     ("does not count", "usage-stream", "the response has no usage", ""),
@@ -238,7 +238,7 @@ async def test_failing_worker_yields_no_unsupported_parameters() -> None:
 
 
 async def test_swapped_concurrent_responses_are_detected() -> None:
-    """Each of those that come together gets the answer to the one before it."""
+    """Each concurrent request gets the response to the one before it."""
     good = FlawedWorker()
     received: list[ReceivedRequest] = []
 
@@ -317,7 +317,7 @@ async def test_accepting_any_model_name_is_reported_as_a_quirk() -> None:
 
 
 async def test_malformed_responses_do_not_abort_the_probes() -> None:
-    """Whatever comes: each probe has its verdict, and its time."""
+    """Each probe has a verdict in time, whatever the worker sends."""
     numbers = itertools.count()
     replies = [
         b"HTTP/1.1 200 OK\r\n\r\nx",

@@ -1,4 +1,4 @@
-"""The probes of a worker, against workers that do everything right: none may fail."""
+"""The probes pass for correct workers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -26,13 +26,13 @@ models:
   parrot: {backend: parrot}
   vectors: {backend: parrot, task: embedding}
 """
-"""It says back what it is told, and so can be asked for anything."""
+"""A gateway that echoes prompts, so that a probe can request any text."""
 
 Respond = Callable[[ReceivedRequest], bytes]
 
 
 class StubWorkerServer:
-    """A worker that makes each answer up from its request."""
+    """A worker that computes each response from its request."""
 
     def __init__(self, respond: Respond) -> None:
         self._respond = respond
@@ -50,17 +50,17 @@ class StubWorkerServer:
             split = (line.partition(":") for line in lines)
             headers = {name.lower(): value.strip() for name, _, value in split}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
-            answer = self._respond(ReceivedRequest(method, path, headers, body, 0))
-            writer.write(answer)
+            response = self._respond(ReceivedRequest(method, path, headers, body, 0))
+            writer.write(response)
             await writer.drain()
-            if not answer.endswith((b"\r\n\r\n", b"}", b"]", b"ok")):
-                break  # cut in the middle
+            if not response.endswith((b"\r\n\r\n", b"}", b"]", b"ok")):
+                break  # truncated
 
 
 async def probe_worker(
     url: str, protocol: UpstreamAdapter, *, only: str = "", mode: str = "chat", **target: Any
 ) -> dict[str, ProbeResult]:
-    """What each probe finds; ``only`` those of these names."""
+    """Return the findings by probe, of all probes or ``only`` some."""
     chosen = [one for one in PROBES if not only or one.name in only.split()]
     assert len(chosen) == len(only.split()) or not only
     results = WorkerTarget(url, mode=mode, **{"model": "parrot"} | target)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def filter_outcomes(results: dict[str, ProbeResult], outcome: str) -> dict[str, 
     return {name: one.detail for name, one in results.items() if one.outcome == outcome}
 
 
-WAYS: list[tuple[str, str | None, str, str, int]] = [
+WORKER_KINDS: list[tuple[str, str | None, str, str, int]] = [
     ("openai", None, "", "chat", 90),
     ("openai", "vllm", "", "chat", 98),
     ("openai", "vllm", "", "prompt", 85),
@@ -96,11 +96,11 @@ def test_probe_names_are_unique_and_at_least_40() -> None:
     assert all(one.what.endswith(".") for one in PROBES)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda one: "-".join(map(str, one[:4])))
+@pytest.mark.parametrize("kind", WORKER_KINDS, ids=lambda one: "-".join(map(str, one[:4])))
 async def test_gateway_passes_all_probes_as_a_worker(
-    serve: Serve, way: tuple[str, str | None, str, str, int]
+    serve: Serve, kind: tuple[str, str | None, str, str, int]
 ) -> None:
-    protocol, profile, prefix, expected, least = way
+    protocol, profile, prefix, expected, least = kind
     gateway = await serve(PARROT)
 
     results = await probe_worker(
@@ -158,11 +158,11 @@ async def test_key_is_sent_and_masked_in_the_report(serve: Serve) -> None:
     assert "Bearer *** may not" in results["whole"].detail
 
 
-# --- a worker for which there is no gateway -------------------------------------------------------
+# --- a worker that no gateway can play ------------------------------------------------------------
 
 
 def respond_as_tgi(request: ReceivedRequest) -> bytes:
-    """Hugging Face's server, as far as the probes of prompts go: it says its prompt's words."""
+    """Answer like TGI, as far as the probes need it: it echoes the prompt's words."""
     match request.method, request.path:
         case "GET", "/health":
             return make_reply(b"")

@@ -1,4 +1,4 @@
-"""What was found of workers, as a pool of them uses it: what they don't do is not asked of them."""
+"""Unsupported parameters found by probes are pool settings, and are not sent to the workers."""
 
 from textwrap import indent
 from typing import Any
@@ -19,7 +19,7 @@ CHAT: JsonObject = {"model": "m", "messages": [{"role": "user", "content": "one 
 
 
 def build_config(url: str, unsupported: str = "", protocols: str = "openai") -> str:
-    """A configuration; ``unsupported`` is what stands in the pool beside the workers."""
+    """Build a configuration with the pool's ``unsupported`` setting."""
     return f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [{protocols}]}}]
 models: {{m: {{backend: a, model: parrot}}}}
@@ -35,8 +35,8 @@ def format_unsupported_parameters(*parameters: str) -> str:
     return f"unsupported_parameters: [{', '.join(parameters)}]"
 
 
-async def send_chat(running: RunningGateway, **more: Any) -> tuple[JsonObject, str]:
-    reply = await running.http.post("/v1/chat/completions", json=CHAT | more)
+async def send_chat(running: RunningGateway, **fields: Any) -> tuple[JsonObject, str]:
+    reply = await running.http.post("/v1/chat/completions", json=CHAT | fields)
     assert reply.status_code == 200, reply.text
     body: JsonObject = reply.json()
     return body, reply.headers.get("x-interlingua-loss", "")
@@ -47,7 +47,7 @@ def list_texts(answer: JsonObject) -> list[str]:
 
 
 async def test_unsupported_parameter_found_by_a_probe_is_emulated(serve: Serve) -> None:
-    """From the probes to the answer: a worker that leaves its stops in the text."""
+    """From the probes to the response: the worker ignores stop strings."""
     async with StubWorkerServer(FlawedWorker("leaves the stop")).serving() as worker:
         results = list((await probe_worker(worker.url, create_adapter("openai"))).values())
         whom = report.ProbedWorker(worker.url, "openai", "openai", "parrot")
@@ -66,12 +66,12 @@ async def test_unsupported_parameter_found_by_a_probe_is_emulated(serve: Serve) 
 
 
 async def test_unsupported_parameters_are_not_sent_to_the_worker(serve: Serve) -> None:
-    seen: list[JsonObject] = []
+    bodies: list[JsonObject] = []
     good = FlawedWorker("knows no n")
 
     def watched(request: ReceivedRequest) -> bytes:
         if request.method == "POST":
-            seen.append(msgspec.json.decode(request.body))
+            bodies.append(msgspec.json.decode(request.body))
         return good(request)
 
     async with StubWorkerServer(watched).serving() as worker:
@@ -88,36 +88,38 @@ async def test_unsupported_parameters_are_not_sent_to_the_worker(serve: Serve) -
 
     assert list_texts(several) == ["one two three four"] * 3
     assert set(lost.split(",")) == {"n=emulated", "top_p=dropped"}
-    assert len(seen) == 4
-    assert not any({"n", "top_p"} & one.keys() for one in seen)
+    assert len(bodies) == 4
+    assert not any({"n", "top_p"} & one.keys() for one in bodies)
     assert (list_texts(plain), nothing) == (["one two three four"], "")
     assert strict.status_code == 400
 
 
 async def test_unsupported_parameter_in_the_body_disables_passthrough(serve: Serve) -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
     good = FlawedWorker()
 
     def watched(request: ReceivedRequest) -> bytes:
-        seen.append(request.body)
+        bodies.append(request.body)
         return good(request)
 
     async with StubWorkerServer(watched).serving() as worker:
         running = await serve(
             build_config(worker.url, format_unsupported_parameters("sampling.top_p"))
         )
-        for more in (b"", b',"top_p":0.50'):
-            request_body = msgspec.json.encode(CHAT)[:-1] + b',"temperature":0.50' + more + b"}"
+        for extra_json in (b"", b',"top_p":0.50'):
+            request_body = (
+                msgspec.json.encode(CHAT)[:-1] + b',"temperature":0.50' + extra_json + b"}"
+            )
             await running.http.post("/v1/chat/completions", content=request_body)
 
-    relayed, translated = (body for body in seen if body)
+    relayed, translated = (body for body in bodies if body)
     assert b"0.50" in relayed
     assert b"0.50" not in translated
     assert b"top_p" not in translated
 
 
 def test_written_unsupported_parameters_are_valid_pool_settings() -> None:
-    """Whatever a worker has said."""
+    """This holds for any finding."""
     odd = "cost: $5 ${HOME} \"quoted\" 'and' {braces} # x\\n é 日本\n- a\u2028b\x00"
     results = [
         ProbeResult("whole", "w", "passed"),
@@ -132,6 +134,7 @@ def test_written_unsupported_parameters_are_valid_pool_settings() -> None:
 
     assert isinstance(pool, PoolSettings)
     assert pool.unsupported_parameters == ("n", "sampling.seed")
+
     comments = [line for line in written.splitlines() if line.startswith("#")]
     assert len(comments) == len(written.splitlines()) - 1
     assert comments[2:] == [

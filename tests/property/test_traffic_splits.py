@@ -1,4 +1,4 @@
-"""Laws of the split: shares as they are weighted, and nobody moved who need not be."""
+"""Properties of traffic splits: shares follow the weights, and no user moves unnecessarily."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ USERS = [f"user-{n}" for n in range(100_000)]
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-_", min_size=1, max_size=8)
 weights = st.dictionaries(names, st.integers(1, 100), min_size=1, max_size=5)
 people = st.lists(st.text(max_size=20), min_size=1, max_size=40, unique=True)
-laws = settings(max_examples=100)  # each holds many people
+laws = settings(max_examples=100)  # each example has many users
 
 
 def assign_versions(split: TrafficSplit, users: Sequence[str]) -> Mapping[str, str]:
@@ -27,7 +27,7 @@ def assign_versions(split: TrafficSplit, users: Sequence[str]) -> Mapping[str, s
 def count_moves(
     before: TrafficSplit, after: TrafficSplit, users: Sequence[str]
 ) -> Counter[tuple[str, str]]:
-    """How many went from one arm to another."""
+    """Return the number of users moved from one version to another."""
     was, now = assign_versions(before, users), assign_versions(after, users)
     return Counter((was[user], now[user]) for user in users if was[user] != now[user])
 
@@ -88,7 +88,7 @@ def test_added_version_takes_users_from_each_version_in_proportion() -> None:
     assert abs(moved["1", "3"] / moved["2", "3"] - 2) < 0.2
 
 
-# --- whatever the weights -------------------------------------------------------------------------
+# --- any weights ----------------------------------------------------------------------------------
 
 
 @laws
@@ -97,10 +97,11 @@ def test_version_with_increased_weight_loses_no_users(
     weights: dict[str, int], name: str, users: list[str], data: st.DataObject
 ) -> None:
     grown = data.draw(st.sampled_from(sorted(weights)))
-    more = weights | {grown: weights[grown] + data.draw(st.integers(1, 100))}
+    increased = weights | {grown: weights[grown] + data.draw(st.integers(1, 100))}
 
     assert {
-        now for _, now in count_moves(TrafficSplit(weights, name), TrafficSplit(more, name), users)
+        now
+        for _, now in count_moves(TrafficSplit(weights, name), TrafficSplit(increased, name), users)
     } <= {grown}
 
 
@@ -165,4 +166,4 @@ def test_random_pick_never_selects_a_version_of_weight_zero(
 
 
 def reject_random_draw() -> float:
-    raise AssertionError("luck was asked")
+    raise AssertionError("a random number was drawn")

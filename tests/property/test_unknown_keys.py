@@ -1,18 +1,21 @@
-"""A key that nobody listed, at any level of a request, is kept, reported or refused.
+"""An unknown key at any level of a request is kept, reported or rejected.
 
-Each object of a request of each client protocol gets such a key in turn, for a worker of each
-protocol. So no level and no pair can be forgotten.
+Each object in a request of each client protocol gets an unknown key in turn, for a worker of each
+protocol, so no level and no pair can be forgotten.
 """
 
 import asyncio
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from backends.interfaces import Deadline, RequestContext
+from backends.pool.attempt import filter_headers
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
 from gateway.config.registry import load_symbol
@@ -21,9 +24,22 @@ from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.routing.router import RequestDefaults, Router, Target, compile_model
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
-from protocols.core.catalog import ModelInfo
-from protocols.core.errors import ClientError, UnknownParameter
-from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.catalog import ModelInfo, ModelTask
+from protocols.core.errors import (
+    ClientError,
+    InvalidParameter,
+    UnknownParameter,
+    UnsupportedFeature,
+)
+from protocols.core.interfaces import (
+    ClientRequest,
+    ResponseContext,
+    UpstreamRequest,
+    get_own_headers,
+)
+from protocols.core.loss import UnsupportedParameter
+from tests.protocols import find_rows
+from tests.support.request_bodies import BODIES
 
 KEY = "x_unknown"
 VALUE = "value-of-the-unknown-key"
@@ -53,6 +69,47 @@ PARTS: dict[str, Any] = {
             ],
         }
     ],
+}
+OPTIONS: dict[str, Any] = {
+    **CHAT,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}},
+    "metadata": {"a": "b"},
+}
+DATABRICKS_OPTIONS = {
+    **{key: one for key, one in OPTIONS.items() if not key.startswith("stream")},
+    "model": None,
+}
+"""The service rejects options of streams."""
+MINDIE_OPTIONS = {
+    **{key: one for key, one in OPTIONS.items() if key not in ("stream_options", "metadata")}
+}
+"""The server has no such fields."""
+ALLOWED_TOOLS: dict[str, Any] = {
+    **CHAT,
+    "tool_choice": {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "auto",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+    },
+}
+FUNCTIONS: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "f", "arguments": "{}"},
+        },
+        {"role": "function", "name": "f", "content": "1"},
+    ],
+    "functions": [FUNCTION],
+    "function_call": {"name": "f"},
 }
 MESSAGES: dict[str, Any] = {
     "model": "m",
@@ -117,10 +174,26 @@ RESPONSES: dict[str, Any] = {
     "reasoning": {"effort": "low"},
     "text": {"format": {"type": "text"}},
 }
-REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+TENSORS: dict[str, Any] = {
+    "inputs": [
+        {
+            "name": "text_input",
+            "datatype": "BYTES",
+            "shape": [1],
+            "data": ["hi"],
+            "parameters": {},
+        }
+    ],
+    "outputs": [{"name": "text_output", "parameters": {}}],
+    "parameters": {"max_tokens": 5},
+}
+DETAILED_REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "openai": (
         ("/v1/chat/completions", CHAT),
         ("/v1/chat/completions", PARTS),
+        ("/v1/chat/completions", OPTIONS),
+        ("/v1/chat/completions", ALLOWED_TOOLS),
+        ("/v1/chat/completions", FUNCTIONS),
         ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 5}),
         ("/v1/embeddings", {"model": "m", "input": "hi"}),
         ("/v1/responses", RESPONSES),
@@ -131,22 +204,63 @@ REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("/v1/chat/completions", CHAT),
         ("/generate", {"inputs": "hi", "parameters": {"temperature": 0.5}}),
     ),
-    "databricks": (("/serving-endpoints/m/invocations", {**CHAT, "model": None}),),
-    "ovms": (("/v3/chat/completions", CHAT), ("/v3/chat/completions", PARTS)),
-    "mindie": (("/v1/chat/completions", CHAT), ("/generate", {"model": "m", "prompt": "hi"})),
-    "triton": (("/v2/models/m/generate", {"text_input": "hi", "parameters": {"max_tokens": 5}}),),
+    "databricks": (
+        ("/serving-endpoints/m/invocations", {**CHAT, "model": None}),
+        ("/serving-endpoints/m/invocations", DATABRICKS_OPTIONS),
+    ),
+    "ovms": (
+        ("/v3/chat/completions", CHAT),
+        ("/v3/chat/completions", PARTS),
+        ("/v3/chat/completions", OPTIONS),
+    ),
+    "mindie": (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", PARTS),
+        ("/v1/chat/completions", MINDIE_OPTIONS),
+        ("/generate", {"model": "m", "prompt": "hi"}),
+        ("/v2/models/m/generate", {"text_input": [{"type": "text", "text": "hi"}]}),
+    ),
+    "triton": (
+        ("/v2/models/m/generate", {"text_input": "hi", "parameters": {"max_tokens": 5}}),
+        ("/v2/models/m/infer", TENSORS),
+    ),
+    **find_rows("REQUESTS"),
+}
+
+
+def add_small_requests(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the detailed requests of a protocol, and a small one for each other operation."""
+    client = build_adapter(name, None, {})
+    router = PathRouter([AdapterMount(client)])
+    operations = set()
+    for path, body in DETAILED_REQUESTS[name]:
+        operations.add(router.find_endpoint("POST", path).endpoint.operation)
+        yield path, body
+    for endpoint in client.endpoints:
+        is_translated = endpoint.task in ("generate", "tokenize")
+        if is_translated and endpoint.operation not in operations | NOT_TRANSLATED:
+            operations.add(endpoint.operation)
+            model = {} if "{" in endpoint.path else {"model": "m"}
+            body = BODIES[name][endpoint.operation]
+            yield re.sub(r"\{[^}]*\}", "m", endpoint.path), {**model, **body}
+
+
+NOT_TRANSLATED = {"nothing"}
+"""OVMS's paths that no request reaches."""
+REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    name: tuple(add_small_requests(name)) for name in PROTOCOLS
 }
 
 
 def list_requests() -> Iterator[Any]:
-    """A client protocol, a path and a body."""
+    """Return a client protocol, a path and a body for each request."""
     for name, requests in REQUESTS.items():
         for i, (path, body) in enumerate(requests):
             yield pytest.param(name, path, body, id=f"{name}{path}#{i}")
 
 
 def list_workers() -> Iterator[Any]:
-    """Each protocol of workers, in each of its profiles."""
+    """Return each worker protocol in each of its profiles."""
     for name, reference in PROTOCOLS.items():
         kind = load_symbol(reference)
         if hasattr(kind, "encode_request"):
@@ -157,7 +271,7 @@ def list_workers() -> Iterator[Any]:
 
 
 def list_places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of each object in a body."""
+    """Return the path of each object in a body."""
     if isinstance(value, dict):
         yield at
         for key, inner in value.items():
@@ -186,9 +300,18 @@ def clock() -> float:
 def prepare(
     client: Any, worker: Any, path: str, body: Mapping[str, Any], **model: Any
 ) -> tuple[bytes, list[str]]:
-    """What the worker gets, and the reported fields. Raises ClientError."""
+    """Return the worker's body and the reported fields. Raises ClientError."""
+    sent, losses = prepare_request(client, worker, path, body, **model)
+    return sent.body, [one.field for one in losses]
+
+
+def prepare_request(
+    client: Any, worker: Any, path: str, body: Mapping[str, Any], **model: Any
+) -> tuple[UpstreamRequest, tuple[UnsupportedParameter, ...]]:
+    """Return the worker's request and what is reported. Raises ClientError."""
     backend = asyncio.run(build_pool(worker))
-    info = ModelInfo("m", (), max_tokens=model.get("max_tokens"))
+    task: ModelTask = "embedding" if "embed" in path else "chat"
+    info = ModelInfo("m", (), task, max_tokens=model.get("max_tokens"))
     target = Target("1", "w", backend, "b")
     compiled = compile_model(
         info,
@@ -200,7 +323,13 @@ def prepare(
     route = Router({"m": compiled}, draw=clock).route("m")
     match = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
     call = ClientRequest(
-        match.endpoint, match.params, HEADERS, "", msgspec.json.encode(body), path, "r"
+        match.endpoint,
+        match.params,
+        {**HEADERS, **model.get("headers", {})},
+        model.get("query", ""),
+        msgspec.json.encode(body),
+        path,
+        "r",
     )
     context = ResponseContext("r", 1, "m", "1", "w", clock, settings=compiled.settings)
     attempt = TargetAttempt(
@@ -216,7 +345,9 @@ def prepare(
         sent = prepared.passthrough.upstream_request
     else:
         sent = worker.encode_request(prepared.request)
-    return sent.body, [one.field for one in attempt.unsupported_parameters]
+    wire, headers = filter_headers(sent, attempt.context, get_own_headers(worker))
+    wire = replace(wire, headers=wire.headers + headers)
+    return wire, attempt.unsupported_parameters
 
 
 _pools: dict[int, PoolBackend] = {}
@@ -234,8 +365,12 @@ async def build_pool(adapter: Any) -> PoolBackend:
 
 
 def is_reported(place: tuple[Any, ...], reported: list[str]) -> bool:
-    """Whether the key is reported, or the whole field that it stands in."""
-    return any(KEY in field for field in reported) or (bool(place) and place[0] in reported)
+    """Return whether the path of the key, or of an object that contains it, is reported."""
+    path = [*map(str, place), KEY]
+    paths = [[step for step in re.split(r"[.\[\]]+", field) if step] for field in reported]
+    if path[0] == "parameters":  # Triton's may stand beside it as well
+        paths += [["parameters", *one] for one in paths]
+    return any(one == path[: len(one)] for one in paths)
 
 
 @pytest.mark.parametrize("worker", list(list_workers()))
@@ -245,6 +380,7 @@ def test_an_unknown_key_is_kept_reported_or_refused(
 ) -> None:
     client = build_adapter(name, None, {})
     lost = []
+
     for place in list_places(body):
         try:
             sent, reported = prepare(client, worker, path, add_key(body, place))
@@ -256,23 +392,35 @@ def test_an_unknown_key_is_kept_reported_or_refused(
     assert lost == []
 
 
+@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
+def test_an_unknown_query_parameter_is_reported_or_refused(
+    name: str, path: str, body: dict[str, Any], worker: Any
+) -> None:
+    client = build_adapter(name, None, {})
+
+    try:
+        _, reported = prepare(client, worker, path, body, query=f"{KEY}={VALUE}")
+    except ClientError:
+        return
+
+    assert f"query.{KEY}" in reported
+
+
 @pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
 def test_the_requests_are_valid(name: str, path: str, body: dict[str, Any]) -> None:
-    """Otherwise the law above would hold because each is refused."""
+    """Otherwise the property would hold because every request is rejected."""
     sent, reported = prepare(build_adapter(name, None, {}), VLLM, path, body)
 
-    assert b"hi" in sent
+    assert any(one in sent for one in (b"hi", b'"a"', b"[1"))
     assert not [one for one in reported if KEY in one]
 
 
 VLLM = build_adapter("openai", "vllm", {})
 SAME_PROTOCOL: Mapping[str, Any] = {
-    "openai": VLLM,
-    "anthropic": build_adapter("anthropic", None, {}),
-    "databricks": build_adapter("databricks", None, {}),
-    "ovms": build_adapter("ovms", None, {}),
-    "mindie": build_adapter("mindie", None, {}),
-    "tgi": build_adapter("tgi", None, {}),
+    name: VLLM if name == "openai" else build_adapter(name, None, {})
+    for name, reference in PROTOCOLS.items()
+    if hasattr(load_symbol(reference), "encode_request")
 }
 MODELS: Mapping[str, dict[str, Any]] = {
     "plain": {},
@@ -282,52 +430,84 @@ MODELS: Mapping[str, dict[str, Any]] = {
     },
     "strict": {"on_loss": "reject"},
 }
-REPORTED = frozenset({("tgi", "/generate")})
-"""Endpoints whose workers get known fields only: unknown ones are reported."""
+REPORTED = frozenset(
+    {("tgi", "/"), ("tgi", "/generate"), ("tgi", "/generate_stream"), ("tgi", "/v1/completions"),
+     ("mindie", "/v2/models/m/generate"), ("mindie", "/v2/models/m/infer"),
+     ("triton", "/v2/models/m/infer"), ("openai", "/v1/ranking"),
+     ("openai", "/v1/responses/input_tokens")}
+)  # fmt: skip
+"""Endpoints whose workers get known fields only, or another form: others are reported."""
 SETTINGS_FIELDS = (
     "max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "temperature",
 )  # fmt: skip
-"""The fields that the limit and the default name."""
+"""The fields that the limit and the default change."""
+
+
+CLIENT_OPTIONS: Mapping[str, tuple[dict[str, Any], ...]] = {
+    "anthropic": ({}, {"mid_system": "fold"}, {"server_tools": "drop"}, {"over_limit": "error"}),
+}
+"""Options of listeners that change no request without what they name."""
 
 
 def list_same_protocol_requests() -> Iterator[Any]:
     for name, path, body in (one.values for one in list_requests()):
-        if name in SAME_PROTOCOL and (name, path) not in REPORTED:
+        if name in SAME_PROTOCOL:
             worker = RESPONSES_WORKER if path.endswith("/responses") else SAME_PROTOCOL[name]
-            yield pytest.param(name, path, body, worker, id=f"{name}{path}")
+            if body is ALLOWED_TOOLS:  # vLLM has no such choice
+                worker = RESPONSES_WORKER
+            for options in CLIENT_OPTIONS.get(name, ({},)):
+                shown = "".join(f"-{key}-{one}" for key, one in options.items())
+                client = build_adapter(name, None, options)
+                yield pytest.param(client, path, body, worker, id=f"{name}{path}{shown}")
 
 
 RESPONSES_WORKER = build_adapter("openai", "openai", {"worker_api": "both"})
 
 
-@pytest.mark.parametrize(("name", "path", "body", "worker"), list(list_same_protocol_requests()))
+@pytest.mark.parametrize(("client", "path", "body", "worker"), list(list_same_protocol_requests()))
 def test_a_worker_of_the_client_s_protocol_gets_each_unknown_key_whatever_the_model_s_settings(
-    name: str, path: str, body: dict[str, Any], worker: Any
+    client: Any, path: str, body: dict[str, Any], worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
     failures = []
+
     for place in list_places(body):
-        bodies: dict[str, Any] = {}
+        shown = ".".join(map(str, place))
+        outcomes: dict[str, Any] = {}
         for model, settings in MODELS.items():
             try:
-                sent, reported = prepare(client, worker, path, add_key(body, place), **settings)
-            except UnknownParameter:  # as the real server refuses it
-                bodies[model] = None
+                changed = add_key(body, place)
+                sent, losses = prepare_request(client, worker, path, changed, **settings)
+            except (UnknownParameter, InvalidParameter):  # the real server rejects it, too
+                outcomes[model] = "invalid"
                 continue
-            if VALUE.encode() not in sent or is_reported(place, reported):
-                failures.append((model, ".".join(map(str, place))))
-            fields = msgspec.json.decode(sent)
-            bodies[model] = strip_settings(fields)
-        if not bodies["plain"] == bodies["strict"] == bodies["limit and default"]:
-            failures.append(("bodies differ", ".".join(map(str, place))))
+            except UnsupportedFeature:
+                outcomes[model] = "unsupported"
+                continue
+            lost = sorted(one.field for one in losses if one.reason != "emulated")
+            is_kept = VALUE.encode() in sent.body and not is_reported(place, lost)
+            if not is_kept and (client.name, path) not in REPORTED:
+                failures.append((model, shown))
+            outcomes[model] = strip_settings(msgspec.json.decode(sent.body)), lost
+        plain = outcomes["plain"]
+        if outcomes["limit and default"] != plain:
+            failures.append(("limit and default differ", shown))
+        if outcomes["strict"] != ("unsupported" if has_losses(plain) else plain):
+            failures.append(("strict differs", shown))
 
     assert failures == []
 
 
+def has_losses(outcome: Any) -> bool:
+    """Return whether a request was sent and something of it was reported."""
+    return isinstance(outcome, tuple) and outcome[1] != []
+
+
 def strip_settings(value: Any) -> Any:
-    """A worker's body without what the limit and the default name."""
-    names = {*SETTINGS_FIELDS, "id"}  # the id counts the gateway's requests
+    """Return a worker's body without the fields that the settings change."""
+    names = {*SETTINGS_FIELDS, "id"}  # the id is a counter
     fields = {key: one for key, one in value.items() if key not in names}
+    if "sampling_parameters" in fields:  # Triton's parameters as text
+        fields["parameters"] = msgspec.json.decode(fields.pop("sampling_parameters"))
     if isinstance(fields.get("parameters"), dict):
         fields["parameters"] = {k: v for k, v in fields["parameters"].items() if k not in names}
     return fields

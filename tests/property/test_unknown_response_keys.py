@@ -1,7 +1,7 @@
-"""A key that nobody listed, at any level of a worker's response, is kept or reported.
+"""An unknown key at any level of a worker's response is kept or reported.
 
-Each object of a response of each worker protocol gets such a key in turn, in whole responses and in
-streams, for a client of each protocol.
+Each object in a response of each worker protocol gets an unknown key in turn, in unary responses
+and in streams, for a client of each protocol.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,12 @@ import pytest
 from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols.core.aggregate import aggregate
-from protocols.core.events import Event, ResponseExtra
+from protocols.core.events import Event, HostedToolCall, ResponseExtra
 from protocols.core.extra import list_paths
-from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.interfaces import ClientRequest, ResponseContext, SupportsHostedTools
+from tests.property.test_odd_values import DETAILED, GENERATED, TENSORS, TOKENS
 from tests.property.test_unknown_keys import HEADERS, KEY, VALUE, add_key, clock, list_places
+from tests.protocols import find_rows
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT_USAGE = {
@@ -82,7 +84,8 @@ EVENT_LEVEL = frozenset(
     {"message_start", "content_block_start", "content_block_delta", "content_block_stop",
      "message_stop"}
 )  # fmt: skip
-"""Events that only carry an object: their own keys are framing."""
+"""Events that only wrap an object: their own keys are framing. So it is with all of the Responses
+API, whose items count as their last event says, not as their first one or the last response."""
 ITEMS: dict[str, Any] = {
     "id": "resp_1",
     "model": "w",
@@ -99,6 +102,15 @@ ITEMS: dict[str, Any] = {
         {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
     ],
 }
+ITEM_STREAM: list[dict[str, Any]] = [
+    {"type": "response.created", "response": {**ITEMS, "status": "in_progress", "output": []}},
+    *(
+        {"type": f"response.output_item.{state}", "output_index": i, "item": item}
+        for i, item in enumerate(ITEMS["output"])
+        for state in ("added", "done")
+    ),
+    {"type": "response.completed", "response": ITEMS},
+]
 CLIENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     "responses": ("/v1/responses", {"input": "hi"}),
@@ -112,63 +124,150 @@ CLIENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "hi"}]},
     ),
     "ovms": ("/v3/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "tgi": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "mindie": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    **find_rows("CONVERSATION"),
 }
+PROMPT_CLIENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/completions", {"prompt": "hi"}),
+    "ollama": ("/api/generate", {"prompt": "hi", "raw": True}),
+    "ovms": ("/v3/completions", {"prompt": "hi"}),
+    "tgi": ("/generate", {"inputs": "hi"}),
+    "mindie": ("/v2/models/m/generate", {"text_input": "hi", "parameters": {"details": True}}),
+    "triton": ("/v2/models/m/generate", {"text_input": "hi"}),
+}
+SCORE_CLIENTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/rerank", {"query": "hi", "documents": ["a"]}),
+    "score": ("/v1/score", {"text_1": "hi", "text_2": "a"}),
+    "ranking": ("/v1/ranking", {"query": {"text": "hi"}, "passages": [{"text": "a"}]}),
+    "cohere": ("/v2/rerank", {"query": "hi", "documents": ["a"]}),
+    "ovms": ("/v3/rerank", {"query": "hi", "documents": ["a"]}),
+}
+ADAPTERS = dict.fromkeys(("responses", "score", "ranking"), "openai")
+"""The protocols of clients that are not named after theirs."""
+STREAM_PATHS = {
+    "/generate": "/generate_stream",
+    "/v2/models/m/generate": "/v2/models/m/generate_stream",
+}
+"""Paths of streams that are not those of unary responses."""
 WORKERS: Mapping[str, Any] = {
     "openai": build_adapter("openai", "vllm", {}),
     "ovms": build_adapter("ovms", None, {}),
     "databricks": build_adapter("databricks", None, {}),
     "tgi": build_adapter("tgi", None, {}),
+    "mindie": build_adapter("mindie", None, {}),
     "anthropic": build_adapter("anthropic", None, {}),
     "responses": build_adapter("openai", "openai", {"worker_api": "responses"}),
+    **{name: build_adapter(name, None, {}) for name in find_rows("ANSWER")},
 }
 WHOLE: Mapping[str, dict[str, Any]] = {
-    **dict.fromkeys(("openai", "ovms", "databricks", "tgi"), CHAT_ANSWER),
+    **dict.fromkeys(("openai", "ovms", "databricks", "tgi", "mindie"), CHAT_ANSWER),
     "anthropic": MESSAGE,
     "responses": ITEMS,
+    **find_rows("ANSWER"),
 }
 STREAMS: Mapping[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(("openai", "ovms", "databricks", "tgi"), CHAT_STREAM),
+    **dict.fromkeys(("openai", "ovms", "databricks", "tgi", "mindie"), CHAT_STREAM),
     "anthropic": MESSAGE_STREAM,
+    "responses": ITEM_STREAM,
+    **find_rows("EVENTS"),
 }
-NO_ROOM = {"responses": (("output", 1, "content", 0), ())}
-"""The objects whose keys are not looked at: parts of messages, and the response of items."""
+PROMPT_WORKERS: Mapping[str, Any] = {
+    "tgi": WORKERS["tgi"],
+    "mindie": WORKERS["mindie"],
+    "triton": build_adapter("triton", None, {}),
+}
+PROMPT_ANSWERS: Mapping[str, dict[str, Any]] = {
+    "tgi": GENERATED,
+    "mindie": DETAILED,
+    "triton": TENSORS,
+}
+PROMPT_STREAMS: Mapping[str, list[dict[str, Any]]] = {
+    "tgi": TOKENS,
+    "mindie": [{"text_output": "h", "details": {"generated_tokens": 1}}, DETAILED],
+    "triton": [{"model_name": "w", "text_output": "h"}, {"model_name": "w", "text_output": "i"}],
+}
+SCORE_ANSWER: dict[str, Any] = {
+    "id": "a",
+    "results": [{"index": 0, "relevance_score": 0.5, "document": {"text": "a"}}],
+    "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    "meta": {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": 7},
+        "tokens": {"input_tokens": 3},
+    },
+}
+SCORE_ANSWERS: Mapping[str, dict[str, Any]] = dict.fromkeys(
+    ("openai", "cohere", "ovms"), SCORE_ANSWER
+)
 
 
-def list_whole_cases() -> Iterator[Any]:
-    for name, body in WHOLE.items():
+def list_whole_cases(answers: Mapping[str, dict[str, Any]] = WHOLE) -> Iterator[Any]:
+    for name, body in answers.items():
         for place in list_places(body):
-            if place not in NO_ROOM.get(name, ()):
-                yield pytest.param(name, place, id=f"{name}-{'.'.join(map(str, place))}")
+            yield pytest.param(name, place, id=f"{name}-{'.'.join(map(str, place))}")
 
 
-def list_stream_cases() -> Iterator[Any]:
-    for name, events in STREAMS.items():
+def list_stream_cases(streams: Mapping[str, list[dict[str, Any]]] = STREAMS) -> Iterator[Any]:
+    for name, events in streams.items():
         for place in list_places(events):
             event = events[place[0]]
-            if len(place) > 1 or event.get("type") not in EVENT_LEVEL:
+            is_level = event.get("type") in EVENT_LEVEL or name == "responses"
+            if (len(place) > 1 or not is_level) and not is_repeated(event, place):
                 yield pytest.param(name, place, id=f"{name}-{'.'.join(map(str, place))}")
 
 
-def play(client_name: str, worker_name: str, data: bytes, *, stream: bool) -> tuple[bytes, bool]:
-    """What the client gets, and whether the key is to be reported."""
-    client = build_adapter("openai" if client_name == "responses" else client_name, None, {})
-    path, fields = CLIENTS[client_name]
-    more = {"stream_options": {"include_usage": True}} if stream and client_name == "openai" else {}
-    body = msgspec.json.encode({"model": "m", "stream": stream, **fields, **more})
+def is_repeated(event: dict[str, Any], place: tuple[Any, ...]) -> bool:
+    """Whether a later event of a stream of items repeats what is there, and is the one that counts.
+
+    The form of an item in its last event counts.
+    """
+    kind = str(event.get("type"))
+    return kind.endswith("item.added") or (kind.startswith("response.") and "output" in place)
+
+
+def translate_response(
+    client_name: str,
+    worker: Any,
+    data: bytes,
+    *,
+    stream: bool,
+    clients: Mapping[str, tuple[str, dict[str, Any]]] = CLIENTS,
+) -> tuple[bytes, list[ResponseExtra]]:
+    """Return the client's response, and what must be reported. Raises the worker's error."""
+    client = build_adapter(ADAPTERS.get(client_name, client_name), None, {})
+    path, fields = clients[client_name]
+    path = STREAM_PATHS.get(path, path) if stream else path
+    takes_options = stream and client_name in ("openai", "tgi") and clients is CLIENTS
+    options = {"stream_options": {"include_usage": True}} if takes_options else {}
+    body = msgspec.json.encode({"model": "m", "stream": stream, **fields, **options})
     endpoint = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
     call = ClientRequest(endpoint.endpoint, endpoint.params, HEADERS, "", body, path, "r")
     request: Any = client.decode_request(call)
-    decoder = WORKERS[worker_name].create_decoder(request)
+    request = request.bind_target("w", client.name)
+    decoder = worker.create_decoder(request)
     events: list[Event] = [*decoder.feed(data), *decoder.close()]
     encoder = client.create_encoder(call, request, ResponseContext("r", 1, "m", "1", "w", clock))
     source = getattr(encoder, "extra_source", None)
     lost = [one for one in events if isinstance(one, ResponseExtra) and one.source != source]
-    paths = [path for one in lost for path in list_paths(one.path, dict(one.values))]
+    if not isinstance(encoder, SupportsHostedTools):
+        hosted = [one for one in events if isinstance(one, HostedToolCall)]
+        lost += [ResponseExtra("", "response", ((("output", one.kind), True),)) for one in hosted]
     if stream:
-        written = encoder.encode_events(events)
-    else:
-        written = encoder.encode_unary(aggregate(events)).body
-    return written, any(KEY in path for path in paths)
+        return encoder.encode_events(events), lost
+    return encoder.encode_unary(aggregate(events)).body, lost
+
+
+def is_kept_or_reported(written: bytes, lost: list[ResponseExtra]) -> bool:
+    """Whether the key is either in the client's response or among the reported paths."""
+    paths = [path for one in lost for path in list_paths(one.path, dict(one.values))]
+    return (VALUE.encode() in written) != any(KEY in path for path in paths)
+
+
+def join_events(name: str, events: list[dict[str, Any]]) -> bytes:
+    """The bytes of a worker's stream."""
+    data = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in events)
+    return data + b"data: [DONE]\n\n" if STREAMS.get(name) is CHAT_STREAM else data
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -177,9 +276,9 @@ def test_an_unknown_key_of_a_whole_response_is_kept_or_reported(
     worker: str, place: tuple[Any, ...], client: str
 ) -> None:
     data = msgspec.json.encode(add_key(WHOLE[worker], place))
-    written, is_reported = play(client, worker, data, stream=False)
+    written, lost = translate_response(client, WORKERS[worker], data, stream=False)
 
-    assert (VALUE.encode() in written) != is_reported
+    assert is_kept_or_reported(written, lost)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -189,9 +288,66 @@ def test_an_unknown_key_of_a_stream_is_kept_or_reported(
 ) -> None:
     events = list(STREAMS[worker])
     events[place[0]] = add_key(events[place[0]], place[1:])
-    data = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in events)
-    if worker != "anthropic":
-        data += b"data: [DONE]\n\n"
-    written, is_reported = play(client, worker, data, stream=True)
 
-    assert (VALUE.encode() in written) != is_reported
+    written, lost = translate_response(
+        client, WORKERS[worker], join_events(worker, events), stream=True
+    )
+
+    assert is_kept_or_reported(written, lost)
+
+
+@pytest.mark.parametrize("client", PROMPT_CLIENTS)
+@pytest.mark.parametrize(("worker", "place"), list(list_whole_cases(PROMPT_ANSWERS)))
+def test_an_unknown_key_of_an_answer_to_a_prompt_is_kept_or_reported(
+    worker: str, place: tuple[Any, ...], client: str
+) -> None:
+    data = msgspec.json.encode(add_key(PROMPT_ANSWERS[worker], place))
+
+    written, lost = translate_response(
+        client, PROMPT_WORKERS[worker], data, stream=False, clients=PROMPT_CLIENTS
+    )
+
+    assert is_kept_or_reported(written, lost)
+
+
+@pytest.mark.parametrize("client", PROMPT_CLIENTS)
+@pytest.mark.parametrize(("worker", "place"), list(list_stream_cases(PROMPT_STREAMS)))
+def test_an_unknown_key_of_a_stream_of_a_prompt_is_kept_or_reported(
+    worker: str, place: tuple[Any, ...], client: str
+) -> None:
+    events = list(PROMPT_STREAMS[worker])
+    events[place[0]] = add_key(events[place[0]], place[1:])
+
+    written, lost = translate_response(
+        client, PROMPT_WORKERS[worker], join_events("", events), stream=True, clients=PROMPT_CLIENTS
+    )
+
+    assert is_kept_or_reported(written, lost)
+
+
+@pytest.mark.parametrize("client", SCORE_CLIENTS)
+@pytest.mark.parametrize(("worker", "place"), list(list_whole_cases(SCORE_ANSWERS)))
+def test_an_unknown_key_of_scores_is_kept_or_reported(
+    worker: str, place: tuple[Any, ...], client: str
+) -> None:
+    data = msgspec.json.encode(add_key(SCORE_ANSWERS[worker], place))
+
+    written, lost = translate_response(
+        client, WORKERS[worker], data, stream=False, clients=SCORE_CLIENTS
+    )
+
+    assert is_kept_or_reported(written, lost)
+
+
+@pytest.mark.parametrize(
+    ("client", "worker"), [("openai", "openai"), ("cohere", "cohere"), ("openai", "cohere")]
+)
+def test_cohere_s_metadata_of_scores_is_the_worker_s_own(client: str, worker: str) -> None:
+    data = msgspec.json.encode(SCORE_ANSWER)
+
+    written, lost = translate_response(
+        client, WORKERS[worker], data, stream=False, clients=SCORE_CLIENTS
+    )
+
+    assert msgspec.json.decode(written)["meta"] == SCORE_ANSWER["meta"]
+    assert lost == []

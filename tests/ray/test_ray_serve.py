@@ -1,7 +1,6 @@
-"""Our engine under Ray Serve, for real: a gateway finds both replicas, and outlives one of them."""
+"""Workers under Ray Serve: a gateway discovers both replicas and survives the loss of one."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -22,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"
 KEY = "a-key-of-the-replicas"
 PATIENCE = 150.0
-"""Seconds until what is waited for must have come about; a start takes about 30."""
+"""Timeout in seconds; a start takes about 30."""
 ENDING = 60.0
-"""Seconds until all of it must have ended; it takes about 8."""
+"""Seconds until all processes must have exited; it takes about 8."""
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-"""As the kernel lists it: 127.0.0.1, the same within IPv6, ::1."""
+"""127.0.0.1, ::ffff:127.0.0.1 and ::1 in the kernel's notation."""
 GATEWAY = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 admin: {{address: "127.0.0.1:0"}}
@@ -42,7 +41,7 @@ models: {{m: {{backend: ray, model: tiny}}}}
 
 
 class RayServeProcess(NamedTuple):
-    """What `serve run` started, and the file in which it lists the replicas."""
+    """A running `serve run`, and the file in which it lists the replicas."""
 
     process: int
     file: Path
@@ -50,7 +49,7 @@ class RayServeProcess(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServeProcess]:
-    """Two replicas that are listed, and at the end no process that is left."""
+    """Two listed replicas; at the end no process may be left."""
     if not SERVE.exists():
         reason = f"no Ray Serve in {SERVE.parents[1].name}; make ray installs it"
         if os.environ.get("CI") == "true":
@@ -100,7 +99,7 @@ def workers_file(ray_serve: RayServeProcess) -> Path:
 
 
 def find_descendants(process: int) -> dict[int, str]:
-    """A process and all below it, with what tells each from a later one of its number."""
+    """Return a process and its descendants, with start times that distinguish reused ids."""
     parents, born = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -117,7 +116,7 @@ def find_descendants(process: int) -> dict[int, str]:
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], family: dict[int, str]) -> set[int]:
-    """Wait until all of a family ended by themselves; those that had to be killed."""
+    """Wait until all processes exited; kill and return those that did not."""
     end = time.monotonic() + ENDING
     while process.poll() is None or (left := find_alive(family)):
         if time.monotonic() > end:
@@ -142,7 +141,7 @@ def wait_until(holds: Callable[[], bool], why: Callable[[], object]) -> None:
 
 
 def read_replicas(file: Path) -> set[str]:
-    """Their URLs, as they are listed now."""
+    """Return the URLs of the listed replicas."""
     replicas = msgspec.json.decode(file.read_bytes()) if file.exists() else []
     return set(replicas)
 
@@ -151,19 +150,19 @@ def read_replicas(file: Path) -> set[str]:
 def gateway(
     workers_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
-    """The URLs of a gateway before them, and of its admin listener."""
+    """The URLs of a gateway in front of the replicas, and of its admin listener."""
     file = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
     file.write_text(GATEWAY.format(file=workers_file))
     command = Command("serve", str(file), env={"INTERLINGUA_WORKER_KEY": KEY})
     try:
-        url = command.serving()
-        yield url, re.findall(r"http://[\w.:]+", command.read_output())[1]
+        url, admin_url = command.read_urls()
+        yield url, admin_url
     finally:
         command.close()
 
 
 def fetch_workers(admin: str) -> dict[str, Any]:
-    """The gateway's workers, by their URLs."""
+    """Return the gateway's workers by URL."""
     body = httpx.get(f"{admin}/-/workers", timeout=10).json()
     workers: list[dict[str, Any]] = body["backends"]["ray"]
     return {one["url"]: one for one in workers}
@@ -175,7 +174,7 @@ def send_completion(url: str, **fields: Any) -> httpx.Response:
 
 
 def find_listen_addresses(family: dict[int, str]) -> set[str]:
-    """Where they listen, as the kernel lists it: ADDRESS:PORT."""
+    """Return the addresses that the processes listen on, in the kernel's notation."""
     at = {}
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -193,7 +192,7 @@ def find_listen_addresses(family: dict[int, str]) -> set[str]:
 
 
 def find_listening_process(url: str) -> int:
-    """The process that listens there."""
+    """Return the process that listens on a port."""
     port = f"{int(url.rpartition(':')[2]):04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     (inode,) = {
@@ -206,7 +205,7 @@ def find_listening_process(url: str) -> int:
                 return int(link.parts[2])
         except OSError:  # it ended meanwhile
             continue
-    raise AssertionError(f"nobody listens at {url}")
+    raise AssertionError(f"no process listens at {url}")
 
 
 def test_replicas_are_discovered_and_serve_requests(
@@ -214,12 +213,13 @@ def test_replicas_are_discovered_and_serve_requests(
 ) -> None:
     url, admin = gateway
     assert set(fetch_workers(admin)) == read_replicas(workers_file)
+
     texts = set()
     for _ in range(6):
-        answer = send_completion(url)
-        assert answer.status_code == 200, answer.text
-        assert "x-interlingua-loss" not in answer.headers
-        texts.add(answer.json()["choices"][0]["text"])
+        response = send_completion(url)
+        assert response.status_code == 200, response.text
+        assert "x-interlingua-loss" not in response.headers
+        texts.add(response.json()["choices"][0]["text"])
     assert len(texts) == 1
     for replica in read_replicas(workers_file):
         assert httpx.get(f"{replica}/v1/models", timeout=10).status_code == 401
@@ -228,7 +228,7 @@ def test_replicas_are_discovered_and_serve_requests(
 
 def test_replicas_listen_only_on_loopback(ray_serve: RayServeProcess) -> None:
     addresses = find_listen_addresses(find_descendants(ray_serve.process))
-    assert len(addresses) > len(read_replicas(ray_serve.file))  # theirs, and Ray's own
+    assert len(addresses) > len(read_replicas(ray_serve.file))  # the replicas' and Ray's own
     assert {place.partition(":")[0] for place in addresses} <= LOOPBACK
 
 
@@ -240,19 +240,21 @@ def test_killed_replica_is_replaced_without_failed_requests(
     victim = min(before)
     os.kill(find_listening_process(victim), signal.SIGKILL)
     for _ in range(8):
-        answer = send_completion(url)
-        assert answer.status_code == 200, (answer.text, fetch_workers(admin))
+        response = send_completion(url)
+        assert response.status_code == 200, (response.text, fetch_workers(admin))
     wait_until(
-        # The new one may be there before the silence of the old one has lasted long enough.
+        # The new replica may be up before the old one's silence has lasted long enough.
         lambda: (
             len(read_replicas(workers_file) - before) == 1
             and victim not in read_replicas(workers_file)
         ),
         lambda: (before, read_replicas(workers_file)),
     )
+
     wait_until(
         lambda: set(fetch_workers(admin)) == read_replicas(workers_file),
         lambda: (fetch_workers(admin), read_replicas(workers_file)),
     )
+
     for _ in range(4):
         assert send_completion(url).status_code == 200

@@ -1,7 +1,7 @@
-"""The four families of OpenAI's paths, as the types of its own client have them.
+"""An OpenAPI document of OpenAI's four families of endpoints, from its own client's types.
 
-The types know no ranges; what the published specification says of them beside is in ``LIMITS``, so
-that most of what is drawn from the document is a request and not a mistake.
+The types have no ranges; ``LIMITS`` adds them from the published specification, so that most
+generated requests are valid.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,11 +56,11 @@ LIMITS: Final[Mapping[str, Mapping[str, Schema]]] = {
 
 
 def build_document(models: Mapping[str, str]) -> Schema:
-    """The document, in OpenAPI 3.1. ``models`` names the one to ask for on each path."""
+    """Build the OpenAPI 3.1 document. ``models`` has the model for each path."""
     schemas: dict[str, Schema] = {}
 
     def schema(type_: Any) -> Schema:
-        space = f"{len(schemas)}."  # a chunk's Choice is not an answer's
+        space = f"{len(schemas)}."  # a chunk's Choice differs from a response's
         template = f"#/components/schemas/{space}{{model}}"
         document = TypeAdapter(type_).json_schema(ref_template=template)
         schemas.update({space + name: one for name, one in document.pop("$defs", {}).items()})
@@ -111,7 +111,7 @@ def list_body_types(module: Any) -> Iterable[Any]:
 
 
 def apply_limits(body: Schema, limits: Mapping[str, Schema], model: str) -> Schema:
-    """The body, with its model and within its limits, each of which is for the type it fits."""
+    """Return the body's schema with its model, and with limits where the type fits."""
     properties = body["properties"]
     properties["model"] = {"const": model}
     for name, limit in limits.items():
@@ -120,14 +120,14 @@ def apply_limits(body: Schema, limits: Mapping[str, Schema], model: str) -> Sche
 
 
 def build_event_schema(chunk: Schema) -> Schema:
-    """One event of a stream."""
+    """Build the schema of one event of a stream."""
     data_schema = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
     data = {"anyOf": [{"const": "[DONE]"}, data_schema]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def allow_null_finish_reason(schemas: Mapping[str, Schema]) -> None:
-    """A completion's chunk has no finish reason before the last, whatever its type says."""
+    """Completion chunks have no finish reason before the last, unlike their type."""
     for name, schema in schemas.items():
         if name.endswith(".CompletionChoice"):
             reason = schema["properties"]["finish_reason"]

@@ -1,7 +1,7 @@
-"""Schemathesis over a running gateway: what it sent, what came back, and what was wrong with it.
+"""Runs Schemathesis against a gateway and reports requests, responses and failed checks.
 
-It runs in a process of its own: what it draws depends on the modules that are loaded, and would
-otherwise differ with the tests that ran before.
+It runs in a process of its own: the generated requests depend on the loaded modules, and would
+otherwise depend on the tests before.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Finding(Struct, frozen=True):
-    """A check that failed. ``why`` is its message, ``sent`` the command that repeats it."""
+    """A failed check. ``why`` is its message, ``sent`` a command that repeats it."""
 
     operation: str
     check: str
@@ -39,20 +39,20 @@ class Finding(Struct, frozen=True):
 
 
 class SchemathesisReport(Struct):
-    """One run. ``statuses`` counts, by operation, what was sent at random and fits the schema."""
+    """One run. ``statuses`` counts responses to valid random requests, by operation."""
 
     statuses: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     findings: list[Finding] = field(default_factory=list[Finding])
     sent: int = 0
 
     def accepted(self, operation: str) -> float:
-        """The share of the requests of an operation that were answered with 200."""
+        """Return the share of an operation's requests with status 200."""
         statuses = self.statuses[operation]
         return statuses.get(200, 0) / sum(statuses.values())
 
 
 class SchemathesisJob(Struct):
-    """What to survey."""
+    """The settings of a run."""
 
     document: dict[str, Any]
     url: str
@@ -62,10 +62,10 @@ class SchemathesisJob(Struct):
 async def run_schemathesis(
     document: dict[str, Any], url: str, *, examples: int
 ) -> SchemathesisReport:
-    """Ask the gateway at ``url`` what the document allows, and what it does not.
+    """Send valid and invalid requests of the document to the gateway at ``url``.
 
-    For each operation: what lies on and beyond each limit of its schema, one at a time, and
-    ``examples`` requests at random that fit the schema. The same requests each time.
+    For each operation: values at and beyond each limit of its schema, one at a time, and
+    ``examples`` valid random requests. The requests are the same each time.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.schema.schemathesis_run"),
@@ -129,7 +129,7 @@ def record_scenario(
 
 
 def is_documented_refusal(info: Any) -> bool:
-    """Whether a "server error" is 501: the model lacks what was asked for, as the document says."""
+    """Return whether the status is 501, documented for unsupported requests."""
     return (
         isinstance(info.failure, ServerError)
         and info.failure.status_code == HTTPStatus.NOT_IMPLEMENTED

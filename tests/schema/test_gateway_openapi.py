@@ -1,4 +1,4 @@
-"""``/openapi.json``: it is an OpenAPI document, and the gateway does as it says."""
+"""``/openapi.json`` is a valid OpenAPI document, and the gateway conforms to it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,12 +8,13 @@ import pytest
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
 from tests.schema.schemathesis_run import run_schemathesis
 
+pytestmark = pytest.mark.timeout(600)  # roots have many operations, each with examples of its own
 EXAMPLES = 100
 ANSWERED = 0.5
-"""The least share of answers to the requests drawn: a survey of refusals shows nothing."""
+"""The minimum share of successful responses: a run with only errors shows nothing."""
 
 LATE = "DeadlineExceeded"
-"""What comes of a request that asks for an answer within a microsecond."""
+"""The result of a request with a deadline of a microsecond."""
 
 ROOTS = [
     "/v1/",
@@ -53,14 +54,17 @@ ACCEPTED = {
     ("/v2/models/{model}/infer", "not_a_server_error"): _JSON_LAYER,
     ("/v3/", "not_a_server_error"): "a model asked about that is not there is the original's 500",
 }
-"""Findings that are none, by root and check."""
+"""Findings that are intended, by root and check."""
 
 NEVER = ("/stopInfer", "/detokenize", "/responses/{response_id}", "/input_items")
-"""The ends of what can't be answered here: no request runs that it could stop, the scripted backend
-has no tokens of its own, and no response has a random id."""
+"""Paths that can't succeed here.
+
+No request runs that could be stopped, the scripted backend has no tokens, and no response has a
+random id.
+"""
 
 NAMES = {"owner": "org", "version": "1", "served": "1", "probe": "timed-5"}
-"""What a path may hold beside a model's name, which is ``m1`` behind an owner's."""
+"""Values of path parameters beside the model's name, which is ``m1`` after an owner's."""
 
 
 async def fetch_openapi_document(gateway: RunningGateway) -> dict[str, Any]:
@@ -71,10 +75,10 @@ async def fetch_openapi_document(gateway: RunningGateway) -> dict[str, Any]:
 
 
 def select_paths(document: dict[str, Any], root: str) -> dict[str, Any]:
-    """The part of the document below a root, its models named and its answers closed.
+    """Return the document's part below a root with fixed models and closed responses.
 
-    The document names no model, and lets an answer grow; here an unknown key in one is a fault.
-    Every other request is to be streamed, where it may be.
+    The document has no model names and allows further keys in responses; here an unknown key is a
+    failure. Every other request is streamed where possible.
     """
     paths = {path: item for path, item in document["paths"].items() if path.startswith(root)}
     for item in paths.values():
@@ -103,7 +107,7 @@ def list_body_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def forbid_unknown_keys(node: Any) -> None:
-    """An event, which is nothing but ``data`` in the document, has other lines that are no keys."""
+    """Disallow further keys, except in events, where other lines are no keys."""
     match node:
         case {"type": "object", "properties": dict(properties)}:
             node["additionalProperties"] = "data" in properties and len(properties) == 1
@@ -136,6 +140,7 @@ async def test_gateway_conforms_to_its_openapi_document(mock: RunningGateway, ro
 
     faults = [one for one in report.findings if (root, one.check) not in ACCEPTED]
     assert faults == []
+
     for operation in report.statuses:
         answered = operation.endswith(NEVER) or report.accepted(operation) > ANSWERED
         assert answered, (operation, report.statuses)

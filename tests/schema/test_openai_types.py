@@ -1,4 +1,4 @@
-"""OpenAI's API as its own client has it: no server error, and no answer that breaks its types."""
+"""The gateway conforms to the types of OpenAI's client, without server errors."""
 
 import pytest
 
@@ -10,11 +10,11 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = 100
 ANSWERED = 0.3
-"""The least share of answers to the requests drawn: a survey of refusals shows nothing."""
+"""The minimum share of successful responses: a run with only errors shows nothing."""
 
 
 def explain_accepted_finding(finding: Finding) -> str:
-    """Why a finding is none; "" where it is one."""
+    """Return why a finding is intended, or ""."""
     if finding.operation == "POST /v1/embeddings" and 'is not of type "array"' in finding.why:
         return "the client's types know vectors as numbers only, not as the base64 it asks for"
     return ""

@@ -1,7 +1,7 @@
-"""A pool by a clock that jumps: workers with their fates, the pool's pure parts, no time spent.
+"""Simulates a pool with a virtual clock: workers with faults, and the pool's pure parts.
 
-The pool's own parts decide everything that they decide in truth: the policy, health, the smoothed
-time to the first token, the budget. Here are only the workers, the queue and the clock.
+The pool's own code makes all its decisions: policy, health, smoothed time to first token, retry
+budget. Only the workers, the queue and the clock are simulated.
 """
 
 import heapq
@@ -20,19 +20,19 @@ from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
 
 Kind = Literal["dead", "hang", "error", "slow"]
 Outcome = Literal["done", "cut", "failed", "queue"]
-"""``cut``: told so in the middle; ``failed``: no answer began; ``queue``: it waited too long."""
+"""``cut``: an error in the stream; ``failed``: none started; ``queue``: waited too long."""
 
 FIRST_TOKEN: Final = 5.0
-"""How long an answer may take to begin; seconds, as all here."""
+"""The timeout of the first token; all times are in seconds."""
 QUEUE: Final = 10.0
 TRIES: Final = 3
 
 
 class FaultPeriod(Struct, frozen=True):
-    """What befalls a worker for some time.
+    """A fault of a worker for some time.
 
-    ``dead`` takes no connection and cuts those it has; ``hang`` says nothing; ``error`` fails the
-    part ``much`` of its requests at once; ``slow`` takes ``much`` times as long.
+    ``dead`` refuses connections and closes open ones; ``hang`` sends nothing; ``error`` fails the
+    share ``much`` of its requests at once; ``slow`` takes ``much`` times as long.
     """
 
     kind: Kind
@@ -42,9 +42,9 @@ class FaultPeriod(Struct, frozen=True):
 
 
 class SimulatedWorker(Struct, frozen=True):
-    """A worker as it truly is: seconds to the first token, and from there to the end.
+    """A worker: its seconds to the first token, and from there to the end.
 
-    It is configured to have ``places`` requests at a time, and refuses (429) beyond
+    It is configured for ``places`` concurrent requests, and rejects (429) those beyond
     ``max_concurrency``.
     """
 
@@ -59,13 +59,13 @@ class SimulatedWorker(Struct, frozen=True):
         return next((one for one in self.spells if one.start <= now < one.end), None)
 
     def death(self, start: float, end: float) -> float | None:
-        """The first moment in between at which it dies."""
+        """Return the first time in an interval at which it dies."""
         moments = [one.start for one in self.spells if one.kind == "dead"]
         return min((one for one in moments if start < one < end), default=None)
 
 
 class SimulatedRequest(Struct, eq=False):
-    """A request on its way."""
+    """A request in progress."""
 
     ask: RoutingKey = RoutingKey()
     tried: set[int] = field(default_factory=set[int])
@@ -74,7 +74,7 @@ class SimulatedRequest(Struct, eq=False):
 
 
 class PoolMember:
-    """A worker as the pool has it: a Load, and a Patient."""
+    """A worker as the pool sees it."""
 
     def __init__(self, key: int, site: SimulatedWorker, fleet: "PoolSimulation") -> None:
         self.key = key
@@ -95,12 +95,16 @@ class PoolMember:
 
     @property
     def free(self) -> bool:
-        limit = self.health.get_limit(self.site.places, self.in_flight)
-        return limit is None or self.in_flight < limit
+        limits = (self.site.places, self.health.get_limit())
+        return all(limit is None or self.in_flight < limit for limit in limits)
+
+    def refuse(self, now: float) -> None:
+        """It answered 429 to one of its requests, of which it no longer counts this one."""
+        self.health.record_rate_limit(now, in_flight=self.in_flight + 1)
 
 
 class Attempt(Struct, frozen=True):
-    """One try: when, at whom, and what everybody had then."""
+    """One attempt: the time, the worker, and the load of all workers."""
 
     at: float
     key: int
@@ -110,7 +114,7 @@ class Attempt(Struct, frozen=True):
 
 
 class PoolSimulation:
-    """Runs calls against sites. ``seed`` is all the luck there is."""
+    """Runs requests against workers. ``seed`` determines all random numbers."""
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class PoolSimulation:
     def run(
         self, rate: float, until: float, ask: Callable[[random.Random], RoutingKey]
     ) -> "PoolSimulation":
-        """Calls at random moments, ``rate`` in a second; runs on until the last has ended."""
+        """Send requests at random times, ``rate`` per second, and run until the last has ended."""
         moment = self.now
         while (moment := moment + self.luck.expovariate(rate)) < until:
             self._at(moment, self._arrive, SimulatedRequest(ask(self.luck)))
@@ -155,11 +159,11 @@ class PoolSimulation:
         return self
 
     def outcomes(self, since: float = 0.0) -> Counter[Outcome | None]:
-        """How the calls ended that were first sent from then on."""
+        """Return the outcomes of the requests sent since ``start``."""
         return Counter(one.call.outcome for one in self.picks if not one.again and one.at >= since)
 
     def shares(self, start: float = 0.0, end: float = 1e9) -> Counter[int]:
-        """Who was asked how often."""
+        """Return the number of requests by worker."""
         return Counter(one.key for one in self.picks if start <= one.at < end)
 
     def _at(self, moment: float, do: Callable[..., None], *arguments: Any) -> None:
@@ -181,9 +185,9 @@ class PoolSimulation:
             call.outcome = "queue"
 
     def _send(self, call: SimulatedRequest) -> bool:
-        """Whether there was a place."""
+        """Send a request; return whether a worker had a slot."""
         available = select_available(self.members, self.now, HealthCheckSettings().panic_threshold)
-        assert available, "somebody may always be asked"
+        assert available, "a worker can always be selected"
         left = [one for one in available if one.key not in call.tried]
         left = left or [one for one in self.members if one.key not in call.tried]
         free = [one for one in left if one.free]
@@ -199,7 +203,7 @@ class PoolSimulation:
         return True
 
     def _befall(self, call: SimulatedRequest, member: PoolMember) -> None:
-        """What becomes of it is settled when it is sent."""
+        """Determine the result of an attempt when it is sent."""
         site, now = member.site, self.now
         spell = site.spell(now)
         kind, much = (spell.kind, spell.much) if spell else (None, 1.0)
@@ -207,7 +211,7 @@ class PoolSimulation:
             self._at(now + 0.001, self._end, call, member, member.health.record_connect_failure)
         elif site.max_concurrency is not None and member.in_flight > site.max_concurrency:
             self.attempts_by_worker[member.key] += 1
-            self._at(now + 0.005, self._end, call, member, member.health.record_rate_limit)
+            self._at(now + 0.005, self._end, call, member, member.refuse)
         elif kind == "error" and self.luck.random() < much:
             self._at(now + 0.02, self._end, call, member, member.health.record_failure)
         elif kind == "hang":

@@ -1,4 +1,4 @@
-"""Laws of a pool, over thousands of seeded fates: no time passes, and no luck is left to chance."""
+"""Properties of a pool in thousands of simulated runs with seeded faults."""
 
 import math
 import random
@@ -21,54 +21,54 @@ SEEDS = 200
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
-def create_random_key(luck: random.Random) -> RoutingKey:
-    return RoutingKey(prefix=luck.randrange(KEYS) << 40, session=f"user-{luck.randrange(KEYS)}")
+def create_random_key(rng: random.Random) -> RoutingKey:
+    return RoutingKey(prefix=rng.randrange(KEYS) << 40, session=f"user-{rng.randrange(KEYS)}")
 
 
-def create_constant_key(luck: random.Random) -> RoutingKey:
+def create_constant_key(rng: random.Random) -> RoutingKey:
     return RoutingKey(prefix=7, session="one")
 
 
-def create_fault_periods(luck: random.Random, until: float) -> tuple[FaultPeriod, ...]:
-    """Up to three misfortunes, one after the other, all over at ``until``."""
-    moments = sorted(luck.uniform(0.0, until) for _ in range(2 * luck.randrange(4)))
+def create_fault_periods(rng: random.Random, until: float) -> tuple[FaultPeriod, ...]:
+    """Create up to three faults, one after the other, that end before ``until``."""
+    moments = sorted(rng.uniform(0.0, until) for _ in range(2 * rng.randrange(4)))
     pairs = zip(moments[::2], moments[1::2], strict=True)
     return tuple(
-        FaultPeriod(luck.choice(KINDS), start, end, luck.choice([0.3, 1.0, 5.0]))
+        FaultPeriod(rng.choice(KINDS), start, end, rng.choice([0.3, 1.0, 5.0]))
         for start, end in pairs
     )
 
 
 def create_workers(seed: int) -> tuple[list[SimulatedWorker], random.Random]:
-    """A fleet of any kind, whose misfortunes end at 20 s."""
-    luck = random.Random(seed)
+    """Create random workers whose faults end at 20 s."""
+    rng = random.Random(seed)
     sites = [
         SimulatedWorker(
-            first=luck.choice([0.02, 0.1, 0.5]),
-            rest=luck.choice([0.0, 1.0, 5.0]),
-            weight=luck.choice([1.0, 1.0, 3.0]),
-            places=luck.choice([None, None, 2, 8]),
-            max_concurrency=luck.choice([None, None, 3]),
-            spells=create_fault_periods(luck, 20.0),
+            first=rng.choice([0.02, 0.1, 0.5]),
+            rest=rng.choice([0.0, 1.0, 5.0]),
+            weight=rng.choice([1.0, 1.0, 3.0]),
+            places=rng.choice([None, None, 2, 8]),
+            max_concurrency=rng.choice([None, None, 3]),
+            spells=create_fault_periods(rng, 20.0),
         )
-        for _ in range(luck.randint(1, 6))
+        for _ in range(rng.randint(1, 6))
     ]
-    return sites, luck
+    return sites, rng
 
 
 def count_between(moments: list[float], start: float, end: float) -> int:
-    """How many of them lie after ``start``, up to ``end``."""
+    """Return how many times lie after ``start``, up to ``end``."""
     return bisect(moments, end) - bisect(moments, start)
 
 
-# ── whatever befalls the workers ────────────────────────────────────────────────────────────────
+# ── any faults ────────────────────────────────────────────────────────────────────────────────────
 
 
 @every_policy
 def test_every_request_ends_and_leaves_no_request_in_flight(policy: PolicyName) -> None:
     for seed in range(SEEDS):
-        sites, luck = create_workers(seed)
-        fleet = PoolSimulation(sites, policy, seed, probing=luck.choice([None, 2.0]))
+        sites, rng = create_workers(seed)
+        fleet = PoolSimulation(sites, policy, seed, probing=rng.choice([None, 2.0]))
 
         fleet.run(rate=4.0, until=30.0, ask=create_random_key)
 
@@ -83,14 +83,14 @@ def test_every_request_ends_and_leaves_no_request_in_flight(policy: PolicyName) 
 
 @every_policy
 def test_retries_stay_within_the_retry_budget(policy: PolicyName) -> None:
-    """A fifth of what is asked in ten seconds, and three; a window is right to a tenth."""
+    """The budget is a fifth of the requests of ten seconds, plus three, within a tenth."""
     for seed in range(SEEDS // 2):
-        luck = random.Random(seed)
-        broken = FaultPeriod(luck.choice(["dead", "error"]), luck.uniform(0.0, 9.0), 99.0)
-        sites = [SimulatedWorker(spells=(broken,)) for _ in range(luck.randint(2, 5))]
+        rng = random.Random(seed)
+        broken = FaultPeriod(rng.choice(["dead", "error"]), rng.uniform(0.0, 9.0), 99.0)
+        sites = [SimulatedWorker(spells=(broken,)) for _ in range(rng.randint(2, 5))]
         fleet = PoolSimulation(sites, policy, seed)
 
-        fleet.run(rate=luck.uniform(1.0, 12.0), until=20.0, ask=create_random_key)
+        fleet.run(rate=rng.uniform(1.0, 12.0), until=20.0, ask=create_random_key)
 
         firsts = [one.at for one in fleet.picks if not one.again]
         tries = [one.at for one in fleet.picks if one.again]
@@ -109,15 +109,15 @@ def test_retries_stay_within_the_retry_budget(policy: PolicyName) -> None:
 def test_all_workers_return_to_rotation_after_an_outage(
     policy: PolicyName, kind: Kind, probing: float | None
 ) -> None:
-    """Every call is answered again half a minute after the return, which is the longest absence.
+    """Every request succeeds from half a minute after the outage, the longest ejection.
 
-    A worker that failed its trials may be out for longer, but for no more than twice the outage.
+    A worker that failed its trials may be ejected for longer, at most for twice the outage.
     """
     for seed in range(6):
-        luck = random.Random(seed)
-        death = luck.uniform(1.0, 10.0)
-        life = death + luck.choice([1.0, 20.0, 60.0])
-        ends = [life + luck.uniform(0.0, 2.0) for _ in range(luck.randint(1, 5))]
+        rng = random.Random(seed)
+        death = rng.uniform(1.0, 10.0)
+        life = death + rng.choice([1.0, 20.0, 60.0])
+        ends = [life + rng.uniform(0.0, 2.0) for _ in range(rng.randint(1, 5))]
         sites = [SimulatedWorker(spells=(FaultPeriod(kind, death, end),)) for end in ends]
         fleet = PoolSimulation(sites, policy, seed, probing=probing)
 
@@ -131,7 +131,7 @@ def test_all_workers_return_to_rotation_after_an_outage(
 @every_policy
 @pytest.mark.parametrize("kind", ["dead", "hang", "error"])
 def test_single_failing_worker_is_removed_from_rotation(policy: PolicyName, kind: Kind) -> None:
-    """Whoever it hurts is tried elsewhere; and soon hardly anybody is sent there any more."""
+    """Failed requests are retried elsewhere, and the worker soon gets hardly any."""
     for seed in range(10):
         bad = SimulatedWorker(spells=(FaultPeriod(kind, 0.0, 999.0),))
         fleet = PoolSimulation([bad, SimulatedWorker(), SimulatedWorker()], policy, seed)
@@ -146,7 +146,7 @@ def test_single_failing_worker_is_removed_from_rotation(policy: PolicyName, kind
 
 @every_policy
 def test_intermittently_failing_worker_is_ejected_by_failure_rate(policy: PolicyName) -> None:
-    """Three of ten requests fail at once; two hundred in a row would be luck."""
+    """Three of ten requests fail, so two hundred consecutive successes are improbable."""
     breaker = CircuitBreakerSettings(consecutive_failures=200, failure_rate=0.2)
     for seed in range(10):
         sites = [
@@ -163,15 +163,15 @@ def test_intermittently_failing_worker_is_ejected_by_failure_rate(policy: Policy
         assert outcomes["done"] >= 0.995 * outcomes.total(), (seed, outcomes)
 
 
-# ── who is asked ────────────────────────────────────────────────────────────────────────────────
+# ── load balancing ────────────────────────────────────────────────────────────────────────────────
 
 
 @every_policy
 def test_every_healthy_worker_receives_requests_regularly(policy: PolicyName) -> None:
-    """Each of a healthy fleet is asked, and never waits long for its turn."""
+    """No healthy worker waits long for its next request."""
     for seed in range(SEEDS // 2):
-        luck = random.Random(seed)
-        size = luck.randint(1, 6)
+        rng = random.Random(seed)
+        size = rng.randint(1, 6)
         fleet = PoolSimulation([SimulatedWorker() for _ in range(size)], policy, seed)
 
         fleet.run(rate=5.0 * size, until=10.0, ask=create_random_key)
@@ -187,10 +187,10 @@ def test_every_healthy_worker_receives_requests_regularly(policy: PolicyName) ->
     ("policy", "most"), [("round_robin", 0), ("least_load", 0), ("two_choices", 6)]
 )
 def test_load_is_proportional_to_the_weights(policy: PolicyName, most: float) -> None:
-    """As long as nobody is done, in_flight is what each was given."""
+    """While no request ends, the load is the number of requests sent."""
     for seed in range(SEEDS // 4):
-        luck = random.Random(seed)
-        weights = [luck.randint(1, 4) for _ in range(luck.randint(2, 6))]
+        rng = random.Random(seed)
+        weights = [rng.randint(1, 4) for _ in range(rng.randint(2, 6))]
         fleet = PoolSimulation(
             [SimulatedWorker(first=1e6, weight=one) for one in weights], policy, seed
         )
@@ -245,7 +245,9 @@ def test_two_choices_prefers_the_faster_worker() -> None:
 
         shares = fleet.shares()
         assert shares[0] >= 0.85 * shares.total(), (seed, shares)
-        assert shares[1] >= 3, "the farther is asked now and then: it may have come nearer"
+        assert shares[1] >= 3, (
+            "the slower worker gets some requests, since it may have become faster"
+        )
 
 
 def test_slow_worker_loses_traffic_and_regains_load_after_recovery() -> None:
@@ -284,12 +286,12 @@ def test_worker_that_returns_429_gets_less_load_and_stays_in_rotation(policy: Po
         assert outcomes["done"] >= 0.99 * outcomes.total(), (seed, outcomes)
 
 
-# ── coming back ─────────────────────────────────────────────────────────────────────────────────
+# ── slow start ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_load", "prefix", "session"])
 def test_recovered_worker_gets_slow_start(policy: PolicyName) -> None:
-    """Its part grows from a tenth to the whole in half a minute."""
+    """Its share grows from a tenth to all in half a minute."""
     early, late, full = Counter[int](), Counter[int](), Counter[int]()
     for seed in range(10):
         sites = [

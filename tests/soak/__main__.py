@@ -1,4 +1,4 @@
-"""Soak a gateway: see ``tests.soak.soak_run``.
+"""Soaks a gateway: see ``tests.soak.soak_run``.
 
 python -m tests.soak --requests 200000 --cancelled 10000
 """
@@ -22,7 +22,7 @@ def _print_measurement(look: SoakMeasurement) -> None:
 @click.option("--cancelled", default=10_000, show_default=True, help="Streams that are left.")
 @click.option("--intervals", default=20, show_default=True, help="After each is looked.")
 def main(requests: int, cancelled: int, intervals: int) -> None:
-    """Send all of these, and tell whether anything grows. Exits with 1 if it does."""
+    """Send these requests and report growth. Exits with 1 if anything grows."""
     with tempfile.TemporaryDirectory() as folder:
         run = run_soak(
             Path(folder),
@@ -31,11 +31,11 @@ def main(requests: int, cancelled: int, intervals: int) -> None:
             intervals=intervals,
             show=_print_measurement,
         )
-        got = asyncio.run(run)
-    click.echo(f"{got.slope:.1f} bytes a request")
-    for one in got.growing():
+        result = asyncio.run(run)
+    click.echo(f"{result.slope:.1f} bytes a request")
+    for one in result.growing():
         click.echo(f"grows: {one}")
-    sys.exit(bool(got.growing()))
+    sys.exit(bool(result.growing()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Hundreds of thousands of requests, and clients that leave: memory, tasks and descriptors stay.
+"""After hundreds of thousands of requests memory, tasks and descriptors have not grown.
 
-A gateway stands before another one, which says what it is told to. Requests come in equal parts:
-whole answers and streams, translated and relayed; and of the streams that are given up some are
-left after their first piece.
+The gateway's worker is another gateway with scripted responses. The requests are in equal parts
+unary and streaming, translated and passed through; cancelled streams are cancelled after their
+first event.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from msgspec import Struct
 
 from gateway.runtime.process import raise_fd_limit
 from tests.fault.gateway_process import GatewayProcess, build_config
-from tests.fault.protocol_clients import wait_until
+from tests.support.waiting import wait_until
 
 CLIENTS = 16
-"""Connections that are kept."""
+"""Keep-alive connections."""
 SLACK = 2 << 20
-"""Bytes that memory may seem to grow by chance."""
+"""Bytes by which memory may vary."""
 EACH = 32
-"""Bytes that a request may leave: an allocator gives little back."""
+"""Bytes that a request may leave behind: an allocator returns little memory."""
 FEW = 4
-"""Tasks and descriptors that are there by chance: probes, connections that just end."""
+"""Tasks and descriptors that vary: probes, and connections that are closing."""
 _TASKS = re.compile(r"^TASKS (\d+)$", re.MULTILINE)
 _COLLECTION = re.compile(r"^LONGEST COLLECTION ([\d.]+) ms$", re.MULTILINE)
 _LISTENERS = [{"address": "127.0.0.1:0", "protocols": ["openai", "triton"]}]
 
 
 class SoakMeasurement(Struct, frozen=True):
-    """How the gateway was after so many requests."""
+    """Memory, tasks and descriptors after some requests."""
 
     requests: int
     memory: int
@@ -44,7 +44,7 @@ class SoakMeasurement(Struct, frozen=True):
     descriptors: int
 
     def text(self) -> str:
-        """As it is shown."""
+        """Return it as a line."""
         return (
             f"{self.requests:>8} requests  {self.memory / 2**20:7.1f} MiB"
             f"  {self.tasks:>4} tasks  {self.descriptors:>4} descriptors"
@@ -52,18 +52,18 @@ class SoakMeasurement(Struct, frozen=True):
 
 
 class SoakResult(Struct, frozen=True):
-    """All looks, the first once it was warm."""
+    """All measurements, the first after the warm-up."""
 
     looks: Sequence[SoakMeasurement]
 
     @property
     def slope(self) -> float:
-        """Bytes that memory grew by with each request."""
+        """Return the growth of memory per request in bytes."""
         requests = [float(one.requests) for one in self.looks]
         return linear_regression(requests, [one.memory for one in self.looks]).slope
 
     def growing(self) -> list[str]:
-        """What is not flat."""
+        """Return what has grown."""
         first, last = self.looks[0], self.looks[-1]
         count = last.requests - first.requests
         grown = self.slope * count
@@ -77,9 +77,9 @@ class SoakResult(Struct, frozen=True):
         return growing_values
 
 
-def _build_request(path: str, body: object, *more: str) -> bytes:
+def _build_request(path: str, body: object, *headers: str) -> bytes:
     data = msgspec.json.encode(body)
-    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 
@@ -92,7 +92,7 @@ CALLS = [
         "/v2/models/far/generate_stream", {"text_input": "hi", "max_tokens": 4, "stream": True}
     ),
 ]
-"""Relayed and translated, whole and streamed."""
+"""Passed through and translated, unary and streaming."""
 LEFT = _build_request("/v1/chat/completions", _CHAT | {"model": "slow", "stream": True})
 
 
@@ -103,7 +103,7 @@ async def _head(reader: asyncio.StreamReader) -> str:
 
 
 async def _read_response(reader: asyncio.StreamReader) -> None:
-    """Read one to its end."""
+    """Read a response to its end."""
     head = await _head(reader)
     if match := re.search(r"content-length: (\d+)", head):
         await reader.readexactly(int(match[1]))
@@ -114,7 +114,7 @@ async def _read_response(reader: asyncio.StreamReader) -> None:
 
 
 async def _send_requests(port: int, count: int, first: int) -> None:
-    """Ask so often, over one connection."""
+    """Send requests over one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for number in range(first, first + count):
@@ -127,7 +127,7 @@ async def _send_requests(port: int, count: int, first: int) -> None:
 
 
 async def _send_and_disconnect(port: int, count: int) -> None:
-    """Ask so often, and leave each time when something has come."""
+    """Send requests and disconnect from each after its first event."""
     for _ in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(LEFT)
@@ -139,7 +139,7 @@ async def _send_and_disconnect(port: int, count: int) -> None:
 
 
 async def _run_interval(port: int, requests: int, cancelled: int) -> None:
-    """All of an interval's, from ``CLIENTS`` connections at once."""
+    """Send an interval's requests over ``CLIENTS`` connections."""
     async with asyncio.TaskGroup() as tasks:
         for number in range(CLIENTS):
             part = requests // CLIENTS + (number < requests % CLIENTS)
@@ -149,18 +149,20 @@ async def _run_interval(port: int, requests: int, cancelled: int) -> None:
 
 
 async def _request_report(gateway: GatewayProcess) -> None:
-    """Have ``task_counter`` write its report."""
+    """Make ``task_counter`` write its report."""
     reports = len(_TASKS.findall(gateway.read_output()))
     os.kill(gateway.process.pid, signal.SIGUSR1)
     await wait_until(lambda: len(_TASKS.findall(gateway.read_output())) > reports, 60)
 
 
 async def _measure(gateway: GatewayProcess, requests: int) -> SoakMeasurement:
-    """How it is when nothing runs."""
+    """Measure the idle gateway."""
     await asyncio.sleep(0.5)
     await _request_report(gateway)
     tasks = int(_TASKS.findall(gateway.read_output())[-1])
-    return SoakMeasurement(requests, gateway.memory(), tasks, gateway.descriptors())
+    return SoakMeasurement(
+        requests, gateway.get_resident_memory(), tasks, gateway.count_descriptors()
+    )
 
 
 async def run_soak(
@@ -171,7 +173,7 @@ async def run_soak(
     intervals: int = 20,
     show: Callable[[SoakMeasurement], None] = lambda _: None,
 ) -> SoakResult:
-    """Send so many in so many intervals, and look after each; the first fifth is to get warm."""
+    """Send the requests in intervals and measure after each; the first fifth is the warm-up."""
     (folder / "worker").mkdir()
     off = {"access_log": {"format": "off"}}
     echo = {"kind": "echo", "script": ["one ", "two ", "three ", "four "]}
@@ -180,7 +182,7 @@ async def run_soak(
     both = {"listeners": _LISTENERS, "observe": off, "models": models}
     behind = GatewayProcess(folder / "worker", build_config(**both, backends=backends))
     async with behind:
-        patient = dict.fromkeys(("connect", "first_token", "idle"), "1m")  # of a busy machine
+        patient = dict.fromkeys(("connect", "first_token", "idle"), "1m")  # for a busy machine
         pool = {"protocol": "openai", "workers": [behind.urls[0]], "timeouts": patient}
         text = build_config(**both, backends=dict.fromkeys(backends, pool))
         program = (sys.executable, "-m", "tests.soak.task_counter")
@@ -197,7 +199,7 @@ async def run_soak(
 
 
 async def _start_stream(port: int) -> asyncio.StreamWriter:
-    """Ask, and wait until something has come."""
+    """Send a request and wait for its first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(LEFT)
     await reader.readuntil(b"data: ")
@@ -205,10 +207,10 @@ async def _start_stream(port: int) -> asyncio.StreamWriter:
 
 
 async def abandon_streams(folder: Path, *, count: int, waves: int) -> tuple[int, float]:
-    """Have ``count`` clients leave their streams at once, ``waves`` times.
+    """Let ``count`` clients disconnect from their streams at once, ``waves`` times.
 
-    Returns the gateway's memory afterwards, in bytes, and the CPU time of the longest run of its
-    garbage collector, in seconds.
+    Returns the gateway's memory afterwards in bytes, and the CPU time of its longest garbage
+    collection in seconds.
     """
     raise_fd_limit()
     echo = {"kind": "echo", "script": ["one "] * 1000, "delay": "5s"}
@@ -224,7 +226,7 @@ async def abandon_streams(folder: Path, *, count: int, waves: int) -> tuple[int,
             begun = (_start_stream(gateway.port) for _ in range(count))
             for writer in await asyncio.gather(*begun):
                 writer.transport.abort()
-            await wait_until(lambda: gateway.descriptors() < FEW * 10, 60)
-        memory = gateway.memory()
+            await wait_until(lambda: gateway.count_descriptors() < FEW * 10, 60)
+        memory = gateway.get_resident_memory()
         await _request_report(gateway)
         return memory, float(_COLLECTION.findall(gateway.read_output())[-1]) / 1000

@@ -1,6 +1,6 @@
 """``interlingua`` that reports on SIGUSR1: ``TASKS 12`` and ``LONGEST COLLECTION 3.5 ms``.
 
-The second is the CPU time of the longest run of the garbage collector, which stops everything else.
+The second is the CPU time of the longest garbage collection, which stops everything else.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _STANDARD_ERROR = 2
 
 
 class _CollectionTimer:
-    """Measures the garbage collector, as one of ``gc.callbacks``."""
+    """Measures garbage collections as one of ``gc.callbacks``."""
 
     def __init__(self) -> None:
         self._started_at = 0.0
@@ -56,6 +56,6 @@ if __name__ == "__main__":
     gc.callbacks.append(_timer)
     factory = _count_tasks(process.get_loop_factory() or asyncio.new_event_loop)
     process.get_loop_factory = lambda: factory
-    from gateway.cli import main  # it takes the factory by its name
+    from gateway.cli import main  # it imports the factory by name
 
     main()

@@ -1,4 +1,4 @@
-"""A short soak; the long one is ``python -m tests.soak``."""
+"""A short soak test; the long one is ``python -m tests.soak``."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from tests.soak.soak_run import (
 
 @pytest.mark.slow
 async def test_memory_tasks_and_descriptors_do_not_grow(tmp_path: Path) -> None:
-    got = await run_soak(tmp_path, requests=5_000, cancelled=300, intervals=6)
-    assert got.growing() == []
-    assert got.looks[-1].requests == 4_998
+    result = await run_soak(tmp_path, requests=5_000, cancelled=300, intervals=6)
+    assert result.growing() == []
+    assert result.looks[-1].requests == 4_998
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ async def test_memory_is_freed_after_4000_clients_disconnect_at_once(
 
 
 def make_measurements(memory: int = 0, tasks: int = 0, descriptors: int = 0) -> SoakResult:
-    """Ten looks, of which each has so much more than the one before."""
+    """Make ten measurements, each higher than the one before."""
     return SoakResult(
         [SoakMeasurement(1000 * n, memory * n, tasks * n, descriptors * n) for n in range(10)]
     )

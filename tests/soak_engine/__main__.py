@@ -1,4 +1,4 @@
-"""``python -m tests.soak_engine --requests 50000``: hours of use in one go, with a tiny model."""
+"""``python -m tests.soak_engine --requests 50000``: soaks the engine with a tiny model."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.tiny_model import byte_tokenizer, tiny_llama
 @click.option("--checkpoints", default=25, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 def main(requests: int, checkpoints: int, seed: int) -> None:
-    """Ask, leave, count; a fifth of it warms up, and from then on memory must stay flat."""
+    """Send requests, cancel some, and measure; after a fifth of them memory must stay flat."""
     with TemporaryDirectory() as place:
         tiny_llama().save_pretrained(Path(place))
         byte_tokenizer().save_pretrained(Path(place))

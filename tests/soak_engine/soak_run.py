@@ -1,7 +1,7 @@
-"""Many short requests, as many as an engine sees in hours, and what must hold all the while.
+"""Many short requests to the engine, and what must hold throughout.
 
-Each ends exactly once: with Done behind an End of each choice, with an error of the gateway's, or
-because whoever asked has left. And whenever nothing is in work, nothing is held.
+Each request ends exactly once: with an end of each choice and a last event, with an error of the
+gateway, or by its client's disconnect. Whenever no request runs, nothing is held.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ import click
 from msgspec import Struct
 
 from backends.interfaces import Deadline, PreparedRequest, RequestContext
-from backends.torch.backend import EngineProcess, TorchBackend
+from backends.torch.backend import TorchBackend
+from backends.torch.engine_client import EngineProcess
 from protocols.core.errors import GatewayError
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
@@ -24,20 +25,22 @@ from tests.bench_engine.cost import measure_process_memory, measure_tree_memory
 from tests.soak_engine.random_requests import draw_request
 
 TOGETHER = 24
-"""Requests at a time; the engine has places for 16 choices."""
+"""Concurrent requests; the engine has slots for 16 choices."""
 LEAVING = 0.25
-"""The share of clients that leave before the end."""
+"""The share of clients that disconnect early."""
 HURRIED = 0.03
-"""The share that gives a time in which little can be done."""
+"""The share of requests with a very short deadline."""
 SETTLED = 30.0
-"""Seconds in which what nobody waits for must be gone."""
+"""Seconds in which everything must be released."""
 SLACK = 24 << 20
-"""Bytes by which a process may have grown between the first checkpoint that counts and the last:
-what the allocator has not given back, and tables that have found their size."""
+"""Bytes by which a process may grow from the first counted checkpoint to the last.
+
+An allocator does not return everything, and tables reach their size.
+"""
 
 
 class Checkpoint(Struct, frozen=True):
-    """What is there when nothing is in work."""
+    """The state when no request runs."""
 
     requests: int
     gateway_memory: int
@@ -47,7 +50,7 @@ class Checkpoint(Struct, frozen=True):
 
 
 class Soak:
-    """One soak: its dice, its counts and its checkpoints."""
+    """A soak: its random numbers, counts and checkpoints."""
 
     def __init__(self, backend: TorchBackend, seed: int, say: Callable[[str], None]) -> None:
         self._backend = backend
@@ -57,13 +60,13 @@ class Soak:
         self.checkpoints: list[Checkpoint] = []
 
     async def run(self, requests: int, checkpoints: int) -> None:
-        """So many requests, with so many checkpoints. Raises AssertionError where one fails."""
+        """Send requests, with checkpoints between them. Raises AssertionError where one fails."""
         process = self._backend.process
         each = -(-requests // checkpoints)
         for start in range(0, requests, each):
             await self._some(min(each, requests - start))
             await self._check(start + each)
-        assert self._backend.process is process, "the engine was started anew"
+        assert self._backend.process is process, "the engine was restarted"
 
     async def _some(self, count: int) -> None:
         left = iter(range(count))
@@ -84,13 +87,13 @@ class Soak:
     async def _one(
         self, request: GenerationRequest, seconds: float, disconnect_after: int | None
     ) -> str:
-        """How it ended."""
+        """Send one request and return how it ended."""
         events: list[Event] = []
         context = RequestContext("soak", Deadline(time.monotonic, seconds), time.monotonic)
         number = 0
         try:
-            async with aclosing(self._backend.send(PreparedRequest(request), context)) as answer:
-                async for _, batch in answer:
+            async with aclosing(self._backend.send(PreparedRequest(request), context)) as response:
+                async for _, batch in response:
                     events.extend(batch)
                     if number == disconnect_after:
                         return "left"
@@ -102,7 +105,7 @@ class Soak:
         return "done"
 
     async def _check(self, requests: int) -> None:
-        """Nothing is in work: nothing may be held."""
+        """Assert that nothing is held while no request runs."""
         process = self._backend.process
         assert process is not None
         assert process.pid is not None
@@ -129,7 +132,7 @@ class Soak:
 
 
 async def wait_for_heartbeats(process: EngineProcess, count: int) -> None:
-    """Wait for so many signs of life: what they tell is from now on."""
+    """Wait for this many heartbeats, so that their statistics are current."""
     for _ in range(count):
         last = process.stats
         while process.stats is last:  # noqa: ASYNC110 - it tells nobody
@@ -137,7 +140,7 @@ async def wait_for_heartbeats(process: EngineProcess, count: int) -> None:
 
 
 def check_complete(request: GenerationRequest, events: Sequence[Event]) -> None:
-    """A complete answer: one end for each choice, one last usage, one Done, and that the last."""
+    """A complete response has an end of each choice, a last usage, and one end, which is last."""
     ends = Counter(event.index for event in events if isinstance(event, ChoiceEnd))
     assert ends == Counter(range(request.n or 1)), ends
     assert [type(event) for event in events].count(StreamEnd) == 1
@@ -146,7 +149,7 @@ def check_complete(request: GenerationRequest, events: Sequence[Event]) -> None:
 
 
 def check_flat(checkpoints: Sequence[Checkpoint], warm: int) -> None:
-    """Neither memory nor tasks have grown since the ``warm``-th checkpoint."""
+    """Memory and tasks have not grown since the ``warm``-th checkpoint."""
     first, last = checkpoints[warm], checkpoints[-1]
     assert last.tasks == first.tasks
     assert last.gateway_memory - first.gateway_memory < SLACK, "the gateway's memory grows"
@@ -154,7 +157,7 @@ def check_flat(checkpoints: Sequence[Checkpoint], warm: int) -> None:
 
 
 async def run_soak(path: str, requests: int, checkpoints: int, seed: int) -> Soak:
-    """All of it, with a model of this folder."""
+    """Run a soak with the model in this folder."""
     backend = TorchBackend(path=path, threads=1, max_concurrency=16, queue=64)
     await backend.start()
     try:

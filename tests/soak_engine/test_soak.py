@@ -1,4 +1,4 @@
-"""A short soak; the long one is ``python -m tests.soak_engine``."""
+"""A short soak test of the engine; the long one is ``python -m tests.soak_engine``."""
 
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def test_incomplete_response_fails_the_check(events: list[Event]) -> None:
 def test_growth_fails_the_check(grown: dict[str, Any]) -> None:
     first = Checkpoint(10, 0, 0, 2)
     fields = {"requests": 20, "gateway_memory": 0, "engine": 0, "tasks": 2, **grown}
+
     check_flat([first, Checkpoint(20, 0, 0, 2)], 0)
     with pytest.raises(AssertionError):
         check_flat([first, Checkpoint(**fields)], 0)

@@ -1,29 +1,32 @@
-"""A worker that speaks only OpenAI's chat completions, scripted in Python.
+"""A worker that serves OpenAI's chat completions and is scripted in Python.
 
     async with ChatWorker(answer) as worker:
-        ...  # ask worker.url
+        ...  # send requests to worker.url
     assert worker.bodies[0]["model"] == "m"
 
-``answer`` gets each request's body and returns what the model says to it.
+``answer`` receives the body of each request and returns the model's answer to it.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 from msgspec import Struct
 
+from tests.support.web_server import run_web_server
+
 Json = dict[str, Any]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What the model says: pieces of reasoning, of text, and of each call's arguments.
+    """A model's answer: pieces of reasoning, of text, and of each tool call's arguments.
 
-    A number among the text is a pause in seconds, None ends the connection. ``calls`` have a name,
-    an id and pieces of arguments; the pieces of several calls come in turns.
+    A number in the text is a pause in seconds, and None closes the connection. Each of ``calls``
+    has a name, an id and pieces of arguments; the pieces of several calls are interleaved.
     """
 
     text: tuple[str | float | None, ...] = ()
@@ -38,7 +41,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> Json:
-        """One piece is one token."""
+        """Each piece counts as one token."""
         token_count = len([piece for piece in self.text if isinstance(piece, str)]) + len(
             self.reasoning
         )
@@ -53,25 +56,21 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class ChatWorker:
-    """Listens on a loopback port from ``async with`` on."""
+    """Listens on a loopback port inside ``async with``."""
 
     def __init__(self, answer: Callable[[Json], Answer]) -> None:
         self._answer = answer
-        self._runner: web.AppRunner | None = None
+        self._open = AsyncExitStack()
         self.url = ""
         self.bodies: list[Json] = []
-        """What was asked."""
+        """The bodies of the requests received."""
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 25)
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/tokenize", self._count_tokens)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = await self._open.enter_async_context(run_web_server(app))
         return self
 
     async def __aexit__(
@@ -80,8 +79,7 @@ class ChatWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        await self._open.aclose()
 
     async def _list_models(self, request: web.Request) -> web.Response:
         del request
@@ -89,7 +87,7 @@ class ChatWorker:
 
     @staticmethod
     async def _count_tokens(request: web.Request) -> web.Response:
-        """VLLM's extension, as if each message and each tool were a token."""
+        """Answer vLLM's /tokenize as if each message and each tool were one token."""
         body = await request.json()
         count = len(body["messages"]) + len(body.get("tools", ()))
         return web.json_response({"count": count, "max_model_len": 99, "tokens": [0] * count})
@@ -97,13 +95,13 @@ class ChatWorker:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        answer = self._answer(body)
-        if answer.status != 200:
-            error = {"error": {"message": answer.error, "type": "x", "param": None, "code": None}}
-            return web.json_response(error, status=answer.status, headers=answer.headers)
+        response = self._answer(body)
+        if response.status != 200:
+            error = {"error": {"message": response.error, "type": "x", "param": None, "code": None}}
+            return web.json_response(error, status=response.status, headers=response.headers)
         if body.get("stream"):
-            return await self._stream(request, body, answer)
-        return web.json_response(self._build_unary(body, answer))
+            return await self._stream(request, body, response)
+        return web.json_response(self._build_unary(body, response))
 
     @staticmethod
     def _build_unary(body: Json, answer: Answer) -> Json:

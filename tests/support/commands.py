@@ -1,4 +1,4 @@
-"""``interlingua`` as a process, for tests of commands that serve nothing."""
+"""Runs ``interlingua`` commands that end by themselves as processes."""
 
 import asyncio
 import signal
@@ -6,7 +6,7 @@ import sys
 
 
 async def run_command(*arguments: object, stop_after: bytes | None = None) -> tuple[int, str]:
-    """The command's exit code and output; it gets SIGINT once it has printed ``stop_after``."""
+    """Return the command's exit code and output; send SIGINT once it has printed ``stop_after``."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", *map(str, arguments),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""For a folder's conftest: its tests run over both event loops, whose transports differ."""
+"""Runs a folder's tests on both event loops, whose transports differ; its conftest imports this."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,5 +10,5 @@ import uvloop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Asyncio's own loop, and uvloop's."""
+    """Return asyncio's own loop and uvloop's."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

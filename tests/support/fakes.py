@@ -1,18 +1,18 @@
-"""Workers of which every byte is scripted, and a clock. What tests of several folders share.
+"""A worker that sends scripted bytes, and a clock that a test advances.
 
     async with ScriptedWorker([chunked(b"one", b"two")]) as worker:
-        ...  # ask worker.url
+        ...  # send a request to worker.url
     assert worker.requests[0].body == b"..."
 
-A reply is a list of steps, in which
+A reply is a list of steps:
 
-bytes           are written
-a number        is a pause, in seconds
-an Event        is waited for
-a Step          does what it says
+    bytes         are written
+    a number      is a pause in seconds
+    an Event      is awaited
+    a Step        hangs, closes or resets the connection
 
-and the connection then waits for its next request. The n-th request gets the n-th reply; the last
-reply serves for all that follow.
+After the last step the connection waits for its next request. The n-th request gets the n-th reply;
+the last reply is repeated for all later requests.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import enum
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -28,10 +28,11 @@ from typing import Self
 from msgspec import Struct
 
 from tests.support.tcp_server import run_server
+from tests.support.waiting import PATIENCE
 
 
 class FakeClock:
-    """Goes on when a test says so: seconds, from some moment on."""
+    """A clock in seconds that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -41,7 +42,7 @@ class FakeClock:
 
 
 class Step(enum.Enum):
-    """What a reply does beside writing."""
+    """A step of a reply that writes nothing."""
 
     HANG = "wait until the other side leaves"
     CLOSE = "close the connection"
@@ -54,7 +55,7 @@ Reply = Sequence[bytes | float | asyncio.Event | Step]
 
 
 class ReceivedRequest(Struct, frozen=True):
-    """One request. Header names are lower case; ``connection`` counts connections from 0."""
+    """A request received. Header names are lower case; connections are numbered from 0."""
 
     method: str
     path: str
@@ -64,10 +65,11 @@ class ReceivedRequest(Struct, frozen=True):
 
 
 class ScriptedWorker:
-    """Listens on a loopback port from ``async with`` on, and answers from its script.
+    """Listens on a loopback port inside ``async with``, and sends its scripted replies.
 
-    ``listener`` is a socket that is bound already; without ``read_body`` bodies are left unread.
-    ``probed`` is what answers a GET, which is then no request of the script.
+    ``listener`` is a bound socket to use instead; without ``read_body`` bodies are left unread.
+    ``probed`` is the response to each GET (a health probe), which uses up no scripted reply, or a
+    function that returns the reply to the next one.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ScriptedWorker:
         read_body: bool = True,
         tls: ssl.SSLContext | None = None,
         listener: socket.socket | None = None,
-        probed: bytes | None = None,
+        probed: bytes | Callable[[], Reply] | None = None,
     ) -> None:
         self._replies = replies
         self._probed = probed
@@ -88,10 +90,10 @@ class ScriptedWorker:
         self.requests: list[ReceivedRequest] = []
         self.connections = 0
         self.active = 0
-        """Requests being answered now; ``most_active`` is the most there were at a time."""
+        """Requests in progress; ``most_active`` is the highest number so far."""
         self.most_active = 0
         self.left = 0
-        """Connections that the other side closed while a reply hung."""
+        """Connections that the client closed while a reply hung."""
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -108,20 +110,20 @@ class ScriptedWorker:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening and abort every connection."""
         await self._open.aclose()
 
-    async def wait_for_disconnect(self, times: int = 1, *, within: float = 2.0) -> float:
-        """Seconds until the other side had left ``times`` hanging replies. Raises TimeoutError."""
+    async def wait_for_disconnect(self, times: int = 1, *, within: float = PATIENCE) -> float:
+        """Return the seconds until clients left ``times`` hanging replies. Raises TimeoutError."""
         return await self._until("left", times, within)
 
-    async def wait_for_request(self, times: int = 1, *, within: float = 5.0) -> float:
-        """Seconds until ``times`` requests had come. Raises TimeoutError."""
+    async def wait_for_request(self, times: int = 1, *, within: float = PATIENCE) -> float:
+        """Return the seconds until ``times`` requests were received. Raises TimeoutError."""
         return await self._until("request_count", times, within)
 
     @property
     def request_count(self) -> int:
-        """How many requests have come."""
+        """The number of requests received."""
         return len(self.requests)
 
     async def _until(self, what: str, times: int, within: float) -> float:
@@ -141,22 +143,27 @@ class ScriptedWorker:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
     ) -> bool:
-        """Answer one request; False when the connection is over."""
+        """Answer one request; return False when the connection must be closed."""
         request = await _receive(reader, number, body=self._read_body)
         if self._probed is not None and request.method == "GET":
-            writer.write(self._probed)
-            return True
+            probed = [self._probed] if isinstance(self._probed, bytes) else self._probed()
+            return await self._follow(probed, reader, writer)
         reply = self._replies[min(len(self.requests), len(self._replies) - 1)]
         self.requests.append(request)
         self._changed.set()
         self.active += 1
         self.most_active = max(self.most_active, self.active)
         try:
-            for step in reply:
-                if not await self._do(step, reader, writer):
-                    return False
+            return await self._follow(reply, reader, writer)
         finally:
             self.active -= 1
+
+    async def _follow(
+        self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        for step in reply:
+            if not await self._do(step, reader, writer):
+                return False
         return True
 
     async def _do(
@@ -187,7 +194,7 @@ class ScriptedWorker:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Close with an RST in place of a FIN."""
+    """Close the connection with RST instead of FIN."""
     one = writer.get_extra_info("socket")
     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -211,33 +218,33 @@ async def _read_to_end(reader: asyncio.StreamReader) -> None:
         pass
 
 
-# --- what workers write ---------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 def head(status: str = "200 OK", **headers: str) -> bytes:
-    """A status line and headers; ``content_length="5"`` is written ``content-length: 5``."""
+    """Build a status line and headers; ``content_length="5"`` becomes ``content-length: 5``."""
     lines = [f"HTTP/1.1 {status}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 def make_reply(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
-    """An answer in one piece, with its length."""
+    """Build a complete response with a content-length."""
     headers = {"content_type": "application/json", "content_length": str(len(body))} | headers
     return head(status, **headers) + body
 
 
 CHUNKED = head(content_type="text/event-stream", transfer_encoding="chunked")
-"""The head of a streamed answer."""
+"""The head of a streamed response."""
 END = b"0\r\n\r\n"
-"""What ends a chunked body."""
+"""The last chunk of a chunked body."""
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body."""
+    """Build one chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def chunked(*parts: bytes) -> bytes:
-    """A streamed answer, complete."""
+    """Build a complete streamed response."""
     return b"".join([CHUNKED, *map(chunk, parts), END])

@@ -1,4 +1,4 @@
-"""Usage rows and feedback of scripted traffic, written by the real recorder."""
+"""Writes usage rows and feedback of scripted traffic with the real recorder."""
 
 import random
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from protocols.core.events import Usage
 def write_traffic(
     file: Path, count: int, shares: Mapping[str, float], *, users: int = 0, seed: int = 1
 ) -> None:
-    """Write the rows of scripted traffic to two versions, with a judgement of each request."""
+    """Write requests to two versions; ``shares`` is each version's share of thumbs up."""
     rng, recorder = (
         random.Random(seed),
         SqliteUsageRecorder(str(file), 1e12, lambda: 2e6, feedback=True),
@@ -45,7 +45,7 @@ def write_traffic(
                 at, record.key, False, "id", record.id, "why", "category", None, f"reason{int(up)}"
             )
         )
-        if n % 2000 == 1999:  # as much as the queue holds
+        if n % 2000 == 1999:  # the queue's capacity
             _flush(recorder)
     recorder.start()
     recorder.close(60)

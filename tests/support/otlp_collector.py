@@ -1,4 +1,4 @@
-"""A collector of traces and figures: takes OTLP over HTTP, and reads what it is sent."""
+"""An OpenTelemetry collector that receives OTLP over HTTP and decodes it."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class ReceivedExport(Struct):
-    """One request."""
+    """An export request received."""
 
     path: str
     headers: Mapping[str, str]
@@ -25,9 +25,7 @@ class ReceivedExport(Struct):
 
 
 class Collector:
-    """Answers with each of ``statuses``, and with 200 when there are no more.
-
-    A busy one wants to be asked again at once.
+    """Answers with each of ``statuses`` in turn, then with 200, and asks for retries at once.
 
     with Collector() as collector:
         ...
@@ -72,13 +70,13 @@ class Collector:
         self._thread.join()
 
     def traces(self) -> Iterator[ExportTraceServiceRequest]:
-        """The requests with traces."""
+        """Yield the exports of traces."""
         for one in [*self.taken]:
             if one.path == "/v1/traces":
                 yield ExportTraceServiceRequest.FromString(one.body)
 
     def spans(self) -> list[Span]:
-        """All of them, as they came."""
+        """Return all spans in the order received."""
         return [
             span
             for request in self.traces()
@@ -88,7 +86,7 @@ class Collector:
         ]
 
     def metrics(self) -> dict[str, Metric]:
-        """The last that was told of each."""
+        """Return the last export of each metric."""
         return {
             metric.name: metric
             for one in [*self.taken]
@@ -100,7 +98,7 @@ class Collector:
 
 
 def decode_attributes(attributes: Any) -> dict[str, Any]:
-    """Attributes as plain values."""
+    """Convert attributes to plain values."""
     return {one.key: _decode_value(one.value) for one in list[KeyValue](attributes)}
 
 

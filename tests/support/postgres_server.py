@@ -1,7 +1,7 @@
-"""A real PostgreSQL, as a process that can be killed, stopped and started again.
+"""A real PostgreSQL process that a test can kill, pause and start again.
 
 with PostgresServer() as postgres:
-    book(postgres.url, ...)
+    ...  # connect to postgres.url
     postgres.pause()
 """
 
@@ -23,22 +23,22 @@ _QUICK: Final = ("fsync=off", "full_page_writes=off")
 
 
 def find_postgres_programs() -> Path:
-    """Where its programs are; skips the test where there are none."""
+    """Return the folder of PostgreSQL's programs; skip the test if there is none."""
     path = shutil.which("initdb")
     homes = [*_HOMES] if path is None else [Path(path).resolve().parent, *_HOMES]
     if not homes:
-        pytest.skip("there is no PostgreSQL on this machine")
+        pytest.skip("PostgreSQL is not installed")
     return homes[-1]
 
 
 class PostgresServer:
-    """It listens at a socket in the file system, and its ``url`` is the same when it is back."""
+    """Listens on a Unix socket; its ``url`` stays the same after a restart."""
 
     def __init__(self) -> None:
         self._home = find_postgres_programs()
         self._folder = Path(tempfile.mkdtemp(prefix="pg-"))  # a socket's path must be short
         self._user: dict[str, Any] = {}
-        if os.getuid() == 0:  # which it refuses
+        if os.getuid() == 0:  # PostgreSQL refuses to run as root
             self._user = {"user": "nobody", "group": "nogroup"}
             shutil.chown(self._folder, **self._user)
         self.url = f"postgresql://gateway:canary-password@/postgres?host={self._folder}"
@@ -71,7 +71,7 @@ class PostgresServer:
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         quick = [part for one in _QUICK for part in ("-c", one)]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -88,18 +88,18 @@ class PostgresServer:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it and all its processes at once."""
+        """Kill the server and its child processes."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(_PATIENCE)
             self.process = None
 
     def pause(self) -> None:
-        """Stop it as it is: it takes connections and says nothing."""
+        """Suspend the processes: connections are accepted and get no answer."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """Let it run again."""
+    def resume(self) -> None:
+        """Resume the processes."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,14 +1,13 @@
-"""A real Redis, as a process that can be killed, stopped and started again.
+"""A real Redis process that a test can kill, freeze and start again.
 
-with RedisServer(folder) as redis:
-    Store(Shared(redis.url), ...)
+with RedisServer() as redis:
+    ...  # connect to redis.url
     redis.kill()
 """
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,26 +20,19 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.deploy.tools import LIBRARIES, find_tool
-
-_PATIENCE = 10.0
-
-
-def find_free_port() -> int:
-    """A port of this machine that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+from tests.support.waiting import PATIENCE
 
 
 class RedisServer:
-    """It keeps nothing on a disk: with its end all is forgotten.
+    """A server without persistence: all keys are lost when it ends.
 
-    ``more`` are options of its command line. It listens at a socket in the file system, and its
-    ``url`` is the same after it was started again.
+    ``options`` are added to its command line. It listens on a Unix socket, and its ``url`` stays
+    the same after a restart.
     """
 
-    def __init__(self, *more: str) -> None:
+    def __init__(self, *options: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="redis-"))  # a socket's path must be short
-        self._more = more
+        self._options = options
         self.path = self._folder / "socket"
         self.url = f"unix://{self.path}"
 
@@ -58,7 +50,7 @@ class RedisServer:
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
-        """Start it; it answers from then on."""
+        """Start the server and wait until it answers PING."""
         command: list[str | Path] = [
             "--port",
             "0",
@@ -71,19 +63,19 @@ class RedisServer:
         ]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [find_tool("redis-server"), *command, *self._more],
+                [find_tool("redis-server"), *command, *self._options],
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES)},
             )
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while not self._answers():
             assert self.process.poll() is None, (self._folder / "log").read_text()
-            assert time.monotonic() < end, "the Redis does not answer"
+            assert time.monotonic() < end, "Redis does not answer"
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """SIGKILL: nobody listens any more, and all is forgotten."""
+        """Kill the server; its keys are lost."""
         self.process.kill()
         self.process.wait()
 
@@ -92,14 +84,14 @@ class RedisServer:
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Resume the process."""
         self.process.send_signal(signal.SIGCONT)
 
     def call(self, *command: str | float) -> Any:
-        """What it replies to a command of ours."""
+        """Send a command and return Redis's reply."""
         once = Retry(NoBackoff(), 0)
         with redis.Redis(
-            unix_socket_path=str(self.path), socket_timeout=_PATIENCE, retry=once
+            unix_socket_path=str(self.path), socket_timeout=PATIENCE, retry=once
         ) as client:
             return client.execute_command(*command)
 

@@ -1,4 +1,4 @@
-"""What a request asks of a worker, beside its prompt."""
+"""The parameters that a request asks a worker to support."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,6 @@ from protocols.core.request import Request
 
 
 def list_requested_parameters(request: Request) -> Mapping[str, Any]:
-    """All that a worker that carries nothing would lose, by path."""
+    """Return all parameters that a worker without any parameter support would lose, by path."""
     lost = find_unsupported_parameters(request, {}, {}, extra=True)
     return {one.path: request.set_fields[one.path] for one in lost}

@@ -1,4 +1,4 @@
-"""A server for a test, of which nothing is left when the test is over."""
+"""A TCP server that leaves no socket or task open after its test."""
 
 import asyncio
 import socket
@@ -8,7 +8,15 @@ from contextlib import asynccontextmanager
 from weakref import WeakSet
 
 _TURNS = 4
-"""Of the loop, until what was accepted is met: it gets a transport, a protocol and a task."""
+"""Turns of the event loop that an accepted connection needs to get a transport and a task."""
+
+
+async def wait_for_transports() -> None:
+    """Let connections that were just accepted get their transports, so that they can be closed."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
 
 
@@ -20,15 +28,15 @@ async def run_server(
     tls: ssl.SSLContext | None = None,
     limit: int = 1 << 16,
 ) -> AsyncIterator[str]:
-    """Answer each connection on loopback; gives the URL. At the end, cut what is left.
+    """Serve each connection on a loopback port and yield the URL; abort open ones at the end.
 
-    A connection is closed after its answer, and it is no error that who asked is gone. One that is
-    not closed would be found by the collector, much later, in a test that knows nothing of it.
+    A connection is closed after its answer, and a client that disconnects early is no error. A
+    connection left open would only be reported by the garbage collector during some later test.
     """
     running = set[asyncio.Task[None]]()
     writers = WeakSet[asyncio.StreamWriter]()
 
-    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         running.add(task)
@@ -37,23 +45,24 @@ async def run_server(
         try:
             await answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # who asked is gone, or the test is over
+            pass  # the client disconnected, or the test is over
         finally:
             writer.close()
 
     listener = sock or socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = await asyncio.start_server(answered, sock=listener, ssl=tls, backlog=1024, limit=limit)
+    server = await asyncio.start_server(
+        serve_connection, sock=listener, ssl=tls, backlog=1024, limit=limit
+    )
     host, port = listener.getsockname()[:2]
     try:
         yield f"{'https' if tls else 'http'}://{host}:{port}"
     finally:
         asyncio.get_running_loop().remove_reader(listener)
-        for _ in range(_TURNS):  # a server that is closed meanwhile leaves it to the collector
-            await asyncio.sleep(0)
+        await wait_for_transports()  # an unaccepted connection would be left open
         server.close()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for writer in writers:
             writer.transport.abort()
-        await asyncio.sleep(0)  # they are closed in the loop's next turn
+        await asyncio.sleep(0)  # transports are closed in the loop's next turn

@@ -1,4 +1,4 @@
-"""The server for tests leaves nothing, whenever it ends."""
+"""The TCP server for tests leaves no socket open, whenever it stops."""
 
 import asyncio
 import gc
@@ -11,12 +11,12 @@ from tests.support.tcp_server import run_server
 
 @pytest.mark.parametrize("turns", range(6))
 def test_connection_during_shutdown_is_closed_without_a_resource_warning(turns: int) -> None:
-    """So many turns of the loop before: each finds the connection further in."""
+    """Stop the server ``turns`` turns of the loop after a client connected."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
 
-    async def connected() -> socket.socket:
+    async def connect() -> socket.socket:
         async with run_server(answer) as url:
             client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
             for _ in range(turns):
@@ -24,6 +24,6 @@ def test_connection_during_shutdown_is_closed_without_a_resource_warning(turns: 
         return client
 
     with asyncio.Runner() as runner:
-        client = runner.run(connected())
+        client = runner.run(connect())
     client.close()
     gc.collect()

@@ -74,11 +74,12 @@ def tiny_llama(**options: Any) -> Any:
 
 
 class ScriptedRunner:
-    """A ModelRunner that generates a script after the prompt, whatever was sampled before."""
+    """A ModelRunner that generates a script after the prompt, independent of the sampled tokens."""
 
     context_length = 512
     vocabulary_size = 259
     cache_bytes_per_token = 0
+    is_batch_invariant = True
 
     def __init__(self, script: Sequence[int], prompt: int, max_tokens: int = 1 << 30) -> None:
         self._script = script
@@ -95,8 +96,8 @@ class ScriptedRunner:
         rows = []
         for segment in segments:
             segment.cache.advance(len(segment.tokens))
-            if segment.logit_count:
-                position = segment.cache.length - self._prompt
+            end = segment.cache.length - self._prompt
+            for position in range(end - segment.logit_count + 1, end + 1):
                 logits = torch.zeros(self.vocabulary_size)
                 logits[self._script[position] if position < len(self._script) else EOS] = 30.0
                 rows.append(logits)
@@ -108,6 +109,7 @@ class RandomRunner:
 
     context_length = 4096
     cache_bytes_per_token = 0
+    is_batch_invariant = True
 
     def __init__(self, vocabulary: int = 259) -> None:
         self.vocabulary_size = vocabulary
@@ -116,8 +118,9 @@ class RandomRunner:
         rows = []
         for segment in segments:
             segment.cache.advance(len(segment.tokens))
-            if segment.logit_count:
-                generator = torch.Generator().manual_seed(segment.cache.length)
+            end = segment.cache.length
+            for length in range(end - segment.logit_count + 1, end + 1):
+                generator = torch.Generator().manual_seed(length)
                 rows.append(torch.randn(self.vocabulary_size, generator=generator))
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
@@ -140,7 +143,7 @@ class EngineDriver:
         )
 
     def run(self, *commands: GenerateCommand, steps: int = 1000) -> "EngineDriver":
-        """Submit commands, and step until there is nothing to do."""
+        """Submit commands and step until no work is left."""
         for command in commands:
             self.engine.submit(command)
         for _ in range(steps):
@@ -152,7 +155,7 @@ class EngineDriver:
         return self
 
     def select(self, kind: type[T], request_id: int = 1) -> list[T]:
-        """The events of a request that have this type."""
+        """Return the events of a request that have this type."""
         return [
             one
             for one in self.events
@@ -160,13 +163,13 @@ class EngineDriver:
         ]
 
     def text(self, request_id: int = 1, choice: int = 0) -> str:
-        """The text of a choice."""
+        """Return the text of a choice."""
         return "".join(
             event.text for event in self.select(TextEvent, request_id) if event.choice == choice
         )
 
     def ids(self, request_id: int = 1, choice: int = 0) -> list[int]:
-        """The tokens of a choice."""
+        """Return the token ids of a choice."""
         return [
             i
             for event in self.select(TextEvent, request_id)
@@ -175,23 +178,23 @@ class EngineDriver:
         ]
 
     def ended(self, request_id: int = 1) -> dict[int, ChoiceEndEvent]:
-        """The end of each choice."""
+        """Return the end event of each choice."""
         ends = self.select(ChoiceEndEvent, request_id)
         assert len({end.choice for end in ends}) == len(ends)
         return {end.choice: end for end in ends}
 
     def finished(self, request_id: int = 1) -> RequestFinishedEvent:
-        """The only finish event of a request."""
+        """Return the only finish event of a request."""
         (event,) = self.select(RequestFinishedEvent, request_id)
         return event
 
     def failed(self, request_id: int = 1) -> RequestFailedEvent:
-        """The only failure event of a request."""
+        """Return the only failure event of a request."""
         (event,) = self.select(RequestFailedEvent, request_id)
         return event
 
     def echo(self, request_id: int = 1) -> PromptEchoEvent:
-        """The only prompt echo of a request."""
+        """Return the only prompt echo of a request."""
         (event,) = self.select(PromptEchoEvent, request_id)
         return event
 
@@ -219,7 +222,7 @@ def driven(tiny: LoadedModel) -> Callable[..., EngineDriver]:
 
 @pytest.fixture
 def scripted(tokenizer: Any) -> Callable[..., tuple[EngineDriver, ScriptedRunner]]:
-    """Makes an engine whose model generates ``script`` after a prompt of one token."""
+    """Make an engine whose model generates ``script`` after a prompt of one token."""
 
     def make(
         script: str | bytes | Sequence[int],
@@ -248,7 +251,7 @@ def tiny_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def noisy(tokenizer: Any) -> Callable[..., EngineDriver]:
-    """Makes an engine whose model generates random tokens."""
+    """Make an engine whose model generates random tokens."""
 
     def make(
         config: SchedulerConfig | None = None, *, special: str = "", template: str = ""

@@ -1,4 +1,4 @@
-"""What is installed is what lies in the checkout, and nothing that starts by itself."""
+"""The wheel contains the files of the checkout, and nothing that runs by itself."""
 
 import re
 import zipfile
@@ -33,6 +33,7 @@ def test_wheel_installs_exactly_one_command(wheel: zipfile.ZipFile) -> None:
     [entry_points] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     lines = [line for line in wheel.read(entry_points).decode().splitlines() if line]
     assert lines == ["[console_scripts]", "interlingua = gateway.cli:main"]
+
     about = {name.rpartition("/")[2] for name in wheel.namelist() if ".dist-info/" in name}
     assert about == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "LICENSE"}
 
@@ -57,6 +58,7 @@ def test_every_constraint_pins_a_version() -> None:
 def test_requirements_without_dependency_resolution_have_hashes(file: str) -> None:
     text = re.sub(r"\\\n\s*", "", (ROOT / file).read_text("utf-8"))
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
+
     assert pins
     assert [
         line for line in pins if not re.search(r"==\S+ [^-]*--hash=sha256:[0-9a-f]{64}", line)
@@ -73,6 +75,7 @@ def test_hashes_are_selected_for_wheels_of_the_pinned_version() -> None:
         "some_name-1.20-py3-none-any.whl": "f" * 64,
         "some_name-1.2.tar.gz": "0" * 64,
     }
+
     assert select_hashes(files, "1.2") == ["a" * 64, "b" * 64]
     assert is_installable("x-1-cp39-abi3-macosx_11_0_arm64.whl")
 
@@ -80,6 +83,7 @@ def test_hashes_are_selected_for_wheels_of_the_pinned_version() -> None:
 def test_written_hashes_replace_existing_ones() -> None:
     old = f"# why\nx==1 \\\n    --hash=sha256:{'0' * 64}\n"
     new = write_hashes(old, {("x", "1"): ["1" * 64, "2" * 64]})
+
     assert new == (
         f"# why\nx==1 \\\n    --hash=sha256:{'1' * 64} \\\n    --hash=sha256:{'2' * 64}\n"
     )

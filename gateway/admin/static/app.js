@@ -8,8 +8,9 @@ import { el, field, setText, time } from "./dom.js";
 import { playground } from "./playground.js";
 import { requests } from "./requests.js";
 import { status } from "./status.js";
+import { usage } from "./usage.js";
 
-const VIEWS = { status, requests, experiments, playground, config, api };
+const VIEWS = { status, requests, usage, experiments, playground, config, api };
 const REFRESH_INTERVAL = 1000;
 const view = document.getElementById("view");
 const state = document.getElementById("state");

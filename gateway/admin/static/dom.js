@@ -134,7 +134,7 @@ export function rate(value) {
 /** Format seconds. */
 export function time(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 1) return `${count(seconds * 1000, seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 1) return `${count(seconds * 1000, seconds && seconds < 0.01 ? 1 : 0)} ms`;
   if (seconds < 60) return `${count(seconds, seconds < 10 ? 2 : 1)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;

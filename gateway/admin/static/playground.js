@@ -1,26 +1,26 @@
 // Sends a prompt in any protocol of a listener to one model or to two side by side.
 
 import { responsePanel } from "./response_panel.js";
-import { ENDPOINTS } from "./protocols.js";
 import { choice, el, field, redraw, setText } from "./dom.js";
 import { parseNumber } from "./json.js";
+import { loadForms, takesConversation } from "./prompt_form.js";
 
 const NAMES = "models";
 
-/** The endpoints of all listeners. */
-function listEndpoints(status) {
-  return status.listeners.flatMap((listener, number) =>
-    listener.protocols.flatMap((protocol) =>
-      (ENDPOINTS[protocol.name]?.(protocol.profile) ?? []).map((endpoint) => ({
-        endpoint,
-        prefix: protocol.prefix,
-        url: reachable(listener.url),
-        baseUrl: `/-/playground/${number}`,
-        text: [protocol.name, protocol.profile, endpoint.label, protocol.prefix && `below ${protocol.prefix}`].filter(Boolean).join(" · ")
-          + (status.listeners.length > 1 ? ` at ${listener.url}` : ""),
-      })),
-    ),
-  );
+/** The forms of a listener; of several paths of one operation the first. */
+async function loadTargets(listener, number, isOnlyOne) {
+  const targets = (await loadForms(number)).map((form) => ({
+    form,
+    url: reachable(listener.url),
+    baseUrl: `/-/playground/${number}`,
+    text: describe(form, listener.protocols[form.mount]) + (isOnlyOne ? "" : ` at ${listener.url}`),
+  }));
+  return targets.filter((one, index) => targets.findIndex((other) => other.text === one.text) === index);
+}
+
+/** What a form is called: its protocol, the profile and the prefix of this, and its operation. */
+function describe(form, { name, profile, prefix }) {
+  return [name, profile, form.label, prefix && `below ${prefix}`].filter(Boolean).join(" · ");
 }
 
 /** Replace a wildcard address by the host of this page. */
@@ -84,26 +84,28 @@ export function playground() {
   const earlier = conversation();
   const systemField = field("System", system, "wide");
   let panels = [];
-  let endpoints = [];
+  let targets = [];
+  let loadedListeners = "";
   let running = null;
 
   async function run() {
     running?.abort();
     const controller = (running = new AbortController());
-    const target = endpoints[protocol.selectedIndex];
-    const isChat = target.endpoint.chat;
+    const target = targets[protocol.selectedIndex];
+    if (!target) return;
+    const isChat = takesConversation(target.form);
     const input = {
-      prompt: prompt.value, stream: stream.checked, key: key.value, sampling: samplingParameters,
+      prompt: prompt.value, stream: stream.checked, key: key.value, parameters: enteredParameters(),
       system: isChat ? system.value : "", turns: isChat ? earlier.turns() : [],
     };
     stopButton.disabled = false;
     await Promise.all(shownPanels().map((one) => one.send(target, input, controller.signal)));
     if (running === controller) stopButton.disabled = true;
   }
-  /** The sampling parameters that were entered, by the protocol's names. */
-  function samplingParameters(wire) {
-    const entered = Object.entries(sampling).filter(([name, one]) => wire[name] && one.input.value.trim() !== "");
-    return Object.fromEntries(entered.map(([name, one]) => [wire[name], parseNumber(one.input.value) ?? one.input.value]));
+  /** The sampling parameters that were entered. */
+  function enteredParameters() {
+    const entered = Object.entries(sampling).filter(([, one]) => one.input.value.trim() !== "");
+    return Object.fromEntries(entered.map(([name, one]) => [name, parseNumber(one.input.value) ?? one.input.value]));
   }
   /** Go on from a response: the prompt and the response become turns. */
   function keep(response) {
@@ -115,15 +117,17 @@ export function playground() {
   const shownPanels = () => panels.slice(0, compare.checked ? 2 : 1);
   const showPanels = () => columns.replaceChildren(...shownPanels().map((one) => one.element));
 
-  /** Show what the selected endpoint takes. */
+  /** Show what the selected form takes. */
   function showFields() {
-    const endpoint = endpoints[protocol.selectedIndex]?.endpoint;
-    if (!endpoint) return;
-    systemField.hidden = !endpoint.chat;
-    earlier.element.hidden = !endpoint.chat || !earlier.turns().length;
+    const form = targets[protocol.selectedIndex]?.form;
+    if (!form) return;
+    const isChat = takesConversation(form);
+    systemField.hidden = !isChat;
+    earlier.element.hidden = !isChat || !earlier.turns().length;
     for (const [name, one] of Object.entries(sampling)) {
-      one.element.hidden = !endpoint.names[name];
-      setText(one.note, endpoint.names[name] ?? "");
+      const wire = form.parameters[name]?.split(".").pop();
+      one.element.hidden = !wire;
+      setText(one.note, wire ?? "");
     }
   }
   const form = el(
@@ -148,15 +152,20 @@ export function playground() {
   protocol.addEventListener("change", showFields);
   stopButton.addEventListener("click", () => running?.abort());
 
-  function update(status) {
-    const current = listEndpoints(status);
-    if (JSON.stringify(current.map((one) => [one.text, one.url])) !== JSON.stringify(endpoints.map((one) => [one.text, one.url]))) {
-      const selected = protocol.value;
-      protocol.replaceChildren(...current.map((one) => el("option", {}, one.text)));
-      if (current.some((one) => one.text === selected)) protocol.value = selected;
-      endpoints = current;
-      showFields();
-    }
+  /** Load the forms again if the listeners have changed, or if one did not answer. */
+  async function updateForms(status) {
+    const listeners = JSON.stringify(status.listeners);
+    if (listeners === loadedListeners) return;
+    const isOnlyOne = status.listeners.length === 1;
+    const loaded = await Promise.allSettled(status.listeners.map((listener, number) => loadTargets(listener, number, isOnlyOne)));
+    loadedListeners = loaded.every((one) => one.status === "fulfilled") ? listeners : "";
+    targets = loaded.flatMap((one) => one.value ?? []);
+    const selected = protocol.value;
+    protocol.replaceChildren(...targets.map((one) => el("option", {}, one.text)));
+    if (targets.some((one) => one.text === selected)) protocol.value = selected;
+    showFields();
+  }
+  async function update(status) {
     const models = listModels(status);
     redraw(names, models, () => models.map((value) => el("option", { value })));
     if (!panels.length) {
@@ -164,6 +173,7 @@ export function playground() {
       panels = [responsePanel("Model", NAMES, models[0] ?? "", keep), responsePanel("Second model", NAMES, second, keep)];
       showPanels();
     }
+    await updateForms(status);
   }
   const element = el("div", { class: "workbench" }, el("h2", {}, "Playground"), names, form, columns);
   return { element, update };

@@ -67,7 +67,7 @@ export function requests() {
     (row) => row.id,
   );
   const finished = table(
-    "The latest first. Prompts and responses are not stored.",
+    "The last to end first. Prompts and responses are not stored.",
     [
       { label: "Started", of: (row) => [row.id, row.started_at], draw: (row) => link(row, clock(row.started_at)) },
       { label: "Model", of: targetOf },

@@ -1,7 +1,8 @@
 // A response in the playground: its text and events as they arrive, and its timing.
 
-import { errorOf, textOf, tokensOf } from "./protocols.js";
 import { copyable, count, el, field, setText, time } from "./dom.js";
+import { fillForm, takesConversation } from "./prompt_form.js";
+import { errorOf, textOf, tokensOf } from "./response_text.js";
 import { curl, pythonProgram } from "./snippets.js";
 import { send } from "./stream.js";
 
@@ -30,11 +31,9 @@ export function responsePanel(label, names, initialModel, keep) {
     el("h3", {}, "Events"), events,
   );
 
-  /** Send a request to an endpoint of a listener. */
+  /** Send a request to an operation of a listener. */
   async function sendRequest(target, input, signal) {
-    const parameters = { ...input, model: model.value.trim() };
-    const path = target.prefix + target.endpoint.path(parameters);
-    const body = target.endpoint.body(parameters);
+    const { path, body } = fillForm(target.form, { ...input, model: model.value.trim() });
     setText(snippets[0], curl(target.url + path, body, Boolean(input.key)));
     setText(snippets[1], pythonProgram(target, path, body, Boolean(input.key)));
     reply.hidden = true;
@@ -67,7 +66,7 @@ export function responsePanel(label, names, initialModel, keep) {
       setText(alert, signal.aborted ? "stopped" : `the response was cut off: ${error.message}`);
     }
     setText(timing, `${status}${describe(progress)} · ${time(elapsed())} in total`);
-    reply.hidden = !target.endpoint.chat || !output.textContent;
+    reply.hidden = !takesConversation(target.form) || !output.textContent;
   }
   return { element, send: sendRequest };
 }

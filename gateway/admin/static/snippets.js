@@ -33,11 +33,11 @@ export function curl(url, body, hasKey) {
   return `curl -sN ${quote(url)} -H 'Content-Type: application/json'${key} -d ${quote(formatExact(body))}`;
 }
 
-/** A Python program with the SDK of the endpoint's protocol, or with httpx where it has none. */
+/** A Python program with the SDK of the protocol, or with httpx where it has none. */
 export function pythonProgram(target, path, body, hasKey) {
-  const { sdk } = target.endpoint;
-  const root = target.url + target.prefix;
-  return sdk ? SDKS[sdk.name](sdk, root, body, hasKey) : httpx(target.url + path, body, hasKey);
+  const { sdk } = target.form;
+  const url = target.url + path;
+  return sdk ? sdkProgram(sdk, url.slice(0, -sdk.path.length), body, hasKey) : httpx(url, body, hasKey);
 }
 
 /** The keyword arguments of a call. */
@@ -50,46 +50,18 @@ function program(imports, hasKey, lines) {
 }
 
 const KEY = 'os.environ["API_KEY"]';
-const SDKS = {
-  openai(sdk, root, body, hasKey) {
-    const isChat = sdk.method.startsWith("chat");
-    const streamed = isChat ? "chunk.choices[0].delta.content" : "chunk.choices[0].text";
-    const whole = isChat ? "response.choices[0].message.content" : "response.choices[0].text";
-    return program(["from openai import OpenAI"], hasKey, [
-      `client = OpenAI(base_url=${python(root + sdk.base)}, api_key=${hasKey ? KEY : '"unused"'})`,
-      `response = client.${sdk.method}(`,
-      ...keywords(body),
-      ")",
-      ...(body.stream
-        ? ["for chunk in response:", "    if chunk.choices:", `        print(${streamed} or "", end="", flush=True)`, "print()"]
-        : [`print(${whole})`]),
-    ]);
-  },
-  anthropic(sdk, root, body, hasKey) {
-    return program(["from anthropic import Anthropic"], hasKey, [
-      `client = Anthropic(base_url=${python(root)}, api_key=${hasKey ? KEY : '"unused"'})`,
-      `response = client.${sdk.method}(`,
-      ...keywords(body),
-      ")",
-      ...(body.stream
-        ? ["for event in response:", '    if event.type == "content_block_delta" and event.delta.type == "text_delta":', '        print(event.delta.text, end="", flush=True)', "print()"]
-        : ['print("".join(block.text for block in response.content if block.type == "text"))']),
-    ]);
-  },
-  ollama(sdk, root, body, hasKey) {
-    const headers = hasKey ? `, headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}` : "";
-    const text = sdk.method === "chat" ? "message.content" : "response";
-    return program(["from ollama import Client"], hasKey, [
-      `client = Client(host=${python(root)}${headers})`,
-      `response = client.${sdk.method}(`,
-      ...keywords(body),
-      ")",
-      ...(body.stream
-        ? ["for part in response:", `    print(part.${text} or "", end="", flush=True)`, "print()"]
-        : [`print(response.${text})`]),
-    ]);
-  },
-};
+
+/** A call with the client library that the form describes. */
+function sdkProgram(sdk, url, body, hasKey) {
+  const client = (hasKey ? sdk.client : sdk.keyless_client).replace("{url}", () => python(url)).replace("{key}", () => KEY);
+  return program([sdk.imports], hasKey, [
+    `client = ${client}`,
+    `response = client.${sdk.method}(`,
+    ...keywords(body),
+    ")",
+    ...(body.stream ? sdk.streamed : sdk.whole),
+  ]);
+}
 
 function httpx(url, body, hasKey) {
   const key = hasKey ? ', headers={"Authorization": f"Bearer {os.environ[\'API_KEY\']}"}' : "";

@@ -2,7 +2,8 @@
 
 import { fetchJson } from "./api.js";
 import { count, el, rate, redraw, table, time } from "./dom.js";
-import { bar, sparkline } from "./sparkline.js";
+import { enlargeable } from "./enlarge.js";
+import { bar } from "./sparkline.js";
 
 const INTERVALS = 90;
 const STATES = { up: "in rotation", trial: "on trial", out: "out" };
@@ -12,6 +13,7 @@ const OUT_REASONS = {
   ejected: "ejected after failed requests",
 };
 const NO_MODEL = "no model";
+const WITHOUT_MODEL = "listings, feedback, unknown models and keys";
 
 /** A number with its line. */
 function metric(text, chart, quiet = "") {
@@ -45,26 +47,31 @@ const MODELS = [
   },
   {
     label: "Requests/s",
-    of: (row) => [row.requests_per_second, row.lines.requests],
-    draw: (row) => metric(rate(row.requests_per_second), sparkline("Requests per second", row.lines.requests, rate)),
+    of: (row) => [row.requests_per_second, row.fallbacks_per_second, row.shadows_per_second, row.lines.requests],
+    draw: (row) => metric(rate(row.requests_per_second), enlargeable("requests", row.lines.requests, row), notAnswered(row, "_per_second", rate)),
   },
   {
     label: "Errors",
     of: (row) => [row.recentErrors, row.lines.errors],
-    draw: (row) => metric(count(row.recentErrors), sparkline("Errors per second", row.lines.errors, rate)),
+    draw: (row) => metric(count(row.recentErrors), enlargeable("errors", row.lines.errors, row)),
     bad: (row) => row.recentErrors > 0,
   },
   {
     label: "First token",
     of: (row) => [row.p50, row.p95, row.lines.first],
-    draw: (row) => metric(time(row.p50), sparkline("Time to first token", row.lines.first, time), row.p95 === null ? "" : `p95 ${time(row.p95)}`),
+    draw: (row) => metric(time(row.p50), enlargeable("first", row.lines.first, row), row.p95 === null ? "" : `p95 ${time(row.p95)}`),
   },
   {
     label: "Tokens/s",
     of: (row) => [row.tokens_per_second, row.lines.tokens],
-    draw: (row) => metric(rate(row.tokens_per_second), sparkline("Tokens per second", row.lines.tokens, rate)),
+    draw: (row) => metric(rate(row.tokens_per_second), enlargeable("tokens", row.lines.tokens, row)),
   },
-  { label: "Total", number: true, of: (row) => count(row.requests) },
+  {
+    label: "Total",
+    number: true,
+    of: (row) => [row.requests, row.answered_by_fallback, row.shadow_requests],
+    draw: (row) => [el("span", {}, count(row.requests)), el("span", { class: "quiet under" }, notAnswered(row, "", count))],
+  },
 ];
 const ERRORS = [
   { label: "Model", of: (row) => row.name },
@@ -93,7 +100,26 @@ const WORKERS = [
   { label: "First token", number: true, of: (row) => time(row.latency) },
   { label: "Weight", number: true, of: (row) => count(row.weight, 2) },
 ];
-const NONE = { requests: 0, requests_per_second: 0, tokens_per_second: 0, first_token_p50: null, first_token_p95: null };
+const LOCAL_MODELS = [
+  { label: "Model", of: (row) => row.name },
+  { label: "Version", of: (row) => row.version },
+  { label: "In memory", of: (row) => (row.loaded ? "yes" : "no") },
+  { label: "Chat", of: (row) => (row.chat ? "yes" : "no") },
+  { label: "Tool calls", of: (row) => row.tool_calls ?? `not understood: ${row.problem ?? "not loaded yet"}` },
+  { label: "Enforced", of: (row) => row.enforced ?? "never" },
+  { label: "Reasoning", of: (row) => row.reasoning ?? "–" },
+  { label: "Schema", of: (row) => (row.schema ? "enforced" : "not enforced") },
+  { label: "Prompt lookup", of: (row) => row.prompt_lookup ?? "–" },
+  { label: "Context", number: true, of: (row) => (row.context_length ? count(row.context_length) : "–") },
+];
+const NONE = { requests: 0, answered_by_fallback: 0, shadow_requests: 0, requests_per_second: 0, fallbacks_per_second: 0, shadows_per_second: 0, tokens_per_second: 0, first_token_p50: null, first_token_p95: null };
+
+/** The requests that a version got beside those that it answered for clients. */
+function notAnswered(row, unit, format) {
+  const fallbacks = unit ? row.fallbacks_per_second : row.answered_by_fallback;
+  const shadows = unit ? row.shadows_per_second : row.shadow_requests;
+  return [fallbacks && `+ ${format(fallbacks)} answered by fallback`, shadows && `+ ${format(shadows)} shadow`].filter(Boolean).join(", ");
+}
 
 /** Why a worker is out, or what its last failure was. */
 function reasonOf(row) {
@@ -147,9 +173,9 @@ function rows(status, history) {
   });
   const names = new Set(configured.map(keyOf));
   const others = status.stats
-    .filter((one) => !names.has(keyOf(one)) && one.requests)
+    .filter((one) => !names.has(keyOf(one)) && one.requests + one.answered_by_fallback + one.shadow_requests)
     .map((one) => ({
-      model: one.model, name: one.model || NO_MODEL, aliases: [], version: one.version, backend: "",
+      model: one.model, name: one.model || NO_MODEL, aliases: one.model ? [] : [WITHOUT_MODEL], version: one.version, backend: "",
       state: one.model ? "not configured" : "ready", share: null, actual: null,
     }));
   return [...configured, ...others].map((row) => {
@@ -158,7 +184,11 @@ function rows(status, history) {
     return {
       ...row,
       requests: counts.requests,
+      answered_by_fallback: counts.answered_by_fallback,
+      shadow_requests: counts.shadow_requests,
       requests_per_second: counts.requests_per_second,
+      fallbacks_per_second: counts.fallbacks_per_second,
+      shadows_per_second: counts.shadows_per_second,
       tokens_per_second: counts.tokens_per_second,
       p50: version?.first_token_p50 ?? counts.first_token_p50,
       p95: version?.first_token_p95 ?? counts.first_token_p95,
@@ -173,9 +203,9 @@ function totals(shown) {
   const sum = (pick) => shown.reduce((total, row) => total + pick(row), 0);
   const line = (name) => shown[0]?.lines[name].map((_, at) => (shown[0].lines[name][at] === null ? null : sum((row) => row.lines[name][at]))) ?? [];
   return [
-    ["Requests/s", rate(sum((row) => row.requests_per_second)), "last minute", sparkline("Requests per second", line("requests"), rate)],
-    ["Errors", count(sum((row) => row.recentErrors)), "last 15 minutes", sparkline("Errors per second", line("errors"), rate)],
-    ["Tokens/s", rate(sum((row) => row.tokens_per_second)), "last minute", sparkline("Tokens per second", line("tokens"), rate)],
+    ["Requests/s", rate(sum((row) => row.requests_per_second)), "last minute", enlargeable("requests", line("requests"), null)],
+    ["Errors", count(sum((row) => row.recentErrors)), "last 15 minutes", enlargeable("errors", line("errors"), null)],
+    ["Tokens/s", rate(sum((row) => row.tokens_per_second)), "last minute", enlargeable("tokens", line("tokens"), null)],
   ];
 }
 
@@ -185,6 +215,8 @@ export function status() {
   const models = table("Rates of the last minute; errors and time to first token (median, p95) of the last 15 minutes; totals since the start", MODELS, (row) => JSON.stringify([row.model, row.version]));
   const errors = table("Last 15 minutes, by class; “no model”: no version answered, for instance since the model is unknown or the key is wrong", ERRORS, (row) => JSON.stringify([row.model, row.version, row.error]));
   const workers = table("As this gateway sees them", WORKERS, (row) => `${row.backend} ${row.url}`);
+  const localModels = table("What the local engine understands of each model", LOCAL_MODELS, (row) => JSON.stringify([row.name, row.version]));
+  const localSection = el("section", { hidden: true }, el("h2", {}, "Local models"), localModels.element);
   const none = el("p", { class: "quiet" }, "No errors in the last 15 minutes");
   const failures = el("ul", { class: "plain bad", hidden: true });
   const workerSection = el("section", { hidden: true }, el("h2", {}, "Workers"), workers.element);
@@ -193,6 +225,7 @@ export function status() {
     tiles,
     failures,
     el("section", {}, el("h2", {}, "Models"), models.element),
+    localSection,
     workerSection,
     el("section", {}, el("h2", {}, "Errors"), none, errors.element),
   );
@@ -214,6 +247,10 @@ export function status() {
     const reports = Object.entries(status.workers).flatMap(([backend, members]) => members.map((one) => ({ ...one, backend })));
     workerSection.hidden = !reports.length;
     workers.show(reports);
+    const local = status.models.flatMap((model) =>
+      model.versions.filter((one) => one.state).map((one) => ({ name: model.name, version: one.name, loaded: one.state.loaded, ...one.state.features })));
+    localSection.hidden = !local.length;
+    localModels.show(local);
   }
   return { element, update };
 }

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.observability.metrics import requests, system, upstream, vllm_compat
+from gateway.observability.metrics import requests, rollouts, system, upstream, vllm_compat
 from gateway.observability.metrics.definition import MetricDefinition
 
 METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
     "Requests": requests.REQUEST_METRICS,
     "Running requests": requests.RUNNING_REQUEST_METRICS,
     "Shadow traffic": system.SHADOW_METRICS,
+    "Rollouts": rollouts.ROLLOUT_METRICS,
     "Workers": upstream.UPSTREAM_METRICS,
     "Local engines": system.ENGINE_METRICS,
     "Rate limits": (*system.RATE_LIMIT_METRICS, *system.RATE_LIMIT_STORE_METRICS),

@@ -20,6 +20,7 @@ from gateway.observability.metrics.definition import (
     MetricDefinition,
     increment_bounded,
 )
+from gateway.observability.metrics.system import ComparedRequest
 from gateway.observability.metrics.upstream import PoolCollector, PoolStats
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.stats import (
@@ -199,6 +200,11 @@ class MetricsCollector(Collector):
         if len(self._pending) >= _BATCH_SIZE:
             self._count_pending()
         self._next_observer(record)
+
+    def record_shadow(self, pair: ComparedRequest) -> None:
+        """Count a shadow request, for the version that it was sent to."""
+        shadow = pair.shadow
+        self._get_stats((shadow.model, shadow.version, "")).shadow_requests += 1
 
     def collect_stats(self) -> Mapping[StatsKey, _HistogramStats]:
         """The statistics of all requests recorded so far."""

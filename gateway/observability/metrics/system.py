@@ -264,6 +264,8 @@ _ENGINE_COUNTERS = {
     "queue_seconds": "Queue time of finished requests, in total.",
     "prefill_seconds": "Prefill time of finished requests, in total.",
     "decode_seconds": "Decode time of finished requests, in total.",
+    "draft_tokens": "Tokens proposed by prompt lookup.",
+    "accepted_draft_tokens": "Proposed tokens that the model generated.",
     "restarts": "Restarts of an engine that died or hung.",
 }
 _ENGINE_DEFINITIONS: Final = {

@@ -2,6 +2,7 @@
 
 from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
+from gateway.pipeline.model_access import check_field_names
 from gateway.pipeline.proxy import ProxiedBody, ProxiedRequest, get_proxy_adapter
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.state import RequestState
@@ -43,6 +44,8 @@ class ForwardingHandler:
         request.routing_info = RoutingInfo(model)
         request.backend_observer = None  # it is not explained how a request is forwarded
         request.context = make_context(request, self._clock, self._settings)
+        if request.principal is not None and request.principal.models is not None:
+            check_field_names(body.field_names)
         self._admission.admit(request)
         proxied = ProxiedRequest(request, self._router, body)
         await proxied.run(self._dispatcher.running_requests)

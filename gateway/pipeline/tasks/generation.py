@@ -8,11 +8,12 @@ from msgspec.structs import replace
 from backends.interfaces import Deadline, RequestContext
 from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
-from gateway.pipeline.http import parse_seconds
+from gateway.pipeline.http import LARGE_BODY, parse_seconds
+from gateway.pipeline.model_access import check_named_models, may_name_models
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.state import RequestState
 from gateway.pipeline.tasks.information import InformationHandler
-from gateway.pipeline.tasks.stored_responses import LARGE_BODY, load_references
+from gateway.pipeline.tasks.stored_responses import load_references
 from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 
@@ -46,10 +47,11 @@ class GenerationHandler:
     async def answer(self, request: RequestState) -> None:
         """See ``gateway.pipeline.tasks.registry.EndpointHandler``."""
         adapter, client_request = request.adapter, request.client_request
+        is_large = len(client_request.body) >= LARGE_BODY
         info = request.routing_info = (
-            adapter.read_routing_info(client_request)
-            if len(client_request.body) < LARGE_BODY
-            else await asyncio.to_thread(adapter.read_routing_info, client_request)
+            await asyncio.to_thread(adapter.read_routing_info, client_request)
+            if is_large
+            else adapter.read_routing_info(client_request)
         )
         request.context = make_context(request, self._clock, self._settings)
         if client_request.endpoint.is_stateful:
@@ -59,6 +61,12 @@ class GenerationHandler:
             return
         if info.other_names or not info.model:
             request.routing_info = replace(info, model=self._router.find_name(info))
+        if (
+            request.principal is not None
+            and request.principal.models is not None
+            and (is_large or may_name_models(client_request.body))
+        ):
+            await check_named_models(client_request.body, client_request.headers)
         self._admission.admit(request)
         await self._dispatcher.dispatch(request)
 

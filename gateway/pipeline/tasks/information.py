@@ -1,6 +1,7 @@
 """Requests that need no model: listings, versions, health."""
 
 import asyncio
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from gateway.auth.api_keys import may_explain
@@ -27,7 +28,7 @@ class InformationHandler:
     def __init__(self, router: Router, settings: HandlerSettings) -> None:
         self._router = router
         self._settings = settings
-        self._model_lists: dict[_ListKey, tuple[tuple[bool, ...], HttpResponse]] = {}
+        self._model_lists: dict[_ListKey, tuple[tuple[object, ...], HttpResponse]] = {}
         """Responses with lists of models, and the readiness for which they are valid."""
 
     async def answer(self, request: RequestState) -> None:
@@ -49,7 +50,9 @@ class InformationHandler:
     ) -> HttpResponse:
         adapter, call = request.adapter, request.client_request
         if not call.endpoint.lists_models:
-            return adapter.handle_info_request(call, catalog)
+            response = adapter.handle_info_request(call, catalog)
+            await _complete_all(catalog.loads)
+            return response
         key = (id(adapter), call.endpoint.path, catalog.allowed_models, catalog.shows_targets)
         readiness = self._router.read_readiness()
         cached = self._model_lists.get(key)
@@ -63,3 +66,10 @@ class InformationHandler:
             self._model_lists.pop(next(iter(self._model_lists)))
         self._model_lists[key] = readiness, response
         return response
+
+
+async def _complete_all(loads: Sequence[Awaitable[bool]]) -> None:
+    """Wait for all models, then raise the first error."""
+    for result in await asyncio.gather(*loads, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

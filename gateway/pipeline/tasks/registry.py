@@ -12,7 +12,6 @@ from gateway.pipeline.tasks.forwarding import ForwardingHandler
 from gateway.pipeline.tasks.generation import GenerationHandler
 from gateway.pipeline.tasks.information import InformationHandler
 from gateway.pipeline.tasks.stored_responses import StoredResponseHandler
-from gateway.ratelimit.limiter import RateLimiter
 from gateway.routing.router import Router
 
 
@@ -28,13 +27,12 @@ class EndpointHandler(Protocol):
 
 def build_endpoint_handlers(
     router: Router,
-    limiter: RateLimiter | None,
+    admission: Admission,
     dispatcher: Dispatcher,
     settings: HandlerSettings,
     services: GatewayServices,
 ) -> Mapping[str, EndpointHandler]:
     """The handlers of one listener, by task."""
-    admission = Admission(router, limiter)
     information = InformationHandler(router, settings)
     generation = GenerationHandler(
         router,

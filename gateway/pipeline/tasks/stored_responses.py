@@ -2,18 +2,15 @@
 
 import asyncio
 from functools import partial
-from typing import Final
 
 from backends.interfaces import TIME_IS_UP
+from gateway.pipeline.http import LARGE_BODY
 from gateway.pipeline.responder import send_reply
 from gateway.pipeline.services import HandlerSettings
 from gateway.pipeline.state import RequestState
 from gateway.store.references import ReferenceLoader
 from protocols.core.errors import DeadlineExceeded, StoredObjectNotFound
 from protocols.core.interfaces import StoresResponses
-
-LARGE_BODY: Final = 256 << 10
-"""A body of so many bytes takes milliseconds to translate, so a thread does it."""
 
 
 class StoredResponseHandler:

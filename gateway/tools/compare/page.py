@@ -1,11 +1,29 @@
-"""The report as one HTML page: no script, no other file. All recorded text is escaped."""
+"""The report as one HTML page: no script, no other file. All recorded text is escaped.
 
+Characters that would change what stands beside them, such as U+202E, are shown as escapes.
+"""
+
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final
 
-from gateway.tools.compare.comparison import CompareReport, MeasureResult
-from gateway.tools.compare.text import HEADINGS, describe_pairing, format_value, list_rows
+from gateway.evidence.judge import describe_judging
+from gateway.evidence.measures import (
+    MeasureResult,
+    Unit,
+    build_headings,
+    format_value,
+    is_difference,
+    list_cells,
+    summarize_verdicts,
+)
+from gateway.evidence.recordings import CompareReport
+from gateway.tools.compare.text import (
+    describe_pairing,
+    describe_sides,
+    describe_verdict,
+    escape_controls,
+)
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --a: #2563eb; --b: #d97706; --bad: #dc2626;
@@ -17,6 +35,7 @@ th, td { padding: .3rem .8rem .3rem 0; text-align: right; border-bottom: 1px sol
   vertical-align: top; }
 th:first-child, td:first-child, td.left, th.left { text-align: left; }
 .worse { color: var(--bad); font-weight: 600; } .better { color: var(--good); font-weight: 600; }
+.verdict { font-size: 1.1rem; font-weight: 600; }
 .different { font-weight: 600; } .dim { color: var(--dim); }
 .plots { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0; }
 figcaption { font-size: .9rem; }
@@ -39,13 +58,16 @@ _MAX_POINTS: Final = 200
 
 def render_page(report: CompareReport) -> str:
     """The page."""
-    a, b = escape(report.a), escape(report.b)
+    a, b = _escape(report.a.name), _escape(report.b.name)
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width'>",
         _POLICY,
         f"<title>{a} and {b}</title><style>{_STYLE}</style></head><body><main>",
-        f"<h1>{b} compared with {a}</h1><p>{escape(describe_pairing(report))}</p>",
+        f"<h1>{b} compared with {a}</h1>",
+        f"<p class='verdict'>{_escape(summarize_verdicts(report.measures))}</p>",
+        f"<p>{'<br>'.join(map(_escape, describe_sides(report)))}</p>",
+        f"<p>{_escape(describe_pairing(report))}</p>",
         "<h2>Measures</h2>",
         _render_measures(report),
         *_render_tables(report),
@@ -56,21 +78,28 @@ def render_page(report: CompareReport) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def _escape(text: str) -> str:
+    """Recorded text for an element or an attribute."""
+    return html.escape(escape_controls(text))
+
+
 def _render_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are HTML."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    head = "".join(f"<th>{_escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _render_measures(report: CompareReport) -> str:
     rows = []
-    for result, cells in zip(report.measures, list_rows(report), strict=True):
-        *others, verdict = map(escape, cells)
-        kind = result.verdict if result.verdict in ("worse", "better", "different") else "dim"
-        rows.append([*others, _draw_interval(result), f"<span class='{kind}'>{verdict}</span>"])
-    *others, last = HEADINGS
-    return _render_table([*others, "", last], rows)
+    for result in report.measures:
+        *others, _, method = map(_escape, list_cells(result))
+        kind = result.verdict if is_difference(result) else "dim"
+        verdict = _escape(describe_verdict(report, result))
+        cell = f"<span class='{kind}' title='{_escape(result.note)}'>{verdict}</span>"
+        rows.append([*others, _draw_interval(result), cell, method])
+    *headings, verdict, method = build_headings("A", "B")
+    return _render_table([*headings, "", verdict, method], rows)
 
 
 def _draw_interval(result: MeasureResult) -> str:
@@ -78,7 +107,7 @@ def _draw_interval(result: MeasureResult) -> str:
     interval = result.difference
     if interval is None:
         return ""
-    neutral, reach = (1.0, 0.5) if result.kind == "amount" else (0.0, 0.25)
+    neutral, reach = result.neutral, 0.5 if result.scale == "ratio" else 0.25
 
     def x(value: float) -> float:
         return 60 + 56 * max(-1.0, min(1.0, (value - neutral) / reach))
@@ -100,19 +129,21 @@ def _render_tables(report: CompareReport) -> Iterable[str]:
     ):
         if rows:
             yield f"<h2>{title}</h2>"
-            cells = [(escape(name), f"{first:,}", f"{second:,}") for name, first, second in rows]
-            yield _render_table((heading, report.a, report.b), cells)
+            cells = [(_escape(name), f"{first:,}", f"{second:,}") for name, first, second in rows]
+            yield _render_table((heading, report.a.name, report.b.name), cells)
+    if report.judging is not None:
+        yield f"<h2>Judge</h2><p>{_escape(describe_judging(report.judging))}</p>"
     if (texts := report.texts) is not None:
         yield "<h2>Texts</h2>"
         yield (
             f"<p>Of {texts.n:,} pairs {texts.equal:.1%} have equal texts, "
             f"{texts.equal_normalised:.1%} but for case and white space. The mean similarity is "
-            f"{texts.similarity:.2f} ({escape(texts.method)}).</p>"
+            f"{texts.similarity:.2f} ({_escape(texts.method)}).</p>"
         )
 
 
 def _render_plots(report: CompareReport) -> str:
-    units = {result.name: result.unit for result in report.measures}
+    units = {result.measure: result.unit for result in report.measures}
     plots = [
         _draw_distribution(name, units[name], sides)
         for name, sides in report.distributions.items()
@@ -122,12 +153,15 @@ def _render_plots(report: CompareReport) -> str:
         return ""
     return (
         "<h2>Distributions</h2><p><span style='color:var(--a)'>■</span> "
-        f"{escape(report.a)} <span style='color:var(--b)'>■</span> {escape(report.b)}</p>"
+        f"{_escape(report.a.name)} <span style='color:var(--b)'>■</span> "
+        f"{_escape(report.b.name)}</p>"
         f"<div class='plots'>{''.join(plots)}</div>"
     )
 
 
-def _draw_distribution(name: str, unit: str, sides: tuple[Sequence[float], Sequence[float]]) -> str:
+def _draw_distribution(
+    name: str, unit: Unit, sides: tuple[Sequence[float], Sequence[float]]
+) -> str:
     """The share of requests below each value, for both sides."""
     highest = max(values[min(len(values) - 1, int(len(values) * 0.99))] for values in sides)
     scale = (_WIDTH - _MARGIN - 8) / (highest or 1.0)
@@ -144,10 +178,10 @@ def _draw_distribution(name: str, unit: str, sides: tuple[Sequence[float], Seque
         lines.append(
             f"<polyline points='{path}' fill='none' stroke='var({color})' stroke-width='2'/>"
         )
-    label = escape(f"{format_value(highest, unit)}")
+    label = _escape(f"{format_value(highest, unit)}")
     return (
-        f"<figure><figcaption>{escape(name)}: share of requests below</figcaption>"
-        f"<svg width='{_WIDTH}' height='{_HEIGHT}' role='img' aria-label='{escape(name)}'>"
+        f"<figure><figcaption>{_escape(name)}: share of requests below</figcaption>"
+        f"<svg width='{_WIDTH}' height='{_HEIGHT}' role='img' aria-label='{_escape(name)}'>"
         f"<line x1='{_MARGIN}' x2='{_WIDTH - 8}' y1='{base}' y2='{base}' stroke='currentColor' "
         "opacity='.4'/>"
         f"<line x1='{_MARGIN}' x2='{_MARGIN}' y1='8' y2='{base}' stroke='currentColor' "
@@ -163,10 +197,10 @@ def _render_examples(report: CompareReport) -> str:
     if not report.examples:
         return ""
     pairs = [
-        f"<div class='pair'><div class='prompt'><b>{escape(one.reason)}</b> "
-        f"<span class='dim'>{escape(one.id)}</span><pre>{escape(one.prompt)}</pre></div>"
-        f"<div>{escape(report.a)}<pre>{escape(one.a)}</pre></div>"
-        f"<div>{escape(report.b)}<pre>{escape(one.b)}</pre></div></div>"
+        f"<div class='pair'><div class='prompt'><b>{_escape(one.reason)}</b> "
+        f"<span class='dim'>{_escape(one.id)}</span><pre>{_escape(one.prompt)}</pre></div>"
+        f"<div>{_escape(report.a.name)}<pre>{_escape(one.a)}</pre></div>"
+        f"<div>{_escape(report.b.name)}<pre>{_escape(one.b)}</pre></div></div>"
         for one in report.examples
     ]
     return f"<h2>Examples</h2>{''.join(pairs)}"

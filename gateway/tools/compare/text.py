@@ -1,15 +1,30 @@
-"""The words and numbers of the report, for the terminal and for the page."""
+"""The words of the report, for the terminal and for the page."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from typing import Final
 
-from gateway.tools.ab.statistics import Interval
-from gateway.tools.compare.comparison import CompareReport, MeasureResult
+from gateway.evidence.judge import describe_judging
+from gateway.evidence.measures import MeasureResult
+from gateway.evidence.recordings import CompareReport, describe_side
 
-HEADINGS: Final = ("measure", "n", "A", "B", "difference", "interval", "verdict")
-_SMALL_SECONDS: Final = 1.0
-_FEW: Final = 10
-"""Milliseconds below which decimals are shown."""
+_CONTROLS: Final = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+
+
+def escape_controls(text: str) -> str:
+    """Recorded text with escapes of the characters that a terminal or a browser would obey.
+
+    Those are controls, changes of the direction, and halves of surrogate pairs.
+    """
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def describe_sides(report: CompareReport) -> Iterator[str]:
+    """Both sides, as lines."""
+    yield f"A: {describe_side(report.a)}"
+    yield f"B: {describe_side(report.b)}"
 
 
 def describe_pairing(report: CompareReport) -> str:
@@ -17,31 +32,34 @@ def describe_pairing(report: CompareReport) -> str:
     what = (
         f"{report.pairs:,} pairs of the same request"
         if report.pairs
-        else f"{report.a_requests:,} and {report.b_requests:,} different requests"
+        else f"{report.a.requests:,} and {report.b.requests:,} different requests"
+    )
+    when = (
+        "answered at the same time"
+        if report.is_simultaneous
+        else "answered at different times, so that times can't be judged"
     )
     return (
-        f"{what}. All verdicts together name a difference where there is none with a probability "
-        f"of at most {1 - report.confidence:.0%}; each interval has a confidence level of "
-        f"{report.confidence:.0%}."
+        f"{what}, {when}. All intervals together hold with a probability of "
+        f"{report.confidence:.0%}, and the verdicts follow from them."
     )
 
 
-def list_rows(report: CompareReport) -> Iterator[Sequence[str]]:
-    """The cells of each measure, in the order of ``HEADINGS``."""
-    for result in report.measures:
-        show = _format_share if result.kind == "share" else _format_amount
-        yield (
-            result.name,
-            f"{result.n:,}",
-            show(result.a, result.unit),
-            show(result.b, result.unit),
-            *_format_difference(result, result.difference),
-            _format_verdict(report, result),
-        )
+def describe_verdict(report: CompareReport, result: MeasureResult) -> str:
+    """The verdict, with what it lacks."""
+    if result.verdict == "not enough data" and result.missing:
+        what = "pairs" if report.pairs else "requests of each"
+        return f"not enough data: about {result.missing:,} more {what}"
+    return result.verdict or ""
 
 
 def list_notes(report: CompareReport) -> Iterator[str]:
     """The tables below the measures, as lines."""
+    for result in report.measures:
+        if result.note:
+            yield f"{result.measure}: {result.note}"
+    if report.judging is not None:
+        yield describe_judging(report.judging)
     for title, rows in (
         ("lost parameters", report.losses),
         ("errors", report.errors),
@@ -55,43 +73,3 @@ def list_notes(report: CompareReport) -> Iterator[str]:
             f"{texts.equal_normalised:.1%} but for case and white space; "
             f"mean similarity {texts.similarity:.2f} ({texts.method})"
         )
-
-
-def format_value(value: float, unit: str) -> str:
-    """An amount with its unit."""
-    if unit != "s":
-        return f"{value:,.0f}"
-    if value >= _SMALL_SECONDS:
-        return f"{value:,.2f} s"
-    milliseconds = value * 1000
-    return f"{milliseconds:,.0f} ms" if milliseconds >= _FEW else f"{milliseconds:.2f} ms"
-
-
-def _format_share(value: float, unit: str) -> str:
-    del unit
-    return f"{value:.1%}"
-
-
-def _format_amount(value: float, unit: str) -> str:
-    return format_value(value, unit)
-
-
-def _format_difference(result: MeasureResult, interval: Interval | None) -> tuple[str, str]:
-    if interval is None:
-        return "-", "-"
-    if result.kind == "share":
-        return (
-            f"{interval.value * 100:+.1f} points",
-            f"{interval.low * 100:+.1f} to {interval.high * 100:+.1f}",
-        )
-    return (
-        f"{interval.value - 1:+.1%}",
-        f"{interval.low - 1:+.1%} to {interval.high - 1:+.1%}",
-    )
-
-
-def _format_verdict(report: CompareReport, result: MeasureResult) -> str:
-    if result.verdict != "not enough data":
-        return result.verdict
-    what = "pairs" if report.pairs else "requests of each"
-    return f"not enough data: about {result.missing:,} more {what}"

@@ -8,255 +8,41 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.config.errors import ConfigError, IssueCollector, format_path
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
+from gateway.tools.migrate.deployments import (
+    WEIGHT_KEYS,
+    Deployment,
+    DeploymentReader,
+    PoolKey,
+    SourceWorker,
+)
 from gateway.tools.migrate.providers import (
-    CLIENT_PROTOCOL,
+    CLIENT_PROTOCOLS,
     MOCK_BACKEND,
-    Provider,
-    resolve_endpoint,
 )
 from gateway.tools.migrate.yaml_file import (
+    ENV_REFERENCE,
     CommentedValue,
     Env,
+    EnvText,
     Note,
     NoteCollector,
     SourceMapping,
     SourceValue,
     UnsupportedEntry,
-    describe_value,
     format_document,
     list_values,
     read_duration,
     read_integer,
     read_model_name,
-    read_number,
-    read_text,
 )
 from protocols.core import units
-
-# --- deployments ----------------------------------------------------------------------------------
-
-WEIGHT_KEYS: Final = ("weight", "rpm", "tpm")
-"""The keys by which LiteLLM weights deployments: the first that the first deployment has."""
-
-_NO_KEYS: Final = frozenset(
-    {"anything", "dummy", "empty", "fake", "fake-key", "na", "no-key", "none", "not-needed", "x"}
-)
-_EMBEDS: Final = re.compile(r"embed|\b(bge|gte|e5)-")
-_TASKS: Final = {"chat": "chat", "completion": "chat", "embedding": "embedding"}
-_FORWARDED_MODES: Final = frozenset(
-    {"audio_speech", "audio_transcription", "image_edit", "image_generation", "moderation"}
-)
-"""Modes whose requests are forwarded to workers without translation."""
-
-_PARAM_REASONS: Final = {
-    "api_version": "set it as an option of the backend, if its workers need one",
-    "extra_headers": "headers for workers cannot be configured",
-    "headers": "headers for workers cannot be configured",
-    "organization": "headers for workers cannot be configured",
-    "tags": "write a rule under `routes` for these requests",
-    "region_name": "regions are not supported",
-    "max_budget": "prices are not supported",
-    "budget_duration": "prices are not supported",
-    "seed": "only a request sets its seed",
-    "stop": "only a request sets its stop strings",
-    "drop_params": "set `on_loss` of the model",
-}
-_NEEDLESS_PARAMS: Final = {
-    "use_in_pass_through": "requests pass through unchanged by default",
-    "merge_reasoning_content_in_choices": "reasoning stays where the client's protocol has it",
-}
-_INFO_REASONS: Final = {"access_groups": "list the models of each key under `keys`"}
-_UNUSED_PROPERTY: Final = "this property of a model is not used"
-
-
-class SourceWorker(Struct, frozen=True):
-    """The endpoint of a deployment. ``shares`` are its weights by WEIGHT_KEYS."""
-
-    url: str | Env
-    key: Env | None
-    shares: Mapping[str, float]
-    max_concurrency: int | None
-    occurrences: int = 1
-    """How often the list has this endpoint."""
-    key_header: str | None = None
-    """The header of the key; None: ``Authorization``, as a bearer token."""
-
-
-class PoolKey(Struct, frozen=True):
-    """What workers of one pool have in common. ``script`` is the text of a mock response."""
-
-    protocol: str
-    profile: str | None
-    model: str | None
-    total: str | None
-    first_token: str | None
-    retries: int | None
-    order: int
-    script: str | None = None
-
-
-class Deployment(Struct, frozen=True):
-    """An entry of the model list. ``source`` is its position."""
-
-    pool_key: PoolKey
-    worker: SourceWorker
-    task: str
-    defaults: Mapping[str, float]
-    comments: tuple[str, ...]
-    source: SourceValue
-
-
-class DeploymentReader:
-    """Reads deployments. With ``by_rates``, their rate limits count as weights."""
-
-    def __init__(self, notes: NoteCollector, *, by_rates: bool) -> None:
-        self.notes = notes
-        self._by_rates = by_rates
-        self._secrets: dict[str, str] = {}
-        """The variables that replace secrets in the file, by secret."""
-
-    def read(self, group: str, entry: SourceMapping, params: SourceMapping) -> Deployment:
-        """Read an entry. Raises UnsupportedEntry."""
-        notes, source = self.notes, entry.source
-        script, model = params.pop("mock_response"), params.pop("model")
-        if model is None or not model.text:
-            raise UnsupportedEntry(model or source, "litellm_params has no model")
-        task = _task(entry, model.text, notes)
-        if script is not None and (text := read_text(script, notes, str)) is not None:
-            return self._mocked(text, task, params, source)
-        address = params.pop("api_base", "base_url")
-        endpoint = resolve_endpoint(model, params.pop("custom_llm_provider"), address, notes)
-        provider = endpoint.provider
-        max_concurrency = read_integer(params.pop("max_parallel_requests"), notes, 1, 100_000)
-        key = self._key(group, params, provider, has_address=address is not None)
-        worker = SourceWorker(
-            endpoint.url,
-            key,
-            self._shares(params),
-            max_concurrency,
-            key_header=provider.key_header,
-        )
-        is_prefix = group.endswith("*") and group != "*"
-        pool_key = PoolKey(
-            protocol=provider.protocol,
-            profile=provider.profile,
-            model=None if endpoint.model == "*" and not is_prefix else endpoint.model,
-            total=read_duration(params.pop("timeout", "request_timeout"), notes),
-            first_token=read_duration(params.pop("stream_timeout"), notes),
-            retries=read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
-            order=read_integer(params.pop("order"), notes, 0, 1000) or 0,
-        )
-        defaults = _defaults(params, notes)
-        params.note_unused(notes, "no such setting", _PARAM_REASONS, _NEEDLESS_PARAMS)
-        return Deployment(pool_key, worker, task, defaults, endpoint.comments, source)
-
-    def _mocked(
-        self, response: str, task: str, params: SourceMapping, source: SourceValue
-    ) -> Deployment:
-        """A deployment that always gives the same answer."""
-        worker = SourceWorker("", None, self._shares(params), None)
-        pool_key = PoolKey(
-            protocol="",
-            profile=None,
-            model=None,
-            total=None,
-            first_token=None,
-            retries=None,
-            order=0,
-            script=response,
-        )
-        params.note_unused(self.notes, "a mock response does not use it", {}, {})
-        return Deployment(pool_key, worker, task, {}, (), source)
-
-    def _key(
-        self, group: str, params: SourceMapping, provider: Provider, *, has_address: bool
-    ) -> Env | None:
-        """The variable for a worker's key, also if the file has the key itself."""
-        setting = params.pop("api_key")
-        if setting is None:
-            has_default = provider.key is not None and (not has_address or provider.keyed)
-            return Env(str(provider.key)) if has_default else None
-        value = setting.value
-        if isinstance(value, Env):
-            return value
-        if not isinstance(value, str) or value.lower() in _NO_KEYS:
-            self.notes.add(setting, "needless", "not a real key; the workers get none")
-            return None
-        name = self._secrets.get(value)
-        if name is None:
-            base = re.sub(r"[^A-Z0-9]+", "_", group.upper()).strip("_") or "WORKER"
-            similar = [
-                variable
-                for variable in self._secrets.values()
-                if variable.startswith(f"KEY_OF_{base}")
-            ]
-            name = f"KEY_OF_{base}" + (f"_{len(similar) + 1}" if similar else "")
-            self._secrets[value] = name
-        self.notes.add(
-            setting, "changed", f"a secret; it is now read from the environment: set {name}"
-        )
-        return Env(name)
-
-    def _shares(self, params: SourceMapping) -> Mapping[str, float]:
-        shares = {}
-        for key in WEIGHT_KEYS:
-            setting = params.pop(key)
-            is_used = key == "weight" or self._by_rates
-            if setting is None:
-                continue
-            if key != "weight":
-                note_kind: Literal["changed", "left out"] = "changed" if is_used else "left out"
-                reason = (
-                    "used as a weight, not as a limit" if is_used else "workers have no rate limits"
-                )
-                self.notes.add(setting, note_kind, reason)
-            if is_used and (number := read_number(setting, self.notes, 0, 1e12)) is not None:
-                shares[key] = number
-        return shares
-
-
-def _task(entry: SourceMapping, model: str, notes: NoteCollector) -> str:
-    """Raises UnsupportedEntry."""
-    info = entry.pop("model_info")
-    mode = None
-    if info is not None:
-        properties = info.mapping()
-        mode = properties.pop("mode")
-        properties.note_unused(
-            notes, _UNUSED_PROPERTY, _INFO_REASONS, {"id": "versions have names of their own"}
-        )
-    if mode is None:
-        if not _EMBEDS.search(model.lower()):
-            return "chat"
-        reason = "taken for an embedding model, by its name; if it is not one, remove the task"
-        notes.add(entry.source, "changed", reason)
-        return "embedding"
-    if mode.text in _FORWARDED_MODES:
-        notes.add(mode, "changed", "its requests are forwarded to the worker without translation")
-        return "chat"
-    task = _TASKS.get(mode.text)
-    if task is None:
-        raise UnsupportedEntry(mode, f"the mode {describe_value(mode.value)} is not supported")
-    return task
-
-
-def _defaults(params: SourceMapping, notes: NoteCollector) -> Mapping[str, float]:
-    """The model's defaults for parameters of requests."""
-    defaults: dict[str, float | None] = {
-        "temperature": read_number(params.pop("temperature"), notes, 0, 2),
-        "top_p": read_number(params.pop("top_p"), notes, 1e-6, 1),
-        "top_k": read_integer(params.pop("top_k"), notes, 1, 1_000_000),
-        "max_tokens": read_integer(params.pop("max_tokens"), notes, 1, 1_000_000_000),
-    }
-    return {key: value for key, value in defaults.items() if value is not None}
-
 
 # --- model groups ---------------------------------------------------------------------------------
 
@@ -276,6 +62,8 @@ class PoolDefaults(Struct, frozen=True):
     policy: str
     breaker: Mapping[str, Any]
     max_concurrency: int | None
+    keeps_rates: bool = False
+    """Whether rate limits of deployments limit their model."""
     joins_groups: bool = False
     """Whether a request may go to any deployment of its group, by load and not by weights."""
 
@@ -289,6 +77,8 @@ class ConfigParts(Struct):
     """Each model's name, by all of its names."""
     tasks: dict[str, str] = {}
     """The task of each model."""
+    limits: dict[str, Any] = {}
+    """The rate limits of each model that has some."""
 
 
 class _Version(Struct):
@@ -331,6 +121,27 @@ def add_model(
         model["defaults"] = defaults
     parts.models[group.name] = model
     parts.names[group.name] = group.name
+    if pool_defaults.keeps_rates and (limits := _rate_limits(group, notes)):
+        parts.limits[group.name] = limits
+
+
+def _rate_limits(group: ModelGroup, notes: NoteCollector) -> Mapping[str, str]:
+    """The limits of the model: the sum of those of its deployments, if all have one."""
+    limits = {}
+    for key, name in (("rpm", "requests"), ("tpm", "tokens")):
+        rates = [
+            deployment.rates[key] for deployment in group.deployments if key in deployment.rates
+        ]
+        if len(rates) == len(group.deployments) and (total := int(sum(rates))):
+            limits[name] = f"{total}/min"
+        elif rates:
+            reason = f"no limit by {key}: not every entry of this name has one"
+            notes.add(group.deployments[0].source, "left out", reason)
+    if limits and group.name.endswith("*"):
+        reason = "a wildcard model has no rate limits of its own"
+        notes.add(group.deployments[0].source, "left out", reason)
+        return {}
+    return limits
 
 
 def _join_by_load(deployments: Sequence[Deployment], notes: NoteCollector) -> Sequence[Deployment]:
@@ -433,8 +244,11 @@ def _versions(deployments: Sequence[Deployment], weight_key: str | None) -> list
 
 def _joins(version: _Version, deployment: Deployment) -> bool:
     endpoint = deployment.worker
-    keys = [worker.key for worker in version.workers if worker.url == endpoint.url]
-    return version.pool_key == deployment.pool_key and keys in ([], [endpoint.key])
+    others = [
+        (worker.key, worker.headers) for worker in version.workers if worker.url == endpoint.url
+    ]
+    is_equal = version.pool_key == deployment.pool_key
+    return is_equal and others in ([], [(endpoint.key, endpoint.headers)])
 
 
 def _join(workers: list[SourceWorker], new: SourceWorker) -> None:
@@ -470,6 +284,8 @@ def _backend_section(version: _Version, weight_key: str | None, pool_defaults: P
     pool: dict[str, Any] = {"protocol": pool_key.protocol}
     if pool_key.profile is not None:
         pool["profile"] = pool_key.profile
+    if pool_key.api_version is not None:
+        pool["options"] = {"api_version": pool_key.api_version}
     weights = _scaled([_share(worker, weight_key) for worker in version.workers], _MAX_WEIGHT)
     pool["workers"] = [
         _worker_section(worker, weight, pool_defaults)
@@ -502,6 +318,8 @@ def _worker_section(worker: SourceWorker, weight: int, pool_defaults: PoolDefaul
             if worker.key_header is None
             else {"header": {"name": worker.key_header, "value": worker.key}}
         )
+    if worker.headers:
+        section["headers"] = worker.headers
     return worker.url if len(section) == 1 else section
 
 
@@ -525,11 +343,15 @@ _POLICIES: Final = {
     "cost-based-routing": "least_load",
 }
 _DEFAULT_STRATEGY: Final = "simple-shuffle"
+_USAGE_BASED: Final = "usage-based-routing"
+_RATE_CHECK: Final = "enforce_model_rate_limits"
 _EQUAL_STRATEGIES: Final = frozenset({_DEFAULT_STRATEGY, "least-busy"})
 _MASTER_KEY_VARIABLE: Final = "LITELLM_MASTER_KEY_SHA256"
 
 _SETTING_REASONS: Final = {
     "cache": "responses are not cached",
+    "max_budget": "prices are not supported",
+    "budget_duration": "prices are not supported",
     "cache_params": "responses are not cached",
     "cache_responses": "responses are not cached",
     "context_window_fallbacks": "a fallback with a larger `limits.context` takes these requests",
@@ -550,7 +372,6 @@ _SETTING_REASONS: Final = {
     "custom_auth": "set `identity` to accept tokens, or use keys",
     "enable_jwt_auth": "set `identity` to accept tokens",
     "litellm_jwtauth": "set `identity` to accept tokens",
-    "global_max_parallel_requests": "limit the workers: `max_concurrency`, `total_concurrency`",
 }
 _NEEDLESS_SETTINGS: Final = {
     "set_verbose": "see `--log-level`",
@@ -558,7 +379,6 @@ _NEEDLESS_SETTINGS: Final = {
     "json_logs": "each request is logged as a line of JSON",
     "background_health_checks": "workers are probed every 5 seconds",
     "health_check_interval": "workers are probed every 5 seconds",
-    "enable_pre_call_checks": "always checked before a request is sent to a worker",
     "turn_off_message_logging": "no prompt or response is ever logged",
     "redact_user_api_key_info": "no key is ever logged",
     "disable_spend_logs": "usage is recorded only with `observe.usage`",
@@ -623,23 +443,45 @@ class SettingsReader:
             _POLICIES[strategy],
             breaker,
             read_integer(max_concurrency, notes, 1, 100_000),
+            keeps_rates=strategy.startswith(_USAGE_BASED) or self._enforces_rates(),
             joins_groups=strategy != _DEFAULT_STRATEGY,
         )
 
-    def defaults(self) -> Mapping[str, Any]:
-        """The defaults of all models."""
+    def _enforces_rates(self) -> bool:
+        """Whether a setting makes limits of LiteLLM's ``rpm`` and ``tpm``."""
+        checks = list_values(self._take("optional_pre_call_checks"))
+        for check in checks:
+            if check.text != _RATE_CHECK:
+                self._notes.add(check, "left out", _UNKNOWN)
+        enabled = self._take("enable_pre_call_checks")
+        if enabled is not None:
+            reason = "the context is always checked before a request is sent to a worker"
+            self._notes.add(enabled, "needless", reason)
+        is_enabled = enabled is not None and enabled.value is True
+        return is_enabled or any(check.text == _RATE_CHECK for check in checks)
+
+    def defaults(self, model_limits: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The defaults of all models, and the limits of the one key or of all clients."""
         notes = self._notes
         timeouts = {
             "first_token": read_duration(self._take("stream_timeout"), notes),
             "total": read_duration(self._take("timeout", "request_timeout"), notes),
         }
         defaults: dict[str, Any] = {}
-        if limits := {key: value for key, value in timeouts.items() if value is not None}:
-            defaults["timeouts"] = limits
+        if given := {key: value for key, value in timeouts.items() if value is not None}:
+            defaults["timeouts"] = given
         if (retries := read_integer(self._take("num_retries"), notes, 0, 10)) is not None:
             defaults["retries"] = {"max": retries}
         if (drop_params := self._take("drop_params")) is not None:
             defaults["on_loss"] = "report" if drop_params.value is True else "reject"
+        concurrent = self._server.pop("global_max_parallel_requests")
+        limits: dict[str, Any] = {}
+        if (number := read_integer(concurrent, notes, 1, 100_000)) is not None:
+            limits["concurrent"] = number
+        if model_limits:
+            limits["models"] = model_limits
+        if limits:
+            defaults["limits"] = limits
         return defaults
 
     def listeners(self) -> Mapping[str, Any]:
@@ -647,7 +489,7 @@ class SettingsReader:
         notes, sections = self._notes, dict[str, Any]()
         key = self._server.pop("master_key")
         host = "127.0.0.1" if key is None else "0.0.0.0"
-        listener: Any = [{"address": f"{host}:4000", "protocols": [CLIENT_PROTOCOL]}]
+        listener: Any = [{"address": f"{host}:4000", "protocols": [*CLIENT_PROTOCOLS]}]
         if key is None:
             reason = ("no key is required, so it listens on this machine only",)
             listener = CommentedValue(listener, reason)
@@ -688,18 +530,25 @@ class SettingsReader:
 
     def aliases(self, parts: ConfigParts) -> None:
         """Add the aliases to the models."""
-        setting = self._take("model_group_alias")
-        if setting is None:
-            return
-        for name, target in setting.mapping().items():
-            model_name = target.mapping().pop("model") if target.is_mapping else target
-            model = "" if model_name is None else model_name.text
-            reason = _no_alias(name, model, parts)
-            if reason is not None:
-                self._notes.add(target, "left out", reason)
-            else:
-                parts.names[name] = model
-                parts.models[model].setdefault("aliases", []).append(name)
+        for setting in (self._take("model_group_alias"), self._take("model_alias_map")):
+            for name, target in () if setting is None else setting.mapping().items():
+                self._alias(name, target, parts)
+
+    def _alias(self, name: str, target: SourceValue, parts: ConfigParts) -> None:
+        model_name: SourceValue | None = target
+        if target.is_mapping:
+            properties = target.mapping()
+            model_name = properties.pop("model")
+            properties.note_unused(
+                self._notes, "the alias has no such setting; listings show it", {}, {}
+            )
+        model = "" if model_name is None else model_name.text
+        reason = _no_alias(name, model, parts)
+        if reason is not None:
+            self._notes.add(target, "left out", reason)
+        else:
+            parts.names[name] = model
+            parts.models[model].setdefault("aliases", []).append(name)
 
     def fallbacks(self, parts: ConfigParts) -> None:
         """Add the fallbacks to the models."""
@@ -791,7 +640,7 @@ _SECTION_REASONS: Final = {
 
 
 _SETTING_SECTIONS: Final = ("router_settings", "litellm_settings", "general_settings")
-_ORDER: Final = (
+_ORDER: Final[tuple[str, ...]] = (
     "version",
     "listeners",
     "admin",
@@ -815,32 +664,74 @@ class Migration(Struct, frozen=True):
         return self.text is not None and all(note.kind != "left out" for note in self.notes)
 
 
-def migrate(data: bytes, filename: str) -> Migration:
-    """Rewrite LiteLLM's file. Raises ConfigError if the file can't be read."""
+def migrate(data: bytes, filename: str, environ: Mapping[str, str]) -> Migration:
+    """Rewrite LiteLLM's file. Raises ConfigError if the file can't be read.
+
+    Variables that ``environ`` does not have get a placeholder, so that the new file can be checked.
+    """
     issues, notes = IssueCollector(filename), NoteCollector()
     root = SourceValue(compose_yaml(decode_utf8(data, filename), issues), (), issues).mapping()
     router, module, server = (_section(root, name, issues) for name in _SETTING_SECTIONS)
     settings = SettingsReader(router, module, server, notes)
     strategy = settings.strategy()
     parts, pool_defaults = ConfigParts(), settings.pool_defaults(strategy)
-    reader = DeploymentReader(notes, by_rates=strategy == "simple-shuffle")
+    reader = DeploymentReader(
+        notes, by_rates=strategy == _DEFAULT_STRATEGY, keeps_rates=pool_defaults.keeps_rates
+    )
     for group in _groups(root, reader, issues):
         add_model(group, pool_defaults, parts, notes)
     settings.aliases(parts)
     settings.fallbacks(parts)
     document = {"version": 1, **settings.listeners()}
-    if defaults := settings.defaults():
+    if defaults := settings.defaults(parts.limits):
         document["defaults"] = defaults
     settings.note_unused()
     root.note_unused(notes, "no such setting", _SECTION_REASONS, {})
     if issues.issues:
         raise ConfigError(filename, issues.issues)
     document |= {"backends": parts.backends, "models": parts.models}
-    order = [key for key in _ORDER if key in document]
-    text = (
-        format_document({key: document[key] for key in order}, _PREFACE) if parts.models else None
-    )
+    unset: dict[str, None] = {}
+    sections = {
+        key: _fill_unset(document[key], key, environ, unset) for key in _ORDER if key in document
+    }
+    if unset and parts.models:
+        reason = (
+            f"variables are not set here, so placeholders stand in the file; set {', '.join(unset)}"
+        )
+        notes.add(root.source, "changed", reason)
+    text = format_document(sections, _PREFACE) if parts.models else None
     return Migration(text, tuple(sorted(notes.notes)))
+
+
+_UNSET: Final = {"url": "https://unset.invalid", "sha256": "0" * 64}
+"""What stands for a variable that is not set, by its key in the new file."""
+
+
+def _fill_unset(value: Any, key: str, environ: Mapping[str, str], unset: dict[str, None]) -> Any:
+    """The value with a placeholder for each variable that is not set; ``unset`` collects those."""
+    match value:
+        case Env(name) if name not in environ:
+            unset[name] = None
+            return Env(name, _UNSET.get(key, "unset"))
+        case EnvText(text):
+            placeholder = _UNSET["url"] if ENV_REFERENCE.match(text) else "unset.invalid"
+
+            def fill(reference: re.Match[str]) -> str:
+                if reference[1] in environ:
+                    return reference[0]
+                unset[reference[1]] = None
+                return f"${{{reference[1]}:-{placeholder}}}"
+
+            return EnvText(ENV_REFERENCE.sub(fill, text))
+        case CommentedValue(inner, comments):
+            return CommentedValue(_fill_unset(inner, key, environ, unset), comments)
+        case Mapping():
+            return {name: _fill_unset(one, name, environ, unset) for name, one in value.items()}
+        case list():
+            inner_key = "url" if key == "workers" else key
+            return [_fill_unset(one, inner_key, environ, unset) for one in value]
+        case _:
+            return value
 
 
 def _section(parent: SourceMapping, name: str, issues: IssueCollector) -> SourceMapping:

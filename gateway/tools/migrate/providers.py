@@ -5,19 +5,28 @@ Names, addresses and variables are LiteLLM's own: docs.litellm.ai, "Supported Mo
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from backends.http.interfaces import join_path
 from gateway.config.registry import ProtocolRegistry
-from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
+from gateway.tools.migrate.yaml_file import (
+    Env,
+    EnvText,
+    NoteCollector,
+    SourceValue,
+    UnsupportedEntry,
+)
 from protocols import PROTOCOLS
 from protocols.core import units
+from protocols.core.interfaces import UpstreamAdapter, get_request_kinds
 
 _SLASHES: Final = 2
 """The slashes before the host."""
+_UNSPECIFIED_HOST: Final = re.compile(r"^(https?://)(?:0\.0\.0\.0|\[::\])(?=[:/]|$)")
+"""The host of a server that listens on all addresses; as a destination it is this machine."""
 
 
 class Provider(Struct, frozen=True):
@@ -41,8 +50,8 @@ class Provider(Struct, frozen=True):
     """The header of the key; None: ``Authorization``, as a bearer token."""
 
 
-def _service(url: str, key: str) -> Provider:
-    return Provider(url=url, key=key)
+def _service(url: str, key: str, profile: str | None = None) -> Provider:
+    return Provider(url=url, key=key, profile=profile)
 
 
 def _is_available(provider: Provider) -> bool:
@@ -55,7 +64,9 @@ def _is_available(provider: Provider) -> bool:
 
 _OPENAI: Final = _service("https://api.openai.com", "OPENAI_API_KEY")
 _OLLAMA: Final = Provider(
-    url="http://127.0.0.1:11434", note="Ollama is called by its OpenAI API, below /v1"
+    profile="ollama",
+    url="http://127.0.0.1:11434",
+    note="Ollama is called by its OpenAI API, below /v1",
 )
 
 PROVIDERS: Final[Mapping[str, Provider]] = {
@@ -70,17 +81,18 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "xinference": Provider(),
     "ollama": _OLLAMA,
     "ollama_chat": _OLLAMA,
-    "groq": _service("https://api.groq.com/openai", "GROQ_API_KEY"),
-    "mistral": _service("https://api.mistral.ai", "MISTRAL_API_KEY"),
-    "deepseek": _service("https://api.deepseek.com", "DEEPSEEK_API_KEY"),
-    "openrouter": _service("https://openrouter.ai/api", "OPENROUTER_API_KEY"),
+    "groq": _service("https://api.groq.com/openai", "GROQ_API_KEY", "groq"),
+    "mistral": _service("https://api.mistral.ai", "MISTRAL_API_KEY", "mistral"),
+    "deepseek": _service("https://api.deepseek.com", "DEEPSEEK_API_KEY", "deepseek"),
+    "openrouter": _service("https://openrouter.ai/api", "OPENROUTER_API_KEY", "openrouter"),
     "together_ai": _service("https://api.together.xyz", "TOGETHERAI_API_KEY"),
     "fireworks_ai": _service("https://api.fireworks.ai/inference", "FIREWORKS_AI_API_KEY"),
     "nvidia_nim": _service("https://integrate.api.nvidia.com", "NVIDIA_NIM_API_KEY"),
     "cerebras": _service("https://api.cerebras.ai", "CEREBRAS_API_KEY"),
     "sambanova": _service("https://api.sambanova.ai", "SAMBANOVA_API_KEY"),
-    "xai": _service("https://api.x.ai", "XAI_API_KEY"),
+    "xai": _service("https://api.x.ai", "XAI_API_KEY", "xai"),
     "gemini": Provider(
+        profile="gemini",
         url="https://generativelanguage.googleapis.com/v1beta/openai",
         key="GEMINI_API_KEY",
         note="Gemini is called by its OpenAI API, below /v1beta/openai",
@@ -107,6 +119,10 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
         keyed=True,
         key_header="x-api-key",
     ),
+    **dict.fromkeys(
+        ("cohere", "cohere_chat"),
+        Provider(protocol="cohere", url="https://api.cohere.com", key="COHERE_API_KEY", keyed=True),
+    ),
     "databricks": Provider(
         protocol="databricks", root="/serving-endpoints", key="DATABRICKS_API_KEY", keyed=True
     ),
@@ -119,14 +135,16 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     ),
 }
 
-CLIENT_PROTOCOL: Final = "openai"
-"""The protocol of LiteLLM's clients."""
+CLIENT_PROTOCOLS: Final = ("openai", "anthropic")
+"""The protocols of LiteLLM's clients: its proxy serves ``/v1/messages``, too."""
+ORGANIZATION_HEADERS: Final = {"openai": "OpenAI-Organization"}
+"""The header of ``organization``, by protocol."""
 MOCK_BACKEND: Final = "echo"
 """The kind of backend that answers with a fixed text."""
 
 UNSUPPORTED_PROVIDERS: Final = frozenset({
     "ai21", "aleph_alpha", "anthropic_text", "anyscale", "azure_ai",
-    "azure_text", "baseten", "bedrock", "cloudflare", "codestral", "cohere", "cohere_chat",
+    "azure_text", "baseten", "bedrock", "cloudflare", "codestral",
     "datarobot", "deepgram", "elevenlabs", "featherless_ai",
     "github", "github_copilot", "gradient_ai", "jina_ai", "meta_llama",
     "nlp_cloud", "novita", "nscale", "oci", "oobabooga", "palm", "perplexity", "petals",
@@ -139,7 +157,7 @@ UNSUPPORTED_PROVIDERS: Final = frozenset({
 class ProviderEndpoint(Struct, frozen=True):
     """A worker's base URL, its provider, its name of the model (None: the public one), comments."""
 
-    url: str | Env
+    url: str | Env | EnvText
     provider: Provider
     model: str | None
     comments: tuple[str, ...]
@@ -157,14 +175,22 @@ def resolve_endpoint(
     if address is None:
         if provider.url is None:
             raise UnsupportedEntry(model, "no api_base")
+        if model.text == "*":
+            reason = "all models go to OpenAI; write entries such as `anthropic/*` for others"
+            notes.add(model, "changed", reason)
+            comments = (*comments, reason)
         return ProviderEndpoint(provider.url, provider, name, comments)
-    if isinstance(variable := address.value, Env):
-        if provider.root:
-            reason = f"{variable.name} must hold the address without {provider.root} at its end"
+    if isinstance(address.value, Env | EnvText):
+        if provider.address is not None:
+            reason = f"the variable must hold the base URL alone, since an address {provider.hint}"
             notes.add(address, "changed", reason)
             comments = (*comments, reason)
-        return ProviderEndpoint(variable, provider, name, comments)
-    text = address.text
+        return ProviderEndpoint(address.value, provider, name, comments)
+    text = _UNSPECIFIED_HOST.sub(r"\g<1>127.0.0.1", address.text)
+    if text != address.text:
+        notes.add(
+            address, "changed", "its host is 127.0.0.1 now, which is where workers are called"
+        )
     if provider.address is not None:
         match = re.fullmatch(provider.address, text)
         if match is None:
@@ -186,13 +212,18 @@ def _find_provider(
     if provider_setting is not None:
         prefix, name = provider_setting.text, model.text.removeprefix(f"{provider_setting.text}/")
     elif not name or (prefix not in PROVIDERS and prefix not in UNSUPPORTED_PROVIDERS):
-        prefix, name = CLIENT_PROTOCOL, model.text
+        prefix, name = "openai", model.text
     provider = PROVIDERS.get(prefix)
     if provider is None or not _is_available(provider):
         raise UnsupportedEntry(model, f"provider {prefix!r} is not supported")
-    if model.text == "*":
-        raise UnsupportedEntry(model, "a wildcard model without a provider is not supported")
     return provider, name
+
+
+def list_tasks(provider: Provider) -> frozenset[str]:
+    """The kinds of requests that the provider's workers may answer."""
+    registry = ProtocolRegistry(PROTOCOLS)
+    adapter = registry.create_adapter(provider.protocol, provider.profile, {})
+    return frozenset(get_request_kinds(cast("UpstreamAdapter", adapter)))
 
 
 def _parse_base(address: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:

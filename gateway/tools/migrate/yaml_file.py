@@ -27,13 +27,21 @@ _WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y
 """Words that some YAML reader takes for something else than a string."""
 
 _ENVIRONMENT: Final = "os.environ/"
+ENV_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CONSTRUCT: Final = yaml.constructor.SafeConstructor().construct_object
 
 
 class Env(Struct, frozen=True):
-    """A reference to a variable of the environment."""
+    """A reference to a variable of the environment; ``default`` replaces one that is not set."""
 
     name: str
+    default: str | None = None
+
+
+class EnvText(Struct, frozen=True):
+    """A text with references to variables of the environment, such as ``${BASE}/v1``."""
+
+    text: str
 
 
 class Note(Struct, frozen=True, order=True):
@@ -47,7 +55,8 @@ class Note(Struct, frozen=True, order=True):
 
     def text(self, filename: str) -> str:
         """The note as one line."""
-        return f"{filename}:{self.line}:{self.column}: {self.kind}: {self.path}: {self.why}"
+        name = f"{self.path}: " if self.path else ""  # none: the whole file
+        return f"{filename}:{self.line}:{self.column}: {self.kind}: {name}{self.why}"
 
 
 class UnsupportedEntry(Exception):
@@ -83,11 +92,18 @@ class SourceValue:
 
     @property
     def value(self) -> Any:
-        """The plain value; a string that names a variable is an Env."""
+        """The plain value; a string that names variables is an Env or an EnvText.
+
+        LiteLLM reads ``os.environ/NAME``; ``${NAME}`` is for files that another tool fills.
+        """
         constructed = _CONSTRUCT(self.node, deep=True)
-        if isinstance(constructed, str) and constructed.startswith(_ENVIRONMENT):
+        if not isinstance(constructed, str):
+            return constructed
+        if constructed.startswith(_ENVIRONMENT):
             return Env(constructed.removeprefix(_ENVIRONMENT))
-        return constructed
+        if match := ENV_REFERENCE.fullmatch(constructed):
+            return Env(match[1])
+        return EnvText(constructed) if ENV_REFERENCE.search(constructed) else constructed
 
     @property
     def text(self) -> str:
@@ -291,8 +307,10 @@ def format_value(value: Any) -> str:
             return f"{{{inner}}}"
         case list():
             return f"[{', '.join(map(format_value, value))}]"
-        case Env(name):
-            return f'"${{{name}}}"'
+        case Env(name, default):
+            return f'"${{{name}}}"' if default is None else f'"${{{name}:-{default}}}"'
+        case EnvText(text):
+            return f'"{text}"'
         case str() if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
             return value
         case str():

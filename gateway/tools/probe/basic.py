@@ -22,6 +22,7 @@ from gateway.tools.probe.client import (
 from protocols.core.errors import ContextTooLong, GatewayError
 from protocols.core.events import PromptEcho, StreamStart, TextDelta, Usage
 from protocols.core.interfaces import ModelMetadataReader
+from protocols.core.json_text import decode_json
 from protocols.core.request import GenerationRequest, Message, Role, StopConditions, TextPart
 
 COUNT: Final = "Count from one to twenty in words, with a space between them and nothing else."
@@ -190,7 +191,7 @@ async def _content_types(worker: WorkerClient) -> str:
 async def _unknown_field(worker: WorkerClient) -> str:
     request = worker.text_request("Say hi.")
     wire = worker.encode(request)
-    fields = msgspec.json.decode(wire.body)
+    fields = decode_json(wire.body)
     body = msgspec.json.encode(fields | {"interlingua_probe": 1})
     response = await worker.send_encoded(replace(wire, body=body), request)
     try:

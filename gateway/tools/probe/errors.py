@@ -16,6 +16,7 @@ from gateway.tools.probe.client import (
     expect,
 )
 from protocols.core.interfaces import UpstreamRequest
+from protocols.core.json_text import decode_json
 from protocols.core.request import SamplingParams, StopConditions
 
 _TEMPERATURE: Final = 0.4375
@@ -63,7 +64,7 @@ async def _wrong_value(worker: WorkerClient, old: Any, new: Any, *, must_reject:
 
 
 def _replace_value(upstream_request: UpstreamRequest, old: Any, new: Any) -> UpstreamRequest:
-    fields = msgspec.json.decode(upstream_request.body)
+    fields = decode_json(upstream_request.body)
     changed = _substitute(fields, old, new)
     if changed == fields:
         raise NotOffered("the body does not contain the field")
@@ -85,7 +86,7 @@ def _substitute(value: Any, old: Any, new: Any) -> Any:
 def _substitute_text(text: str, old: Any, new: Any) -> str:
     """Replace a value within a string that holds JSON, as some protocols have it."""
     try:
-        return msgspec.json.encode(_substitute(msgspec.json.decode(text), old, new)).decode()
+        return msgspec.json.encode(_substitute(decode_json(text), old, new)).decode()
     except msgspec.DecodeError:
         return text
 

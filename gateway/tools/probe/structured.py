@@ -16,6 +16,7 @@ from gateway.tools.probe.client import (
     expect,
 )
 from protocols.core.aggregate import UnaryChoice
+from protocols.core.json_text import decode_json
 from protocols.core.request import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -61,7 +62,7 @@ def _decode_json(choice: UnaryChoice) -> Any:
     if choice.finish_reason == "length":
         raise Inconclusive("the response reached its token limit")
     try:
-        return msgspec.json.decode(choice.text)
+        return decode_json(choice.text)
     except msgspec.DecodeError:
         raise UnexpectedResponse(f"not JSON: {choice.text!r}") from None
 
@@ -101,7 +102,7 @@ def _check_call(call: ToolCall) -> None:
     expect(call.name == _NAME, f"an unknown tool is called: {call.name!r}")
     expect(call.id, "a call has no id")
     try:
-        arguments = msgspec.json.decode(call.arguments)
+        arguments = decode_json(call.arguments)
     except msgspec.DecodeError:
         raise UnexpectedResponse(f"arguments are not JSON: {call.arguments!r}") from None
     expect(isinstance(arguments, dict), f"arguments are not an object: {call.arguments!r}")

@@ -2,14 +2,23 @@
 
 The gateway is a real one, on loopback: requests are decoded, routed, translated and answered as in
 production, and its own recorder writes the results. No tool that a model calls is executed.
+
+With two targets each has a gateway of its own, and each request goes to both, one right after the
+other in random order: whatever slows the machine meets both alike.
+
+A worker that answers 429 may only be busy with the replay itself. Such requests are sent
+once more at the end, one at a time, and only that result counts.
 """
 
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -25,6 +34,7 @@ from gateway.observability.recording import (
     encode_recorded_request,
     read_recordings,
 )
+from gateway.pipeline.http import parse_seconds
 from gateway.runtime.gateway import Gateway, build_services
 from gateway.tools.replay.target import ReplayRequest, ReplayTarget
 from protocols.core.errors import WorkerUnreachable
@@ -37,6 +47,10 @@ _MAX_RESPONSE_TEXT: Final = 4096
 """Characters of a response that only the client saw."""
 _SERVER_ERROR: Final = 500
 _CLIENT_ERROR: Final = 400
+_BUSY: Final = 429
+_PAUSE: Final = 0.1
+"""Seconds before a request is sent again to a worker that was busy, if it names none."""
+_MAX_PAUSE: Final = 30.0
 
 Pace = Literal["fast", "recorded"]
 
@@ -53,6 +67,8 @@ class ReplayProgress(Struct):
     """Requests of protocols that the target does not serve."""
     not_sent: int = 0
     """Requests that no worker could be reached for; they have no result."""
+    repeated: int = 0
+    """Requests that were sent once more, since the worker was busy."""
     is_interrupted: bool = False
 
 
@@ -63,32 +79,63 @@ class _ClientView(Struct):
     duration: float
     status: int
     text: str
+    pause: float = 0.0
+    """Seconds after which a busy worker wants the request again."""
+    is_repeated: bool = False
+
+
+class ReplaySide:
+    """A target and its output folder, see ``prepare_folder``."""
+
+    def __init__(self, target: ReplayTarget, folder: Path) -> None:
+        self.target = target
+        self.folder = folder
+        self.urls: Sequence[str] = ()
+        """Of the listeners of its gateway."""
+        self.views: dict[str, _ClientView] = {}
+        """By the id of the request."""
+        self.unreachable: set[str] = set()
+        """The ids of requests that reached no worker."""
+
+    def build_gateway(self) -> Gateway:
+        """The gateway that answers."""
+        services = replace(build_services(), observe_request=self._observe_request)
+        limits = replace(self.target.config.limits, shutdown_delay=0.0, drain_timeout=1.0)
+        return Gateway(replace(self.target.config, limits=limits), services)
+
+    def _observe_request(self, record: RequestRecord) -> None:
+        errors = {failure.error for failure in record.worker_failures}
+        if record.status >= _SERVER_ERROR and errors == {WorkerUnreachable.__name__}:
+            self.unreachable.add(record.id)
+
+
+_Attempt = tuple[ReplaySide, RecordedRequest, ReplayRequest]
 
 
 class Replay:
-    """One run. ``folder`` is the output folder, see ``prepare_folder``."""
+    """One run, to one or several targets."""
 
     def __init__(
         self,
-        target: ReplayTarget,
+        sides: Sequence[ReplaySide],
         requests: Sequence[RecordedRequest],
-        folder: Path,
         *,
         concurrency: int,
         pace: Pace,
         report: Callable[[ReplayProgress], None],
+        seed: int = 0,
     ) -> None:
-        self._target = target
+        self._sides = sides
         self._requests = requests
-        self._folder = folder
         self._pace = pace
         self._report = report
         self._slots = asyncio.Semaphore(concurrency)
-        self._views: dict[str, _ClientView] = {}
-        self._unreachable: set[str] = set()
-        """The ids of requests that reached no worker."""
+        self._rng = random.Random(seed)  # noqa: S311 - the order of two targets
+        self._run_id = uuid.uuid4().hex if len(sides) > 1 else ""
+        self._busy: list[_Attempt] = []
+        """What is sent again at the end."""
         self._sending: asyncio.Task[None] | None = None
-        self.progress = ReplayProgress(len(requests))
+        self.progress = ReplayProgress(len(requests) * len(sides))
 
     def interrupt(self) -> None:
         """Send no more requests, and stop those that are running. Their results are lost."""
@@ -98,96 +145,106 @@ class Replay:
 
     async def run(self) -> None:
         """Send all requests. Raises OSError, and WorkerError if a backend can't start."""
-        services = replace(build_services(), observe_request=self._observe_request)
-        limits = replace(self._target.config.limits, shutdown_delay=0.0, drain_timeout=1.0)
-        gateway = Gateway(replace(self._target.config, limits=limits), services)
-        try:
-            urls = await gateway.start(warmed=True)
-            async with httpx.AsyncClient(
-                timeout=None,  # noqa: S113 - the gateway has its own
-                limits=httpx.Limits(max_connections=None),
-                trust_env=False,
-            ) as client:
-                await self._send_all(client, urls)
-        finally:
-            await gateway.stop()
-            await asyncio.to_thread(self._collect)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, self._collect)
+            for side in self._sides:
+                gateway = side.build_gateway()
+                stack.push_async_callback(gateway.stop)
+                side.urls = await gateway.start(warmed=True)
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(
+                    timeout=None,  # noqa: S113 - the gateway has its own
+                    limits=httpx.Limits(max_connections=None),
+                    trust_env=False,
+                )
+            )
+            await self._send_all(client)
 
-    async def _send_all(self, client: httpx.AsyncClient, urls: Sequence[str]) -> None:
+    async def _send_all(self, client: httpx.AsyncClient) -> None:
         self._sending = asyncio.current_task()
         try:
             if not self.progress.is_interrupted:
-                await self._send_in_order(client, urls)
+                await self._send_in_order(client)
+                for attempt in self._busy:
+                    await self._send_again(client, attempt)
         except asyncio.CancelledError:
             if not self.progress.is_interrupted:
                 raise
         finally:
             self._sending = None
 
-    async def _send_in_order(self, client: httpx.AsyncClient, urls: Sequence[str]) -> None:
+    async def _send_in_order(self, client: httpx.AsyncClient) -> None:
         loop = asyncio.get_running_loop()
         started, first = loop.time(), self._requests[0].at if self._requests else 0.0
         async with asyncio.TaskGroup() as tasks:
             for recorded in self._requests:
-                request = self._target.build_request(recorded)
-                if request is None:
-                    self.progress.unsupported += 1
+                attempts = [
+                    (side, recorded, request)
+                    for side in self._sides
+                    if (request := side.target.build_request(recorded)) is not None
+                ]
+                if len(attempts) < len(self._sides):
+                    self.progress.unsupported += len(self._sides)
                     continue
                 if self._pace == "recorded":
                     await asyncio.sleep(started + recorded.at - first - loop.time())
                 await self._slots.acquire()
-                url = urls[request.listener] + request.path
-                tasks.create_task(self._send(client, recorded, url, request))
+                self._rng.shuffle(attempts)
+                tasks.create_task(self._send_attempts(client, attempts))
 
-    async def _send(
-        self,
-        client: httpx.AsyncClient,
-        recorded: RecordedRequest,
-        url: str,
-        request: ReplayRequest,
-    ) -> None:
-        view = _ClientView(time.time(), 0.0, 0, "")  # noqa: TID251 - a recording has real times
-        started = time.monotonic()
+    async def _send_attempts(self, client: httpx.AsyncClient, attempts: Sequence[_Attempt]) -> None:
+        """Send a request to each target, one after the other."""
         try:
-            async with client.stream(
-                recorded.method, url, headers=request.headers, content=request.body
-            ) as response:
-                view.status = response.status_code
-                async for text in response.aiter_text():
-                    view.text = (view.text + text)[:_MAX_RESPONSE_TEXT]
-        except httpx.HTTPError as error:
-            view.text = view.text or str(error)
-            self.progress.failed += 1
-        else:
-            self.progress.failed += view.status >= _CLIENT_ERROR
+            for attempt in attempts:
+                view = await _send(client, attempt)
+                if view.status == _BUSY:
+                    view.pause = min(view.pause or _PAUSE, _MAX_PAUSE)
+                    self._busy.append(attempt)
+                self._count(attempt, view)
         finally:
             self._slots.release()
-        view.duration = time.monotonic() - started
-        self._views[recorded.id] = view
+
+    async def _send_again(self, client: httpx.AsyncClient, attempt: _Attempt) -> None:
+        side, recorded, _ = attempt
+        await asyncio.sleep(side.views[recorded.id].pause)
+        self.progress.repeated += 1
+        self.progress.sent -= 1
+        self.progress.failed -= 1
+        view = await _send(client, attempt)
+        view.is_repeated = True
+        self._count(attempt, view)
+
+    def _count(self, attempt: _Attempt, view: _ClientView) -> None:
+        side, recorded, _ = attempt
+        side.views[recorded.id] = view
         self.progress.sent += 1
+        self.progress.failed += not view.status or view.status >= _CLIENT_ERROR
         self._report(self.progress)
 
     def _collect(self) -> None:
         """Write the results of this run, and those that a killed run left."""
-        incoming = self._folder / INCOMING
         originals = {recorded.id: recorded for recorded in self._requests}
-        with _open_results(self._folder) as write:
-            for result in _read_results(incoming):
-                view = self._views.pop(result.id, None)
+        for side in self._sides:
+            self._collect_side(side, originals)
+
+    def _collect_side(self, side: ReplaySide, originals: Mapping[str, RecordedRequest]) -> None:
+        incoming = side.folder / INCOMING
+        results = {result.id: result for result in _read_results(incoming)}  # the last one counts
+        with _open_results(side.folder) as write:
+            write_result = partial(self._write, write, side.target)
+            for result in results.values():
+                view = side.views.pop(result.id, None)
                 if view is None and result.outcome == "cancelled":
                     continue  # by the interruption
-                if result.id in self._unreachable:
+                if result.id in side.unreachable:
                     self._count_not_sent()
                     continue
-                self._write(write, result)
-            for request_id, view in self._views.items():
-                self._write(write, _describe_view(originals[request_id], view))
+                if view is not None and view.is_repeated:
+                    result.timing = RecordedTiming()  # of another load than the first requests had
+                write_result(result)
+            for request_id, view in side.views.items():
+                write_result(_describe_view(originals[request_id], view))
         shutil.rmtree(incoming, ignore_errors=True)
-
-    def _observe_request(self, record: RequestRecord) -> None:
-        errors = {failure.error for failure in record.worker_failures}
-        if record.status >= _SERVER_ERROR and errors == {WorkerUnreachable.__name__}:
-            self._unreachable.add(record.id)
 
     def _count_not_sent(self) -> None:
         """A request did not reach its target, of which it says nothing; a further run sends it."""
@@ -195,9 +252,33 @@ class Replay:
         self.progress.failed -= 1
         self.progress.not_sent += 1
 
-    def _write(self, write: Callable[[bytes], object], result: RecordedRequest) -> None:
-        result.replay_of, result.replay_target = result.id, self._target.name
+    def _write(
+        self, write: Callable[[bytes], object], target: ReplayTarget, result: RecordedRequest
+    ) -> None:
+        result.replay_of, result.replay_target = result.id, target.name
+        result.replay_run = self._run_id
         write(encode_recorded_request(result))
+
+
+async def _send(client: httpx.AsyncClient, attempt: _Attempt) -> _ClientView:
+    side, recorded, request = attempt
+    view = _ClientView(time.time(), 0.0, 0, "")  # noqa: TID251 - a recording has real times
+    started = time.monotonic()
+    try:
+        async with client.stream(
+            recorded.method,
+            side.urls[request.listener] + request.path,
+            headers=request.headers,
+            content=request.body,
+        ) as response:
+            view.pause = parse_seconds(response.headers.get("retry-after")) or 0.0
+            async for text in response.aiter_text():
+                view.text = (view.text + text)[:_MAX_RESPONSE_TEXT]
+            view.status = response.status_code
+    except httpx.HTTPError as error:
+        view.text = view.text or str(error)
+    view.duration = time.monotonic() - started
+    return view
 
 
 def prepare_folder(folder: Path) -> frozenset[str]:

@@ -48,7 +48,7 @@ class Prices(Struct, frozen=True):
         return total / _PER_MILLION
 
 
-class Budget(Struct, frozen=True):
+class ReplayBudget(Struct, frozen=True):
     """The most that a replay may take, by its estimate; None: no limit."""
 
     tokens: int | None = None
@@ -153,7 +153,7 @@ def _add(total: Estimate, recorded: RecordedRequest, prices: Prices | None) -> N
         total.cost += prices.compute(prompt, completion)
 
 
-def apply_budget(selection: Selection, budget: Budget) -> Estimate:
+def apply_budget(selection: Selection, budget: ReplayBudget) -> Estimate:
     """Leave out the requests that would exceed the budget; returns the estimate of the rest."""
     total = Estimate(cost=None if budget.prices is None else 0.0)
     within = list[RecordedRequest]()

@@ -34,6 +34,7 @@ from gateway.config.schema import (
     map_model_names,
 )
 from gateway.observability.recording import RecordedRequest
+from gateway.pipeline.recording import select_recorded_headers
 from protocols import PROTOCOLS
 
 _ADDRESS: Final = "127.0.0.1:0"
@@ -70,11 +71,13 @@ class ReplayTarget(Struct, frozen=True):
     """Whether all requests go to one target, under the names of the recorded models."""
 
     def build_request(self, recorded: RecordedRequest) -> ReplayRequest | None:
-        """The request to send; None if no listener speaks its protocol."""
+        """The request to send; None if no listener speaks its protocol, or has such a path."""
         mount = self._find_mount(recorded)
         if mount is None:
             return None
         number, path = mount
+        if not path.startswith("/"):  # behind the gateway's address it might name another host
+            return None
         body = recorded.request
         if self.is_redirected and not recorded.model.endswith("*"):
             path = _rename_in_path(path, recorded.model)
@@ -83,10 +86,11 @@ class ReplayTarget(Struct, frozen=True):
         if recorded.query:
             path += f"?{recorded.query}"
         headers = {
-            **recorded.headers,
+            **select_recorded_headers(recorded.headers),
             "x-request-id": recorded.id,
             _PROTOCOL_HEADER: recorded.protocol,
         }
+        headers = {name: value for name, value in headers.items() if _can_be_sent(name + value)}
         if self.key_secrets:
             secret = self.key_secrets.get(recorded.key, self.key_secrets[_OTHER_KEY])
             headers["authorization"] = f"Bearer {secret}"
@@ -108,6 +112,11 @@ class ReplayTarget(Struct, frozen=True):
             return None
         number, prefix = mounts[0]
         return number, prefix + recorded.path.removeprefix(_find_default_prefix(recorded.protocol))
+
+
+def _can_be_sent(text: str) -> bool:
+    """Whether a header may have this text: a recording is a file that others may have written."""
+    return text.isascii() and text.isprintable()
 
 
 def _find_default_prefix(protocol: str) -> str:

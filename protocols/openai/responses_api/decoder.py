@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from protocols.chat.decoder import WireLogprobs, read_logprobs, read_text
 from protocols.chat.errors import raise_worker_error
+from protocols.chat.wire_responses import WireLogprobs, read_logprobs, read_text
 from protocols.core import sse
 from protocols.core.call_ids import CallIds
-from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -24,16 +24,18 @@ from protocols.core.events import (
     RefusalDelta,
     ResponseExtra,
     ResponseMetadata,
-    StreamEnd,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
     Usage,
 )
-from protocols.core.extra import KeyTree, find_unknown_keys
+from protocols.core.extra import KeyTree, find_unknown_keys, has_content
+from protocols.core.fieldwise import report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
+from protocols.json_body import build_answer_error
 from protocols.openai.responses_api.requests import SOURCE
 from protocols.openai.responses_api.tools import join_tool_name
 
@@ -54,9 +56,9 @@ class _WireEvent(Struct):
     logprobs: Any = None
 
 
-_decode_event = msgspec.json.Decoder(_WireEvent).decode
-_decode_response = msgspec.json.Decoder(_Object).decode
-_JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_decode_event = JsonDecoder(_WireEvent).decode
+_decode_response = JsonDecoder(_Object).decode
+_JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError)
 _DONE_PAYLOAD: Final = b"[DONE]"
 
 _REASONING_DELTAS: Final = frozenset(
@@ -72,14 +74,39 @@ _CALL_KEYS: Final[Mapping[str, str]] = {
 }
 """The types of calls, with the field of their arguments."""
 _CONTENT_TYPES: Final = frozenset({"message", "reasoning"})
-_COMMON_KEYS: Final = ("id", "type", "status")
-_CALL_FIELDS: Final = (*_COMMON_KEYS, "call_id", "name", "namespace", "execution")
+_COMMON_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("id", "type")),
+    "status": frozenset({"completed", "in_progress", "incomplete"}),
+}
+_CALL_FIELDS: Final = ("call_id", "name", "namespace", "execution")
 _ITEM_KEYS: Final[Mapping[str, KeyTree]] = {
-    "message": dict.fromkeys((*_COMMON_KEYS, "role", "content")),
-    "reasoning": dict.fromkeys((*_COMMON_KEYS, "summary", "content")),
-    **{kind: dict.fromkeys((*_CALL_FIELDS, key)) for kind, key in _CALL_KEYS.items()},
+    "message": {**_COMMON_KEYS, "role": frozenset({"assistant"}), "content": None},
+    "reasoning": {**_COMMON_KEYS, **dict.fromkeys(("summary", "content"))},
+    **{
+        kind: {**_COMMON_KEYS, **dict.fromkeys((*_CALL_FIELDS, key))}
+        for kind, key in _CALL_KEYS.items()
+    },
 }
 """The keys of items that events represent."""
+_PART_KEYS: Final[Mapping[str, KeyTree]] = {
+    "output_text": dict.fromkeys(("type", "text", "logprobs")),
+    "refusal": dict.fromkeys(("type", "refusal")),
+    "reasoning_text": dict.fromkeys(("type", "text")),
+    "summary_text": dict.fromkeys(("type", "text")),
+}
+"""The keys of parts of messages and of reasoning that events represent."""
+_RESPONSE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(
+        ("id", "object", "created_at", "completed_at", "status", "error", "incomplete_details",
+         "model", "output", "usage", "instructions", "max_output_tokens", "max_tool_calls",
+         "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
+         "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store",
+         "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation",
+         "user", "metadata", "background", "billing", "conversation", "frequency_penalty",
+         "presence_penalty"),
+    ),
+}  # fmt: skip
+"""The keys of a response that events represent, or that repeat the request."""
 STATUSES: Final = FinishReasonTable(SOURCE, {"completed": "eos"})
 INCOMPLETE_REASONS: Final = FinishReasonTable(
     SOURCE, {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -99,7 +126,7 @@ class _OutputState(Struct):
     is_done: bool = False
 
 
-class ResponsesDecoder:
+class ResponsesDecoder(sse.StreamDecoder):
     """Decodes the response to a request, as a stream or as one JSON body.
 
     ``complaint`` raises the error in a body that is no response.
@@ -108,49 +135,22 @@ class ResponsesDecoder:
     def __init__(
         self, request: GenerationRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
-        self._raise_if_error = complaint
+        super().__init__(complaint)
         self._source = request.source
-        self._body_reader = sse.ResponseBodyReader()
-        self._sse_parser = sse.SseParser()
         self._usage_reader = UsageReader(request)
         self._items: dict[Any, _OutputState] = {}
         """By id and by index."""
         self._call_count = 0
         self._call_ids = CallIds()
         self._has_metadata = False
-        self._is_done = False
-        self._pending_error: GatewayError | None = None
 
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._read_event)
-        return events
-
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        if self._is_done:
-            return ()
-        if (body := self._body_reader.unary_body) is not None:
-            return self._read_unary(bytes(body))
-        events = sse.read_last_event(self._sse_parser, self._read_event)
-        if events and type(events[-1]) is StreamEnd:
-            return events
-        if self._sse_parser.stray_line is not None:
-            self._raise_if_error(self._sse_parser.stray_line)
-        raise StreamBroken("The worker's stream stopped before its end.")
-
-    def _read_unary(self, body: bytes) -> Sequence[Event]:
+    def _read_document(self, body: bytes | bytearray) -> Sequence[Event]:
         try:
             response = _decode_response(body)
         except _JSON_ERRORS as e:
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         if not isinstance(response.get("output"), list):
-            self._raise_if_error(body)
+            self._raise_if_error(bytes(body))
             raise WorkerFailed("The worker's answer has no output.")
         events: list[Event] = []
         self._end_response(response, events)
@@ -158,13 +158,13 @@ class ResponsesDecoder:
 
     # --- a stream ---------------------------------------------------------------------------------
 
-    def _read_event(self, payload: bytes, events: list[Event]) -> None:
+    def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._is_done or not (text := payload.strip()) or text == _DONE_PAYLOAD:
             return
         try:
             event = _decode_event(payload)
         except _JSON_ERRORS as e:
-            raise WorkerFailed("The worker's answer can't be read.") from e
+            raise build_answer_error(e) from e
         match event.type:
             case "response.output_text.delta" | "response.refusal.delta":
                 self._read_delta(event, events)
@@ -177,16 +177,19 @@ class ResponsesDecoder:
                 self._read_item(event, events, is_done=False)
             case "response.output_item.done":
                 self._read_item(event, events, is_done=True)
-            case "response.created" | "response.in_progress":
-                self._read_metadata(_as_object(event.response), events)
+            case "response.created" | "response.in_progress" | "response.queued":
+                response = _as_object(event.response)
+                self._read_metadata(response, events)
+                _report_unknown(response, _RESPONSE_KEYS, "", events)
             case "response.completed" | "response.incomplete":
-                self._end_response(_as_object(event.response), events)
+                response = _as_object(event.response)
+                status = response.get("status") or event.type.removeprefix("response.")
+                self._end_response({**response, "status": status}, events)
             case "response.failed":
                 self._end_response({**_as_object(event.response), "status": "failed"}, events)
-            case "response.queued" | "response.output_text.done":
-                pass
             case _:
                 self._raise_if_error(payload)
+                _report_event(event, events)
 
     def _find_item(self, event: _WireEvent, *, is_new: bool = False) -> _OutputState:
         """The item of an event. ``is_new``: none of those before, though it may have its id."""
@@ -208,10 +211,12 @@ class ResponsesDecoder:
     def _read_delta(self, event: _WireEvent, events: list[Event]) -> None:
         self._find_item(event).has_output = True
         text = _as_text(event.delta)
+        if not isinstance(event.delta, str):
+            report_lost_fields(((("delta",), event.delta),), events)
         if event.type == "response.refusal.delta":
             events.append(RefusalDelta(text))
             return
-        logprobs = _read_logprobs(event.logprobs)
+        logprobs = _read_logprobs(event.logprobs, events)
         events.append(TextDelta(text, tokens=len(logprobs) or 1, logprobs=logprobs))
 
     def _read_call_delta(self, event: _WireEvent, events: list[Event]) -> None:
@@ -240,14 +245,21 @@ class ResponsesDecoder:
         self, state: _OutputState, place: Any, item: _Object, events: list[Event]
     ) -> None:
         """Add the keys of an item that no event represents."""
-        known = _ITEM_KEYS.get(_as_text(item.get("type")))
+        index = place if isinstance(place, int) else 0
+        kind = _as_text(item.get("type"))
+        known = _ITEM_KEYS.get(kind)
         if known is None:
+            if not kind:
+                report_lost_fields((((f"output[{index}]",), item),), events)
             return
         values = tuple(
             (path, one) for path, one in find_unknown_keys(item, known).items() if one is not None
         )
+        for key in ("content", "summary"):
+            parts = item.get(key) if key in known else None
+            for i, part in enumerate(parts if isinstance(parts, list) else ()):
+                _report_part(_as_object(part), f"output[{index}].{key}[{i}]", events)
         if values:
-            index = place if isinstance(place, int) else 0
             call = -1 if state.call_index is None else state.call_index
             events.append(ResponseExtra(SOURCE, "item", values, index, call))
 
@@ -307,6 +319,7 @@ class ResponsesDecoder:
             self._raise_if_error(_encode({"error": response.get("error")}))
             raise WorkerFailed(f"The worker's response is {response['status']}.")
         self._read_metadata(response, events)
+        _report_unknown(response, _RESPONSE_KEYS, "", events)
         output = response.get("output")
         is_unary = not self._items
         for index, item in enumerate(output if isinstance(output, list) else ()):
@@ -318,11 +331,18 @@ class ResponsesDecoder:
         events += self._usage_reader.build_end(self._read_usage(response.get("usage")))
 
     def _build_choice_end(self, response: _Object) -> ChoiceEnd:
-        """The end, whose unknown word is the status, or the reason of an incomplete response."""
-        status = response.get("status")
+        """The end, whose unknown word is the status, or the reason of an incomplete response.
+
+        Clients of the protocol may get neither: an agent's server sends no status.
+        """
+        status, is_own = response.get("status"), self._source in ("", SOURCE)
+        if status is None and is_own:
+            return ChoiceEnd("unknown")
         if status == "incomplete":
-            details = _as_object(response.get("incomplete_details"))
-            reason, word = INCOMPLETE_REASONS.read_word(details.get("reason"), self._source)
+            why = _as_object(response.get("incomplete_details")).get("reason")
+            if why is None and is_own:
+                return ChoiceEnd("unknown", unknown_word=INCOMPLETE_PREFIX)
+            reason, word = INCOMPLETE_REASONS.read_word(why, self._source)
             return ChoiceEnd(reason, unknown_word=word and INCOMPLETE_PREFIX + word)
         reason, word = STATUSES.read_word(status, self._source)
         if word is None and self._call_count:
@@ -339,6 +359,28 @@ class ResponsesDecoder:
         )
 
 
+def _report_event(event: _WireEvent, events: list[Event]) -> None:
+    """Report an unknown event, but not one about an item, whose last form repeats what it says."""
+    if event.item_id is None and event.output_index is None:
+        report_lost_fields(((("events", event.type or "type"), True),), events)
+
+
+def _report_part(part: _Object, at: str, events: list[Event]) -> None:
+    """Report the unknown keys of a part, or all of a part of an unknown type."""
+    known = _PART_KEYS.get(_as_text(part.get("type")))
+    if known is None:
+        report_lost_fields((((at,), part),), events)
+    else:
+        _report_unknown(part, known, at, events)
+
+
+def _report_unknown(value: _Object, known: KeyTree, at: str, events: list[Event]) -> None:
+    start = (at,) if at else ()
+    unknown = find_unknown_keys(value, known).items()
+    values = [((*start, *path), one) for path, one in unknown if has_content(one)]
+    report_lost_fields(tuple(values), events)
+
+
 def _read_content(item: _Object) -> list[Event]:
     """The events of a complete message, or of complete reasoning."""
     events: list[Event] = []
@@ -347,8 +389,10 @@ def _read_content(item: _Object) -> list[Event]:
         part = _as_object(value)
         match part.get("type"):
             case "output_text":
-                logprobs = _read_logprobs(part.get("logprobs"))
+                logprobs = _read_logprobs(part.get("logprobs"), events)
                 text = _as_text(part.get("text"))
+                if not isinstance(part.get("text"), str):
+                    report_lost_fields(((("output", "text"), part.get("text")),), events)
                 events.append(TextDelta(text, tokens=len(logprobs) or 1, logprobs=logprobs))
             case "refusal":
                 events.append(RefusalDelta(_as_text(part.get("refusal"))))
@@ -365,13 +409,14 @@ def _read_content(item: _Object) -> list[Event]:
     return events
 
 
-def _read_logprobs(value: Any) -> Any:
+def _read_logprobs(value: Any, events: list[Event]) -> Any:
     if not value:
         return ()
     try:
         return read_logprobs(msgspec.convert({"content": value}, WireLogprobs))
-    except msgspec.ValidationError as e:
-        raise WorkerFailed("The worker's log probabilities can't be read.") from e
+    except msgspec.ValidationError:
+        report_lost_fields(((("logprobs",), value),), events)
+        return ()
 
 
 def _as_object(value: Any) -> _Object:

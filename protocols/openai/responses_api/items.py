@@ -22,6 +22,7 @@ from protocols.chat.params import (
 )
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.extra import KeyTree, add_unknown_keys
+from protocols.core.json_text import decode_json
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -64,7 +65,8 @@ class _SealedReasoning(Struct):
 def seal_reasoning(text: str, signature: str | None) -> str:
     """The value of ``encrypted_content``: reasoning in a form that clients send back unchanged.
 
-    It is packed and not encrypted, since the client gets the same text in clear.
+    It is packed and not encrypted: the client gets the same text in clear, and could write any as
+    an earlier message. What a worker encrypted is passed on as it is.
     """
     data = zlib.compress(msgspec.json.encode(_SealedReasoning(text, signature)))
     return _SEAL_PREFIX + base64.urlsafe_b64encode(data).decode()
@@ -77,9 +79,7 @@ def open_reasoning(sealed: str) -> ReasoningPart | None:
     try:
         data = base64.urlsafe_b64decode(sealed.removeprefix(_SEAL_PREFIX))
         stream = zlib.decompressobj()
-        reasoning = msgspec.json.decode(
-            stream.decompress(data, _MAX_SEALED_BYTES), type=_SealedReasoning
-        )
+        reasoning = decode_json(stream.decompress(data, _MAX_SEALED_BYTES), kind=_SealedReasoning)
     except (binascii.Error, ValueError, zlib.error, msgspec.DecodeError):
         return None
     return ReasoningPart(reasoning.text, reasoning.signature)

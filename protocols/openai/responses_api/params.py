@@ -82,6 +82,11 @@ RESPONSES_STATEFUL_FIELDS: Final = (
         "Background responses are not supported: use 'stream'.",
     ),
     StatefulField(
+        "background_options",
+        "reported",
+        "it says how long a background response may take, and those are refused",
+    ),
+    StatefulField(
         "input[].content[].file_id",
         "refused",
         "a file of another service",

@@ -83,7 +83,10 @@ FIELD_NAMES: Final[Mapping[str, str]] = {
     "reasoning.effort": "reasoning.effort",
     "logprobs.top": "top_logprobs",
     "stopping.overflow": "truncation",
+    "labels.metadata": "",
+    "labels.client_metadata": "",
 }
+"""``metadata`` is stored and returned with the response; ``client_metadata`` names the client."""
 
 
 class References(Struct, frozen=True):

@@ -39,6 +39,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
@@ -279,9 +280,9 @@ class _CustomArguments(msgspec.Struct):
     input: str
 
 
-_decode_arguments = msgspec.json.Decoder(_CustomArguments).decode
-_decode_string = msgspec.json.Decoder(str).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_arguments = JsonDecoder(_CustomArguments).decode
+_decode_string = JsonDecoder(str).decode
+_decode_object = JsonDecoder(dict[str, Any]).decode
 
 
 class CustomInputReader:
@@ -411,6 +412,10 @@ _OutputItem = _MessageItem | _ReasoningItem | _CallItem
 
 # --- the response ---------------------------------------------------------------------------------
 
+HEARTBEAT_INTERVAL: Final = 15.0
+"""Seconds of a worker's silence until an event is sent."""
+_SILENCES_BEFORE_START: Final = 2
+"""A stream that has begun can't fail with a status any more."""
 _GENERATED_CALL_ID: Final = re.compile(r"call_\d{1,4}_\d{1,4}")
 """An id that a decoder made, because the worker sent none. It would repeat in the next turn."""
 FINISH_REASONS: Final[Mapping[FinishReason, str | None]] = {
@@ -441,8 +446,14 @@ class ResponsesEncoder:
     extra_source = SOURCE
 
     def __init__(
-        self, decoded: ResponsesRequest, about: ResponseContext, build_headers: HeaderBuilder
+        self,
+        decoded: ResponsesRequest,
+        about: ResponseContext,
+        build_headers: HeaderBuilder,
+        *,
+        heartbeat_interval: float = HEARTBEAT_INTERVAL,
     ) -> None:
+        self.heartbeat_interval = heartbeat_interval
         self.stored_response: StoredResponse | None = None
         self._decoded = decoded
         self._about = about
@@ -488,8 +499,20 @@ class ResponsesEncoder:
             self._open_item = None
         begun += self._end_item("incomplete")
         failure = {"code": _find_failure_code(error), "message": _build_failure_message(error)}
-        failed = self._build_response("failed", error=failure)
-        return begun + self._writer.write("response.failed", response=failed)
+        self._final = self._build_response("failed", error=failure)
+        if self._decoded.stores:
+            self.stored_response = self._build_stored()
+        return begun + self._writer.write("response.failed", response=self._final)
+
+    def encode_heartbeat(self, silence: float) -> bytes:
+        """See ``protocols.core.interfaces.SupportsHeartbeat``.
+
+        Codex counts events, not comments, so the state of the response is sent again.
+        """
+        if not self._has_begun and silence < _SILENCES_BEFORE_START * self.heartbeat_interval:
+            return b""
+        response = self._build_response("in_progress")
+        return self._begin() or self._writer.write("response.in_progress", response=response)
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -703,7 +726,7 @@ class ResponsesEncoder:
             "completed_at": completed_at,
             "background": False,
             "error": error,
-            "incomplete_details": None if reason is None else {"reason": reason},
+            "incomplete_details": {"reason": reason} if reason else None,
             "instructions": repeat("instructions"),
             "max_output_tokens": repeat("max_output_tokens"),
             "max_tool_calls": repeat("max_tool_calls"),
@@ -762,15 +785,13 @@ def build_input_tokens_response(count: int) -> HttpResponse:
 
 
 def _repeat_reasoning(fields: Mapping[str, Raw]) -> Mapping[str, Any]:
-    sent: Mapping[str, Any] = (
-        msgspec.json.decode(fields["reasoning"]) if "reasoning" in fields else {}
-    )
+    sent: Mapping[str, Any] = decode_json(fields["reasoning"]) if "reasoning" in fields else {}
     summary = sent.get("summary") or sent.get("generate_summary")
     return {"effort": sent.get("effort"), "summary": summary}
 
 
 def _repeat_text(fields: Mapping[str, Raw]) -> Mapping[str, Any]:
-    sent: Mapping[str, Any] = msgspec.json.decode(fields["text"]) if "text" in fields else {}
+    sent: Mapping[str, Any] = decode_json(fields["text"]) if "text" in fields else {}
     text = {"format": sent.get("format") or {"type": "text"}}
     if sent.get("verbosity") is not None:
         text["verbosity"] = sent["verbosity"]

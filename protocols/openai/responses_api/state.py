@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.interfaces import ClientRequest, HttpResponse, StoredResponse
+from protocols.core.json_text import JsonDecoder
 from protocols.json_body import JSON_ERRORS
 from protocols.openai.responses_api.items import read_reference
 from protocols.openai.responses_api.requests import NO_REFERENCES, References
@@ -52,11 +53,11 @@ class _ReferenceFields(Struct):
     input: Any = None
 
 
-_decode_reference_fields = msgspec.json.Decoder(_ReferenceFields).decode
-_decode_body = msgspec.json.Decoder(_StoredBody).decode
-_decode_items = msgspec.json.Decoder(_StoredItems).decode
-_decode_id = msgspec.json.Decoder(_ItemId).decode
-_decode_part = msgspec.json.Decoder(list[dict[str, Any]] | dict[str, Any]).decode
+_decode_reference_fields = JsonDecoder(_ReferenceFields).decode
+_decode_body = JsonDecoder(_StoredBody).decode
+_decode_items = JsonDecoder(_StoredItems).decode
+_decode_id = JsonDecoder(_ItemId).decode
+_decode_part = JsonDecoder(list[dict[str, Any]] | dict[str, Any]).decode
 
 
 def count_references(body: bytes) -> Mapping[str, int]:

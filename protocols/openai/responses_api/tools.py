@@ -242,6 +242,8 @@ class ToolCatalog:
                 raise invalid_type_error(at, "an object", item)
             if item.get("type") in ("function", "custom"):
                 names.append(self._find_tool(item, at))
+            elif item.get("type") not in _CHOICE_TYPES:
+                raise invalid_value_error(f"{at}.type", item.get("type"), _CHOICE_TYPES)
         return AllowedTools(mode, tuple(names))
 
     def _require_tools(self) -> None:
@@ -266,6 +268,12 @@ class ToolCatalog:
         raise _invalid_choice_error(text)
 
 
+_CHOICE_TYPES: Final = (
+    "function",
+    "custom",
+    *sorted(OPTIONAL_HOSTED_TOOLS | REQUIRED_HOSTED_TOOLS),
+)
+"""The types of tools that may be allowed; hosted ones are not among a worker's own tools."""
 _MODES: Final[Mapping[str, Literal["none", "auto", "required"]]] = {
     "none": "none",
     "auto": "auto",

@@ -13,7 +13,7 @@ from msgspec import Raw
 from protocols import params
 from protocols.chat.params import EXTENSION_PARAMS, REASONING_EFFORTS
 from protocols.chat.tools import restrict_tools
-from protocols.chat.upstream import WorkerProfile, wrap_prompt
+from protocols.chat.upstream import WorkerProfile, find_lost_reasoning, wrap_prompt
 from protocols.core.errors import ClientError
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -25,6 +25,7 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     UpstreamRequest,
 )
+from protocols.core.json_text import decode_json
 from protocols.core.loss import (
     ParameterSupport,
     UnsupportedParameter,
@@ -88,12 +89,13 @@ _OPEN_PARAMS: Final = (
     ),
 )
 """The parameters of workers other than OpenAI's own. Source: vLLM 0.32."""
-_LABELS: Final = ("user", "safety_identifier", "prompt_cache_key")
+_LABELS: Final = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_LABEL_PATHS: Final = [f"labels.{name}" for name in (*_LABELS, "metadata")]
 _UNSENT_PARTS: Final[Mapping[type[ContentPart], str]] = {VideoPart: "videos"}
 _TOOL_PREFIX: Final = "tools."
 _ITEM_PREFIXES: Final = ("input", "previous_response_id[", "text.format.")
 _GATEWAY_FIELDS: Final = frozenset(
-    {"model", "input", "store", "previous_response_id", "client_metadata", "stream_options"}
+    {"model", "input", "store", "previous_response_id", "stream_options"}
 )
 """Fields of a client's own body that a worker does not get, or gets from the gateway."""
 
@@ -118,6 +120,8 @@ class ResponsesRequestWriter:
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         support = dict(self._support)
+        if self._is_original:
+            support |= dict.fromkeys(_LABEL_PATHS, ParameterSupport(""))
         if _write_format(request.output) is not None:
             support["output"] = ParameterSupport("text")
         if request.stopping.overflow == "error" or self._is_original:
@@ -140,6 +144,7 @@ class ResponsesRequestWriter:
             yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
         if any(message.name for message in request.messages):
             yield UnsupportedParameter(field, "dropped", "names", "messages")
+        yield from find_lost_reasoning(request.messages, sends_text=True)
 
     def encode_request(self, request: GenerationRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -217,6 +222,7 @@ class ResponsesRequestWriter:
             build_headers,
             partial(ResponsesPassthroughReader, request),
             partial(create_encoder, decoded),
+            encodes_events=True,
         )
 
     def _write_own(self, decoded: ResponsesRequest, request: GenerationRequest) -> dict[str, Any]:
@@ -270,7 +276,7 @@ def _has_common_features(decoded: ResponsesRequest) -> bool:
         item.get("type") in ("additional_tools", "tool_search_output") for item in decoded.input
     ):
         return False
-    tools = msgspec.json.decode(decoded.fields.get("tools", b"[]"))
+    tools = decode_json(decoded.fields.get("tools", b"[]"))
     return all(
         tool["type"] in _COMMON_TOOLS and "grammar" not in str(tool.get("format")) for tool in tools
     )
@@ -313,7 +319,7 @@ def _write_assistant(message: Message, number: int) -> Iterator[Mapping[str, Any
     """Reasoning, text and calls of one message, each an item."""
     reasoning = [part.text for part in message.parts if isinstance(part, ReasoningPart)]
     if any(reasoning):
-        content = [{"type": "reasoning_text", "text": text} for text in reasoning]
+        content = [{"type": "reasoning_text", "text": text} for text in reasoning if text]
         yield {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": content}
     parts: list[Mapping[str, Any]] = []
     for part in message.parts:

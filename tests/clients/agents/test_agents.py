@@ -1,4 +1,4 @@
-"""openai-agents on its default API, Responses, before a worker that speaks chat completions."""
+"""openai-agents with its default API, Responses, and a chat completions worker."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ set_tracing_disabled(disabled=True)
 
 
 class Person(BaseModel):
-    """What ``structured`` answers."""
+    """The output type of ``structured``."""
 
     name: str
     age: int
@@ -44,12 +44,14 @@ def client() -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-clients", max_retries=0)
 
 
-def create_agent(client: AsyncOpenAI, model: str, **more: Any) -> Agent[Any]:
-    return Agent(name=more.pop("name", model), model=OpenAIResponsesModel(model, client), **more)
+def create_agent(client: AsyncOpenAI, model: str, **options: Any) -> Agent[Any]:
+    return Agent(
+        name=options.pop("name", model), model=OpenAIResponsesModel(model, client), **options
+    )
 
 
-def run(agent: Agent[Any], text: str = "go", **more: Any) -> Any:
-    return asyncio.run(Runner.run(agent, text, run_config=RunConfig(), **more))
+def run(agent: Agent[Any], text: str = "go", **options: Any) -> Any:
+    return asyncio.run(Runner.run(agent, text, run_config=RunConfig(), **options))
 
 
 def test_documented_program(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_output_type(client: AsyncOpenAI) -> None:
     assert result.final_output == Person(name="Ada", age=36)
 
 
-def test_previous_response_instead_of_history(client: AsyncOpenAI) -> None:
+def test_previous_response_replaces_history(client: AsyncOpenAI) -> None:
     async def run_agent() -> tuple[Any, Any]:
         agent = create_agent(client, "weather", tools=[get_weather])
         first = await Runner.run(agent, "go", auto_previous_response_id=True)

@@ -1,4 +1,4 @@
-"""Where the gateway and the clients for Node.js are, as ``make clients`` says."""
+"""The gateway and the Node.js clients, as given by ``make clients``."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def gateway() -> str:
-    """The URL of the gateway with scripted answers."""
+    """The URL of the gateway with scripted responses."""
     if url := os.environ.get("SCRIPTED_URL"):
         return url
     raise pytest.UsageError("SCRIPTED_URL is not set: run these tests by `make clients`")
@@ -26,7 +26,7 @@ def modules() -> Path:
 
 @pytest.fixture(scope="session")
 def node() -> str:
-    """The program that runs scripts."""
+    """The node program."""
     if (program := shutil.which("node")) is None:
         pytest.skip("node is not installed")
     return program

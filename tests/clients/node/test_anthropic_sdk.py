@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def results(gateway: str, node: str, modules: Path) -> dict[str, Any]:
-    """What the SDK made of the answers."""
+    """What the SDK returned."""
     if not (modules / "@anthropic-ai" / "sdk").is_dir():
         pytest.skip("@anthropic-ai/sdk is not installed")
     script = Path(__file__).with_name("anthropic_sdk.mjs")

@@ -1,7 +1,7 @@
-"""Claude Code completes a task before a worker that speaks only OpenAI's chat completions.
+"""Claude Code completes a task with a worker that has only OpenAI's chat completions.
 
-It reads a file, edits it, and runs a command, as the scripted model tells it. It has a home of its
-own, and talks to the gateway alone.
+It reads a file, edits it, and runs a command, as the scripted model says. It has a home directory
+of its own, and connects only to the gateway.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ TASK = "Change hello to goodbye in greeting.txt, and copy the file."
 
 @pytest.fixture(scope="module")
 def program(modules: Path) -> Path:
-    """The program for this machine, which comes in a package of its own."""
+    """The program for this machine, from a package of its own."""
     for path in modules.glob("@anthropic-ai/claude-code-*/claude"):
         return path
     pytest.skip(f"no program of @anthropic-ai/claude-code for this machine is in {modules}")
@@ -29,7 +29,7 @@ def program(modules: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the task is about."""
+    """The folder of the task's files."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "greeting.txt").write_text("hello world\n")
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def list_steps(folder: Path) -> Iterator[tuple[str, Json]]:
-    """The tools that the model calls, one after the other."""
+    """Return the tool calls of the model in order."""
     file, copy = folder / "greeting.txt", folder / "copy.txt"
     yield "Read", {"file_path": str(file)}
     yield "Edit", {"file_path": str(file), "old_string": "hello", "new_string": "goodbye"}
@@ -45,7 +45,7 @@ def list_steps(folder: Path) -> Iterator[tuple[str, Json]]:
 
 
 def answer(folder: Path, body: Json) -> Answer:
-    """The next step of the task; its end when each has a result."""
+    """Return the next step of the task, or its end when each call has a result."""
     steps = list(list_steps(folder))
     offered = {tool["function"]["name"] for tool in body.get("tools", ())}
     done = sum(message["role"] == "tool" for message in body["messages"])
@@ -59,7 +59,7 @@ def answer(folder: Path, body: Json) -> Answer:
 
 
 async def run_claude(program: Path, folder: Path, url: str, *arguments: str) -> tuple[int, str]:
-    """Its exit status and what it printed."""
+    """Run Claude Code; return its exit status and its output."""
     home = folder.with_name("home")
     home.mkdir()
     environment = {
@@ -90,7 +90,7 @@ async def run_claude(program: Path, folder: Path, url: str, *arguments: str) -> 
 
 
 def write_configuration(folder: Path, worker: str) -> str:
-    """A gateway for Claude Code before one worker."""
+    """Write a configuration for Claude Code with one worker."""
     config: dict[str, Any] = {
         "version": 1,
         "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai", "anthropic"]}],
@@ -115,9 +115,11 @@ async def test_claude_code_reads_edits_and_runs(program: Path, folder: Path) -> 
             status, out = await run_claude(program, folder, url, "--allowedTools", "Read,Edit,Bash")
 
     assert status == 0, out
+
     result = json.loads(out)
     assert (result["subtype"], result["result"]) == ("success", "The file says goodbye.")
     assert (folder / "copy.txt").read_text() == "goodbye world\n"
+
     last = worker.bodies[-1]
     results = [one["content"] for one in last["messages"] if one["role"] == "tool"]
     assert "hello world" in results[0]

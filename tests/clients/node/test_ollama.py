@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def results(gateway: str, node: str, modules: Path) -> dict[str, Any]:
-    """What the client made of the answers."""
+    """What the client returned."""
     if not (modules / "ollama").is_dir():
         pytest.skip("ollama is not installed")
     script = Path(__file__).with_name("ollama.mjs")

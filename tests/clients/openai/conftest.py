@@ -1,4 +1,4 @@
-"""openai-python, unmodified, before a gateway in a process of its own."""
+"""openai-python, unmodified, with a gateway in a process of its own."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,14 +20,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[str]:
-    """The URL of the gateway with scripted answers."""
+    """The URL of the gateway with scripted responses."""
     with run_gateway(SCRIPTED) as url:
         yield url
 
 
 @pytest.fixture
 def client(gateway: str) -> Iterator[OpenAI]:
-    """It tries once, so that a test sees what the gateway said."""
+    """A client without retries, so that a test sees the gateway's response."""
     with OpenAI(base_url=f"{gateway}/v1", api_key=KEY, max_retries=0) as one:
         yield one
 
@@ -41,6 +41,6 @@ async def later(gateway: str) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture(scope="session")
 def small() -> Iterator[OpenAI]:
-    """Before the small built-in models."""
+    """A client of the small built-in models."""
     with run_built_in_models() as url, OpenAI(base_url=f"{url}/v1", api_key="none") as one:
         yield one

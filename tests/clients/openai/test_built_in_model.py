@@ -1,4 +1,4 @@
-"""The first minutes of a newcomer: the client's own example against the built-in models."""
+"""The client's own examples with the built-in models."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.slow
 
 
 def test_built_in_model_serves_a_chat_request(small: OpenAI) -> None:
-    answer = small.chat.completions.create(
+    response = small.chat.completions.create(
         model="smollm2",
         messages=[{"role": "user", "content": "What is the capital of France?"}],
         max_tokens=24,
     )
 
-    assert "Paris" in (answer.choices[0].message.content or "")
+    assert "Paris" in (response.choices[0].message.content or "")
 
 
 def test_built_in_model_streams_a_chat_response(small: OpenAI) -> None:
@@ -44,7 +44,7 @@ def _request_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[Chat
         "additionalProperties": False,
     }
     json_schema = {"name": "capital", "schema": schema, "strict": True}
-    create: Any = small.chat.completions.with_raw_response.create  # what it takes is wire JSON here
+    create: Any = small.chat.completions.with_raw_response.create  # the arguments are wire JSON
     response: APIResponse[ChatCompletion] = create(
         model="smollm2",
         messages=[{"role": "user", "content": "Name the capital of France as JSON."}],
@@ -58,6 +58,7 @@ def test_built_in_model_output_matches_the_json_schema(small: OpenAI) -> None:
     response = _request_json(small, {"capital": {"type": "string", "maxLength": 20}})
 
     assert "x-interlingua-loss" not in response.headers
+
     content = response.parse().choices[0].message.content or ""
     assert list(msgspec.json.decode(content, type=dict[str, str])) == ["capital"]
 
@@ -70,9 +71,9 @@ def test_unsupported_json_schema_keyword_is_named_in_the_error(small: OpenAI) ->
 
 def test_embeddings_of_similar_texts_are_close(small: OpenAI) -> None:
     texts = ["a cat sleeps", "a kitten naps", "interest rates rose"]
-    answer = small.embeddings.create(model="minilm", input=texts)
+    response = small.embeddings.create(model="minilm", input=texts)
 
-    cat, kitten, rates = (one.embedding for one in answer.data)
+    cat, kitten, rates = (one.embedding for one in response.data)
     assert sum(a * b for a, b in zip(cat, kitten, strict=True)) > sum(
         a * b for a, b in zip(cat, rates, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Chat: whole and streamed, with tools, with structured answers."""
+"""Chat, unary and streamed, with tools and structured output."""
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -22,48 +22,49 @@ class Person(BaseModel):
 
 
 def test_unary_chat_completion(client: OpenAI) -> None:
-    answer = client.chat.completions.create(model="chat", messages=SAY_HI)
+    response = client.chat.completions.create(model="chat", messages=SAY_HI)
 
-    assert answer.object == "chat.completion"
-    assert answer.id.startswith("chatcmpl-")
-    assert answer.model == "chat"
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].message.content == "Hello world!"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
-    assert answer._request_id
+    assert response.object == "chat.completion"
+    assert response.id.startswith("chatcmpl-")
+    assert response.model == "chat"
+    assert response.choices[0].message.role == "assistant"
+    assert response.choices[0].message.content == "Hello world!"
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (2, 3)
+    assert response._request_id
 
 
 async def test_async_unary_chat_completion(later: AsyncOpenAI) -> None:
-    answer = await later.chat.completions.create(model="chat", messages=SAY_HI)
+    response = await later.chat.completions.create(model="chat", messages=SAY_HI)
 
-    assert answer.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
 
 
 def test_null_parameters_are_treated_as_absent(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat", messages=SAY_HI, temperature=None, max_tokens=None, stop=None, seed=None
     )
 
-    assert answer.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
 
 
 def test_multiple_choices_are_truncated_at_max_tokens(client: OpenAI) -> None:
-    answer = client.chat.completions.create(model="chat", messages=SAY_HI, n=3, max_tokens=2)
+    response = client.chat.completions.create(model="chat", messages=SAY_HI, n=3, max_tokens=2)
 
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert {choice.message.content for choice in answer.choices} == {"Hello world"}
-    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert [choice.index for choice in response.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in response.choices} == {"Hello world"}
+    assert {choice.finish_reason for choice in response.choices} == {"length"}
 
 
 def test_chat_completion_with_logprobs(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat", messages=SAY_HI, logprobs=True, top_logprobs=2
     )
 
-    assert answer.choices[0].logprobs is not None
-    content = answer.choices[0].logprobs.content
+    assert response.choices[0].logprobs is not None
+
+    content = response.choices[0].logprobs.content
     assert content is not None
     assert [one.token for one in content] == ["Hello", " world", "!"]
     assert bytes(content[1].bytes or ()) == b" world"
@@ -76,6 +77,7 @@ def test_streamed_chat_completion(client: OpenAI) -> None:
 
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk.id for chunk in chunks}) == 1
+
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert [delta.role for delta in deltas] == ["assistant", None, None, None, None]
     assert [delta.content for delta in deltas] == ["", "Hello", " world", "!", None]
@@ -118,20 +120,22 @@ async def test_async_stream_helper_with_tools(later: AsyncOpenAI) -> None:
         for event in events
         if event.type == "tool_calls.function.arguments.delta"
     ]
+
     assert "".join(pieces) == '{"x":1}'
     assert final.choices[0].finish_reason == "tool_calls"
 
 
 def test_tool_call_and_tool_result(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat",
         messages=SAY_HI,
         tools=[TOOL],
         tool_choice={"type": "function", "function": {"name": "f"}},
     )
-    message = answer.choices[0].message
+    message = response.choices[0].message
     assert message.content is None
     assert message.tool_calls is not None
+
     [call] = message.tool_calls
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("f", '{"x":1}')
@@ -146,11 +150,11 @@ def test_tool_call_and_tool_result(client: OpenAI) -> None:
 
 
 def test_structured_output_is_parsed(client: OpenAI) -> None:
-    answer = client.chat.completions.parse(
+    response = client.chat.completions.parse(
         model="structured", messages=SAY_HI, response_format=Person
     )
 
-    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    assert response.choices[0].message.parsed == Person(name="Ada", age=36)
 
 
 def test_streamed_structured_output_is_parsed(client: OpenAI) -> None:
@@ -166,13 +170,13 @@ def test_streamed_structured_output_is_parsed(client: OpenAI) -> None:
 def test_every_openai_compatible_base_url_serves_chat(
     gateway: str, client: OpenAI, base: str
 ) -> None:
-    """A client's only setting: the base URL."""
+    """The base URL is the client's only setting."""
     one = client.with_options(base_url=gateway + base)
 
-    whole = one.chat.completions.create(model="chat", messages=SAY_HI)
+    response = one.chat.completions.create(model="chat", messages=SAY_HI)
     with one.chat.completions.stream(model="chat", messages=SAY_HI) as stream:
         final = stream.get_final_completion()
 
-    assert whole.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
     assert final.choices[0].message.content == "Hello world!"
     assert final.choices[0].finish_reason == "stop"

@@ -12,26 +12,27 @@ B_C = [3.0, 2.0, 0.5, -0.25]
 
 
 def test_unary_completion(client: OpenAI) -> None:
-    answer = client.completions.create(model="chat", prompt="say hi")
+    response = client.completions.create(model="chat", prompt="say hi")
 
-    assert answer.object == "text_completion"
-    assert answer.choices[0].text == "Hello world!"
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 5
+    assert response.object == "text_completion"
+    assert response.choices[0].text == "Hello world!"
+    assert response.usage is not None
+    assert response.usage.total_tokens == 5
 
 
 def test_completion_with_several_prompts_and_choices(client: OpenAI) -> None:
-    answer = client.completions.create(model="chat", prompt=["a", "b"], n=2, echo=True)
+    response = client.completions.create(model="chat", prompt=["a", "b"], n=2, echo=True)
 
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    texts = [choice.text for choice in answer.choices]
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+
+    texts = [choice.text for choice in response.choices]
     assert texts == ["aHello world!", "aHello world!", "bHello world!", "bHello world!"]
 
 
 def test_completion_with_logprobs(client: OpenAI) -> None:
-    answer = client.completions.create(model="chat", prompt="say hi", logprobs=1)
+    response = client.completions.create(model="chat", prompt="say hi", logprobs=1)
 
-    logprobs = answer.choices[0].logprobs
+    logprobs = response.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens == ["Hello", " world", "!"]
     assert logprobs.text_offset == [0, 5, 11]
@@ -46,10 +47,10 @@ async def test_streamed_completion(later: AsyncOpenAI) -> None:
 
 
 def test_embeddings_use_base64_by_default(client: OpenAI) -> None:
-    answer = client.embeddings.create(model="embed", input=["a", "b c"])
+    response = client.embeddings.create(model="embed", input=["a", "b c"])
 
-    assert [one.embedding for one in answer.data] == [A, B_C]
-    assert answer.usage.prompt_tokens == 3
+    assert [one.embedding for one in response.data] == [A, B_C]
+    assert response.usage.prompt_tokens == 3
 
 
 async def test_embeddings_as_floats_and_from_token_ids(later: AsyncOpenAI) -> None:
@@ -61,9 +62,9 @@ async def test_embeddings_as_floats_and_from_token_ids(later: AsyncOpenAI) -> No
 
 
 def test_base64_embedding_is_returned_on_request(client: OpenAI) -> None:
-    answer = client.embeddings.create(model="embed", input="a", encoding_format="base64")
+    response = client.embeddings.create(model="embed", input="a", encoding_format="base64")
 
-    raw = base64.b64decode(cast("str", answer.data[0].embedding))
+    raw = base64.b64decode(cast("str", response.data[0].embedding))
     assert list(struct.unpack("<4f", raw)) == A
 
 

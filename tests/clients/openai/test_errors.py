@@ -1,4 +1,4 @@
-"""What goes wrong comes as the client's own exception, and is tried again where it may be."""
+"""Errors raise the client's own exceptions, and are retried where that is safe."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def make_chat_call(model: str = "chat", **fields: Any) -> Ask:
 
 LONG = [{"role": "user", "content": "one two three four five six seven eight nine"}]
 ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | None]] = {
-    # what is asked: the exception, the status, code, param
+    # the request, the exception, the status, code, param
     "a range": (
         make_chat_call(temperature=3),
         openai.BadRequestError,
@@ -120,10 +120,10 @@ def test_error_response_raises_the_matching_sdk_exception(
 ) -> None:
     ask, exception, status, code, param = row
 
-    with pytest.raises(openai.APIStatusError) as caught:
+    with pytest.raises(openai.APIStatusError) as excinfo:
         ask(client)
 
-    error = caught.value
+    error = excinfo.value
     assert type(error) is exception
     assert (error.status_code, error.code, error.param) == (status, code, param)
     assert error.request_id
@@ -135,17 +135,17 @@ def test_error_response_raises_the_matching_sdk_exception(
 def test_sdk_retries_after_the_retry_after_time(client: OpenAI, model: str, status: int) -> None:
     began = time.monotonic()
 
-    with pytest.raises(openai.APIStatusError) as caught:
+    with pytest.raises(openai.APIStatusError) as excinfo:
         make_chat_call(model)(client.with_options(max_retries=1))
 
-    assert caught.value.status_code == status
-    assert caught.value.response.headers["retry-after"] == "1"
-    assert caught.value.response.request.headers["x-stainless-retry-count"] == "1"
+    assert excinfo.value.status_code == status
+    assert excinfo.value.response.headers["retry-after"] == "1"
+    assert excinfo.value.response.request.headers["x-stainless-retry-count"] == "1"
     assert 1.0 <= time.monotonic() - began < 5.0
 
 
 def read_stream(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]:
-    """What a stream said, the reasons that it gave for its end, and whether it raised."""
+    """Return a stream's text, its finish reasons, and whether it raised."""
     text = ""
     reasons: set[str | None] = set()
     stream = client.chat.completions.create(
@@ -175,7 +175,7 @@ def test_broken_stream_raises_an_sdk_error(
 def test_broken_stream_of_other_protocols_has_no_finish_reason(
     gateway: str, client: OpenAI, model: str, base: str
 ) -> None:
-    """These servers write an error that is no event, which this client passes over."""
+    """These servers send an error outside any event, which this client ignores."""
     received = read_stream(client.with_options(base_url=gateway + base), model)
 
     assert received == ("Hello world", {None}, False)

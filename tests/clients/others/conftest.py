@@ -1,4 +1,4 @@
-"""Where the gateways are: ``make clients`` starts them and says so in the environment."""
+"""The gateways that ``make clients`` starts and names in the environment."""
 
 import os
 
@@ -15,7 +15,7 @@ def _named(variable: str) -> str:
 
 @pytest.fixture(scope="session")
 def gateway() -> str:
-    """The URL of the gateway with scripted answers."""
+    """The URL of the gateway with scripted responses."""
     return _named("SCRIPTED_URL")
 
 
@@ -25,7 +25,13 @@ def small() -> str:
     return _named("BUILT_IN_URL")
 
 
+@pytest.fixture(scope="session")
+def agents() -> str:
+    """The URL of the gateway before a worker that calls tools after a script."""
+    return _named("AGENTS_URL")
+
+
 @pytest.fixture
 def key() -> str:
-    """What the scripted gateway wants to be shown."""
+    """The API key of the scripted gateway."""
     return KEY

@@ -89,6 +89,7 @@ def test_count_and_models(client: Anthropic) -> None:
     count = client.messages.count_tokens(model="chat", messages=HI, system="x", tools=[TOOL])
 
     assert count.input_tokens == 3
+
     names = [model.id for model in client.models.list(limit=2)]
     assert {"chat", "org/chat", "gpt-6-astra"} <= set(names)
     assert client.models.retrieve("org/chat").display_name == "org/chat"
@@ -102,10 +103,10 @@ def test_count_and_models(client: Anthropic) -> None:
 def test_errors_have_the_classes_of_the_sdk(
     client: Anthropic, model: str, kind: type[anthropic.APIStatusError]
 ) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind) as excinfo:
         client.messages.create(model=model, max_tokens=5, messages=HI)
 
-    assert caught.value.request_id is not None
+    assert excinfo.value.request_id is not None
     with pytest.raises(kind), client.messages.stream(model=model, max_tokens=5, messages=HI) as it:
         it.get_final_message()
 
@@ -143,7 +144,7 @@ def test_wrong_key(gateway: str) -> None:
 
 
 def ask(gateway: str, key: str, path: str, body: Any = None) -> bytes:
-    """A response's body as it is on the wire."""
+    """Return a response's raw body."""
     headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
     method = "GET" if body is None else "POST"
     return httpx.request(method, f"{gateway}{path}", json=body, headers=headers).content
@@ -176,6 +177,7 @@ def test_every_body_and_event_is_one_of_the_types(
     message = Message.model_validate_json(ask(gateway, key, "/v1/messages", body), strict=True)
     events = TypeAdapter(RawMessageStreamEvent)
     kinds = []
+
     for event in read_events(ask(gateway, key, "/v1/messages", {**body, "stream": True})):
         kinds.append(events.validate_json(json.dumps(event), strict=True).type)
 

@@ -16,7 +16,7 @@ def client(gateway: str, key: str) -> openai.AzureOpenAI:
 
 
 def test_chat_whole_and_streamed(client: openai.AzureOpenAI) -> None:
-    whole = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat", messages=[{"role": "user", "content": "hi"}]
     )
     with client.chat.completions.stream(
@@ -24,8 +24,21 @@ def test_chat_whole_and_streamed(client: openai.AzureOpenAI) -> None:
     ) as stream:
         streamed = stream.get_final_completion()
 
-    assert whole.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
     assert streamed.choices[0].message.content == "Hello world!"
+
+
+def test_responses_whole_and_streamed(gateway: str, key: str) -> None:
+    """The client sends them to /openai/responses, with the version in the query."""
+    client = openai.AzureOpenAI(
+        azure_endpoint=gateway, api_key=key, api_version="2025-04-01-preview", max_retries=0
+    )
+    whole = client.responses.create(model="chat", input="hi")
+    with client.responses.stream(model="chat", input="hi") as stream:
+        streamed = stream.get_final_response()
+
+    assert (whole.output_text, streamed.output_text) == ("Hello world!", "Hello world!")
+    assert client.responses.retrieve(whole.id).output_text == "Hello world!"
 
 
 def test_deployment_of_the_client_wins(gateway: str, key: str) -> None:
@@ -41,10 +54,10 @@ def test_base_url_of_v1(gateway: str, key: str) -> None:
     plain = openai.OpenAI(base_url=f"{gateway}/openai/v1/", api_key=key)
 
     for client in (azure, plain):
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(
             model="chat", messages=[{"role": "user", "content": "hi"}]
         )
-        assert answer.choices[0].message.content == "Hello world!"
+        assert response.choices[0].message.content == "Hello world!"
 
 
 def test_errors_have_their_classes(client: openai.AzureOpenAI, gateway: str) -> None:
@@ -56,6 +69,7 @@ def test_errors_have_their_classes(client: openai.AzureOpenAI, gateway: str) -> 
     assert unknown.value.code == "DeploymentNotFound"
     with pytest.raises(openai.RateLimitError, match="Please retry after 1 seconds"):
         ask("limited")
+
     stranger = openai.AzureOpenAI(azure_endpoint=gateway, api_key="x", api_version=VERSION)
     with pytest.raises(openai.AuthenticationError, match="Access denied"):
         ask("chat", stranger)

@@ -1,4 +1,4 @@
-"""The same clients before the small built-in models."""
+"""The same clients with the small built-in models."""
 
 from typing import Any
 
@@ -16,23 +16,24 @@ QUESTION = "What is the capital of France?"
 
 def test_databricks_sdk_queries_the_built_in_model(small: str) -> None:
     client = WorkspaceClient(host=small, token="any")
-    answer: Any = client.serving_endpoints.query(
+    response: Any = client.serving_endpoints.query(
         "smollm2",
         messages=[ChatMessage(role=ChatMessageRole.USER, content=QUESTION)],
         max_tokens=24,
         temperature=0,
     )
 
-    assert "Paris" in answer.choices[0].message.content
+    assert "Paris" in response.choices[0].message.content
 
 
 def test_tritonclient_queries_the_built_in_model(small: str) -> None:
     prompt = InferInput("text_input", [1], "BYTES")
     prompt.set_data_from_numpy(np.array([QUESTION.encode()], dtype=np.object_))
-    with InferenceServerClient(small.removeprefix("http://")) as client:
-        answer = client.infer("smollm2", [prompt], parameters={"max_tokens": 24})
 
-    assert answer.as_numpy("text_output")[0]
+    with InferenceServerClient(small.removeprefix("http://")) as client:
+        response = client.infer("smollm2", [prompt], parameters={"max_tokens": 24})
+
+    assert response.as_numpy("text_output")[0]
 
 
 def test_langchain_queries_the_built_in_models(small: str) -> None:
@@ -46,5 +47,6 @@ def test_langchain_queries_the_built_in_models(small: str) -> None:
 
     text = "".join(str(chunk.content) for chunk in model.stream(QUESTION, max_tokens=24))
     assert "Paris" in text
+
     cat, kitten, rates = np.array(vectors)
     assert cat @ kitten > cat @ rates

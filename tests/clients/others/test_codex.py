@@ -9,11 +9,11 @@ import pytest
 
 CODEX = Path(os.environ.get("NODE_CLIENTS", "")) / "node_modules" / ".bin" / "codex"
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "codex.md"
-"""It shows Codex's configuration."""
+"""The page with Codex's configuration."""
 
 
 def read_config(url: str) -> str:
-    """The configuration on the page, for a gateway with this URL."""
+    """Return the page's configuration for a gateway with this URL."""
     match = re.search(
         r'^```toml title="config.toml"\n(.*?)^```$',
         PAGE.read_text("utf-8"),

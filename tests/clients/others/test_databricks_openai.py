@@ -1,4 +1,4 @@
-"""Databricks' own make of the OpenAI client."""
+"""Databricks' variant of the OpenAI client."""
 
 import asyncio
 from typing import Any
@@ -30,9 +30,9 @@ def client(workspace: WorkspaceClient) -> DatabricksOpenAI:
 
 
 def test_unary_chat_completion(client: DatabricksOpenAI) -> None:
-    answer = client.chat.completions.create(model="chat", messages=SAY_HI)
+    response = client.chat.completions.create(model="chat", messages=SAY_HI)
 
-    assert answer.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
 
 
 def test_last_stream_chunk_contains_usage_by_default(client: DatabricksOpenAI) -> None:
@@ -52,11 +52,11 @@ def test_async_unary_chat_completion(workspace: WorkspaceClient) -> None:
 
 
 def test_required_tool_is_called(client: DatabricksOpenAI) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat", messages=SAY_HI, tools=[TOOL], tool_choice="required"
     )
 
-    [call] = answer.choices[0].message.tool_calls
+    [call] = response.choices[0].message.tool_calls
     assert (call.function.name, call.function.arguments) == ("f", '{"x":1}')
 
 
@@ -70,10 +70,10 @@ def test_completions_embeddings_and_models_are_served(client: DatabricksOpenAI) 
 
 
 def test_unknown_endpoint_raises_not_found(client: DatabricksOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError) as excinfo:
         client.chat.completions.create(model="nope", messages=SAY_HI)
 
-    assert caught.value.response.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
+    assert excinfo.value.response.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
 
 
 @pytest.mark.parametrize("model", ["broken", "cut"])

@@ -1,4 +1,4 @@
-"""The Databricks SDK: a WorkspaceClient that takes the gateway for its workspace."""
+"""The Databricks SDK: a WorkspaceClient with the gateway as its workspace."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def client(workspace: Callable[[str], WorkspaceClient], key: str) -> WorkspaceCl
 
 
 def test_chat_query(client: WorkspaceClient) -> None:
-    answer = client.serving_endpoints.query(
+    response = client.serving_endpoints.query(
         "chat",
         messages=SAY_HI,
         max_tokens=2,
@@ -41,25 +41,25 @@ def test_chat_query(client: WorkspaceClient) -> None:
         usage_context={"team": "a"},
     )
 
-    assert answer.object is QueryEndpointResponseObject.CHAT_COMPLETION
-    assert answer.choices[0].message.role is ChatMessageRole.ASSISTANT
-    assert answer.choices[0].message.content == "Hello world"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 2)
-    assert answer.served_model_name == "1"
+    assert response.object is QueryEndpointResponseObject.CHAT_COMPLETION
+    assert response.choices[0].message.role is ChatMessageRole.ASSISTANT
+    assert response.choices[0].message.content == "Hello world"
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (2, 2)
+    assert response.served_model_name == "1"
 
 
 def test_completion_query(client: WorkspaceClient) -> None:
-    answer = client.serving_endpoints.query("chat", prompt="say hi")
+    response = client.serving_endpoints.query("chat", prompt="say hi")
 
-    assert answer.object is QueryEndpointResponseObject.TEXT_COMPLETION
-    assert answer.choices[0].text == "Hello world!"
+    assert response.object is QueryEndpointResponseObject.TEXT_COMPLETION
+    assert response.choices[0].text == "Hello world!"
 
 
 def test_embeddings_query(client: WorkspaceClient) -> None:
-    answer = client.serving_endpoints.query("embed", input=["a", "b c"])
+    response = client.serving_endpoints.query("embed", input=["a", "b c"])
 
-    assert answer.object is QueryEndpointResponseObject.LIST
-    assert [one.embedding[0] for one in answer.data] == [1.0, 3.0]
+    assert response.object is QueryEndpointResponseObject.LIST
+    assert [one.embedding[0] for one in response.data] == [1.0, 3.0]
 
 
 def test_response_names_the_served_version_of_a_split(client: WorkspaceClient) -> None:
@@ -93,17 +93,17 @@ def test_endpoint_contains_its_traffic_config(client: WorkspaceClient) -> None:
         ("chat", {"temperature": 3}, errors.InvalidParameterValue),
         ("failing", {}, errors.InternalError),
         ("short", {"prompt": "one two three four five six seven eight nine"}, errors.BadRequest),
-        ("limited", {}, TimeoutError),  # tried again until the client's own patience ends
+        ("limited", {}, TimeoutError),  # retried until the client's own timeout
         ("down", {}, TimeoutError),
     ],
 )
 def test_error_response_raises_the_matching_sdk_exception(
     client: WorkspaceClient, endpoint: str, fields: dict[str, object], exception: type[Exception]
 ) -> None:
-    with pytest.raises(exception) as caught:
+    with pytest.raises(exception) as excinfo:
         client.serving_endpoints.query(endpoint, **({"prompt": "say hi"} | fields))
 
-    assert type(caught.value) is exception
+    assert type(excinfo.value) is exception
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""instructor over openai 2: every mode that asks for structure in its own way."""
+"""instructor with openai 2: every mode of structured output."""
 
 from typing import Any
 
@@ -26,39 +26,39 @@ def client(gateway: str, key: str) -> OpenAI:
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT])
 def test_tool_modes_return_the_response_model(client: OpenAI, mode: instructor.Mode) -> None:
-    answer = instructor.from_openai(client, mode=mode).chat.completions.create(
+    response = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="chat", response_model=Number, messages=WHO
     )
 
-    assert answer.model_dump() == {"x": 1}
+    assert response.model_dump() == {"x": 1}
 
 
 @pytest.mark.parametrize(
     "mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON, instructor.Mode.MD_JSON]
 )
 def test_json_modes_return_the_response_model(client: OpenAI, mode: instructor.Mode) -> None:
-    answer = instructor.from_openai(client, mode=mode).chat.completions.create(
+    response = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="structured", response_model=Person, messages=WHO
     )
 
-    assert answer.model_dump() == {"name": "Ada", "age": 36}
+    assert response.model_dump() == {"name": "Ada", "age": 36}
 
 
 @pytest.mark.parametrize(
-    ("mode", "model", "whole"),
+    ("mode", "model", "expected"),
     [
         (instructor.Mode.TOOLS, "chat", Number(x=1)),
         (instructor.Mode.JSON_SCHEMA, "structured", Person(name="Ada", age=36)),
     ],
 )
 def test_partial_response_model_is_streamed(
-    client: OpenAI, mode: instructor.Mode, model: str, whole: BaseModel
+    client: OpenAI, mode: instructor.Mode, model: str, expected: BaseModel
 ) -> None:
     partial = instructor.from_openai(client, mode=mode).chat.completions.create_partial(
-        model=model, response_model=type(whole), messages=WHO
+        model=model, response_model=type(expected), messages=WHO
     )
-    seen = [one.model_dump() for one in partial]
+    dumps = [one.model_dump() for one in partial]
 
-    assert len(seen) > 1
-    assert None in seen[0].values()
-    assert seen[-1] == whole.model_dump()
+    assert len(dumps) > 1
+    assert None in dumps[0].values()
+    assert dumps[-1] == expected.model_dump()

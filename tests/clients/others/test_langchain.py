@@ -1,4 +1,4 @@
-"""LangChain over openai 2."""
+"""LangChain with openai 2."""
 
 import openai
 import pytest
@@ -25,21 +25,21 @@ def make_chat_model(gateway: str, key: str, model: str = "chat") -> ChatOpenAI:
 
 
 def test_invoke_returns_the_response_with_usage(gateway: str, key: str) -> None:
-    answer = make_chat_model(gateway, key).invoke("say hi")
+    response = make_chat_model(gateway, key).invoke("say hi")
 
-    assert answer.content == "Hello world!"
-    assert answer.response_metadata["finish_reason"] == "stop"
-    assert answer.usage_metadata is not None
-    assert answer.usage_metadata["total_tokens"] == 5
+    assert response.content == "Hello world!"
+    assert response.response_metadata["finish_reason"] == "stop"
+    assert response.usage_metadata is not None
+    assert response.usage_metadata["total_tokens"] == 5
 
 
 def test_stream_returns_the_chunks(gateway: str, key: str) -> None:
     chunks = list(make_chat_model(gateway, key).stream("say hi"))
 
-    whole = sum(chunks[1:], chunks[0])
-    assert isinstance(whole, AIMessageChunk)
+    message = sum(chunks[1:], chunks[0])
+    assert isinstance(message, AIMessageChunk)
     assert [chunk.content for chunk in chunks if chunk.content] == ["Hello", " world", "!"]
-    assert whole.response_metadata["finish_reason"] == "stop"
+    assert message.response_metadata["finish_reason"] == "stop"
 
 
 def test_stream_usage_reports_tokens_once(gateway: str, key: str) -> None:
@@ -49,11 +49,11 @@ def test_stream_usage_reports_tokens_once(gateway: str, key: str) -> None:
 
 
 def test_structured_output_is_parsed(gateway: str, key: str) -> None:
-    answer = (
+    response = (
         make_chat_model(gateway, key, "structured").with_structured_output(Person).invoke("who?")
     )
 
-    assert answer == Person(name="Ada", age=36)
+    assert response == Person(name="Ada", age=36)
 
 
 def test_structured_output_by_function_calling(gateway: str, key: str) -> None:
@@ -78,9 +78,9 @@ def test_tool_call_and_tool_result(gateway: str, key: str) -> None:
 def test_streamed_tool_call(gateway: str, key: str) -> None:
     chunks = list(make_chat_model(gateway, key).bind_tools([Number]).stream("use the tool"))
 
-    whole = sum(chunks[1:], chunks[0])
-    assert isinstance(whole, AIMessageChunk)
-    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("Number", {"x": 1})]
+    message = sum(chunks[1:], chunks[0])
+    assert isinstance(message, AIMessageChunk)
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("Number", {"x": 1})]
 
 
 def test_completion_model_invokes_and_streams(gateway: str, key: str) -> None:

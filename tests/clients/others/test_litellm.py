@@ -1,4 +1,4 @@
-"""LiteLLM, which speaks the protocols of its providers."""
+"""LiteLLM as a client, in the protocols of its providers."""
 
 import litellm
 import pytest
@@ -10,34 +10,34 @@ HI = [{"role": "user", "content": "say hi"}]
 def test_ollama_whole_and_streamed(gateway: str, key: str, provider: str) -> None:
     named = {"model": f"{provider}/chat", "api_base": gateway, "api_key": key}
 
-    whole = litellm.completion(messages=HI, **named)
+    response = litellm.completion(messages=HI, **named)
     chunks = litellm.completion(messages=HI, stream=True, **named)
 
-    assert whole.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
     assert "".join(one.choices[0].delta.content or "" for one in chunks) == "Hello world!"
 
 
 def test_azure(gateway: str, key: str) -> None:
-    answer = litellm.completion(
+    response = litellm.completion(
         model="azure/chat", api_base=gateway, api_key=key, api_version="2024-10-21", messages=HI
     )
 
-    assert answer.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
 
 
 def test_openai_without_v1(gateway: str, key: str) -> None:
-    answer = litellm.completion(model="openai/chat", api_base=gateway, api_key=key, messages=HI)
+    response = litellm.completion(model="openai/chat", api_base=gateway, api_key=key, messages=HI)
 
-    assert answer.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
 
 
 def test_anthropic_whole_and_streamed(gateway: str, key: str) -> None:
     named = {"model": "anthropic/chat", "api_base": gateway, "api_key": key}
 
-    whole = litellm.completion(messages=HI, **named)
+    response = litellm.completion(messages=HI, **named)
     chunks = litellm.completion(messages=HI, stream=True, **named)
 
-    assert whole.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
     assert "".join(one.choices[0].delta.content or "" for one in chunks) == "Hello world!"
 
 
@@ -45,12 +45,12 @@ def test_anthropic_whole_and_streamed(gateway: str, key: str) -> None:
 def test_responses_whole(gateway: str, key: str, provider: str) -> None:
     base = f"{gateway}/v1" if provider == "openai" else gateway
 
-    answer = litellm.responses(
+    response = litellm.responses(
         model=f"{provider}/chat", api_base=base, api_key=key, input="say hi", max_output_tokens=20
     )
 
-    assert answer.status == "completed"
-    assert answer.output[0].content[0].text == "Hello world!"
+    assert response.status == "completed"
+    assert response.output[0].content[0].text == "Hello world!"
 
 
 def test_responses_streamed_and_continued(gateway: str, key: str) -> None:
@@ -63,6 +63,7 @@ def test_responses_streamed_and_continued(gateway: str, key: str) -> None:
     kinds = [event.type for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed"
+
     texts = [one.delta for one in events if one.type == "response.output_text.delta"]
     assert "".join(texts) == "Hello world!"
     assert again.previous_response_id
@@ -80,7 +81,7 @@ def test_responses_of_an_unknown_model_raise_not_found(gateway: str, key: str) -
     ("provider", "path"), [("cohere", ""), ("jina_ai", "/v1"), ("hosted_vllm", "")]
 )
 def test_rerank(gateway: str, key: str, provider: str, path: str) -> None:
-    answer = litellm.rerank(
+    response = litellm.rerank(
         model=f"{provider}/rank",
         api_base=gateway + path,
         api_key=key,
@@ -89,6 +90,6 @@ def test_rerank(gateway: str, key: str, provider: str, path: str) -> None:
         top_n=2,
     )
 
-    scores = [one["relevance_score"] for one in answer.results]
+    scores = [one["relevance_score"] for one in response.results]
     assert scores == sorted(scores, reverse=True)
-    assert [one["index"] for one in answer.results] == [2, 1]
+    assert [one["index"] for one in response.results] == [2, 1]

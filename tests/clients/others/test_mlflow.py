@@ -13,27 +13,27 @@ CHAT = {"messages": [{"role": "user", "content": "say hi"}]}
 def client(gateway: str, key: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("DATABRICKS_HOST", gateway)
     monkeypatch.setenv("DATABRICKS_TOKEN", key)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # else it tries a 500 for minutes
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # or it retries for minutes
     return get_deploy_client("databricks")
 
 
 def test_chat_prediction(client: Any) -> None:
-    answer = client.predict(endpoint="chat", inputs=CHAT)
+    response = client.predict(endpoint="chat", inputs=CHAT)
 
-    assert answer["object"] == "chat.completion"
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello world!"}
+    assert response["object"] == "chat.completion"
+    assert response["choices"][0]["message"] == {"role": "assistant", "content": "Hello world!"}
 
 
 def test_completion_prediction(client: Any) -> None:
-    answer = client.predict(endpoint="chat", inputs={"prompt": "say hi", "max_tokens": 1})
+    response = client.predict(endpoint="chat", inputs={"prompt": "say hi", "max_tokens": 1})
 
-    assert answer["choices"][0]["text"] == "Hello"
+    assert response["choices"][0]["text"] == "Hello"
 
 
 def test_embeddings_prediction(client: Any) -> None:
-    answer = client.predict(endpoint="embed", inputs={"input": ["a", "b c"]})
+    response = client.predict(endpoint="embed", inputs={"input": ["a", "b c"]})
 
-    assert [one["embedding"][0] for one in answer["data"]] == [1.0, 3.0]
+    assert [one["embedding"][0] for one in response["data"]] == [1.0, 3.0]
 
 
 def test_streamed_chat_prediction(client: Any) -> None:
@@ -67,8 +67,8 @@ def test_endpoints_are_listed_and_retrieved(client: Any) -> None:
 def test_error_response_raises_http_error_with_its_code(
     client: Any, endpoint: str, fields: dict[str, object], expected: tuple[int, str]
 ) -> None:
-    with pytest.raises(HTTPError) as caught:
+    with pytest.raises(HTTPError) as excinfo:
         client.predict(endpoint=endpoint, inputs=CHAT | fields)
 
-    answer: Any = caught.value.response
-    assert (answer.status_code, answer.json()["error_code"]) == expected
+    response: Any = excinfo.value.response
+    assert (response.status_code, response.json()["error_code"]) == expected

@@ -1,4 +1,4 @@
-"""Clients for Node on their default API, Responses, before a worker that speaks chat only."""
+"""Node.js clients with their default API, Responses, and a chat completions worker."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(script: str) -> list[Any]:
-    """What the script prints: a JSON line for each use of the client."""
+    """Run a script; return its output, a JSON line for each use of the client."""
     ended = subprocess.run(
         ["/usr/bin/env", "node", script],
         cwd=NODE,

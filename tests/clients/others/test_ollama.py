@@ -31,14 +31,14 @@ def client(gateway: str, key: str) -> ollama.Client:
 
 
 def test_chat_returns_the_response_with_durations(client: ollama.Client) -> None:
-    answer = client.chat("chat", HI)
+    response = client.chat("chat", HI)
 
-    assert answer.message.content == "Hello world!"
-    assert (answer.done, answer.done_reason) == (True, "stop")
-    assert (answer.prompt_eval_count, answer.eval_count) == (2, 3)
-    assert answer.total_duration
-    assert answer.eval_duration
-    assert answer.total_duration >= answer.eval_duration
+    assert response.message.content == "Hello world!"
+    assert (response.done, response.done_reason) == (True, "stop")
+    assert (response.prompt_eval_count, response.eval_count) == (2, 3)
+    assert response.total_duration
+    assert response.eval_duration
+    assert response.total_duration >= response.eval_duration
 
 
 def test_chat_streams_the_pieces(client: ollama.Client) -> None:
@@ -59,6 +59,7 @@ def test_tool_call_and_its_result(client: ollama.Client) -> None:
 
     first = client.chat("chat", [question], tools=[f])
     assert first.message.tool_calls is not None
+
     [call] = first.message.tool_calls
     result = {"role": "tool", "tool_name": "f", "content": "1"}
     second = client.chat("chat", [question, first.message, result, *HI], tools=[f])
@@ -68,15 +69,15 @@ def test_tool_call_and_its_result(client: ollama.Client) -> None:
 
 
 def test_schema_is_a_format(client: ollama.Client) -> None:
-    answer = client.chat("structured", HI, format=Person.model_json_schema())
+    response = client.chat("structured", HI, format=Person.model_json_schema())
 
-    assert Person.model_validate_json(answer.message.content or "") == Person(name="Ada", age=36)
+    assert Person.model_validate_json(response.message.content or "") == Person(name="Ada", age=36)
 
 
-def test_thinking_is_told_apart(client: ollama.Client) -> None:
-    answer = client.chat("thinking", HI, think=True)
+def test_thinking_is_separate_from_the_text(client: ollama.Client) -> None:
+    response = client.chat("thinking", HI, think=True)
 
-    assert (answer.message.thinking, answer.message.content) == ("hm", "Hello")
+    assert (response.message.thinking, response.message.content) == ("hm", "Hello")
     with pytest.raises(ollama.ResponseError, match='"chat" does not support thinking'):
         client.chat("chat", HI, think=True)
 
@@ -85,6 +86,7 @@ def test_generate_whole_and_streamed(client: ollama.Client) -> None:
     options = {"num_predict": 2, "temperature": 0}
 
     assert client.generate("chat", "a b", options=options).response == "Hello world"
+
     lines = client.generate("chat", "a b", stream=True, keep_alive="5m")
     assert "".join(line.response for line in lines) == "Hello world!"
 
@@ -120,9 +122,9 @@ def test_errors_are_response_errors(
     client: ollama.Client, model: str, status: int, text: str
 ) -> None:
     for stream in (False, True):
-        with pytest.raises(ollama.ResponseError, match=text) as caught:
+        with pytest.raises(ollama.ResponseError, match=text) as excinfo:
             list(client.chat(model, HI, stream=stream))
-        assert caught.value.status_code == status
+        assert excinfo.value.status_code == status
 
 
 def test_error_in_a_stream_raises(client: ollama.Client) -> None:
@@ -146,11 +148,11 @@ def make_chat(gateway: str, key: str, model: str = "chat") -> ChatOllama:
 
 
 def test_langchain_invokes_with_usage(gateway: str, key: str) -> None:
-    answer = make_chat(gateway, key).invoke("say hi")
+    response = make_chat(gateway, key).invoke("say hi")
 
-    assert answer.content == "Hello world!"
-    assert answer.usage_metadata is not None
-    assert answer.usage_metadata["total_tokens"] == 5
+    assert response.content == "Hello world!"
+    assert response.usage_metadata is not None
+    assert response.usage_metadata["total_tokens"] == 5
 
 
 def test_langchain_calls_a_tool(gateway: str, key: str) -> None:
@@ -159,12 +161,13 @@ def test_langchain_calls_a_tool(gateway: str, key: str) -> None:
 
     call = model.invoke([question])
     assert isinstance(call, AIMessage)
+
     [tool_call] = call.tool_calls
     result = ToolMessage("1", tool_call_id=tool_call["id"])
-    answer = model.invoke([question, call, result, HumanMessage("say hi")])
+    response = model.invoke([question, call, result, HumanMessage("say hi")])
 
     assert (tool_call["name"], tool_call["args"]) == ("f", {"x": 1})
-    assert answer.content == "Hello world!"
+    assert response.content == "Hello world!"
 
 
 def test_langchain_reads_a_schema(gateway: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Clients of Text Generation Inference: text-generation, and huggingface_hub's InferenceClient."""
+"""Clients of Text Generation Inference: text-generation and huggingface_hub."""
 
 import pytest
 import text_generation
@@ -17,19 +17,19 @@ def make_inference(gateway: str, key: str, mount: str = "tgi") -> InferenceClien
 
 
 def test_generate_returns_text_and_details(gateway: str, key: str) -> None:
-    answer = make_client(gateway, key).generate("a b", max_new_tokens=2)
+    response = make_client(gateway, key).generate("a b", max_new_tokens=2)
 
-    assert answer.generated_text == "Hello world"
-    assert answer.details.finish_reason is FinishReason.Length
-    assert [token.text for token in answer.details.tokens] == ["Hello", " world"]
+    assert response.generated_text == "Hello world"
+    assert response.details.finish_reason is FinishReason.Length
+    assert [token.text for token in response.details.tokens] == ["Hello", " world"]
 
 
 def test_best_of_returns_the_other_sequence(gateway: str, key: str) -> None:
-    answer = make_client(gateway, key).generate("a b", best_of=2, do_sample=True)
+    response = make_client(gateway, key).generate("a b", best_of=2, do_sample=True)
 
-    others = answer.details.best_of_sequences
+    others = response.details.best_of_sequences
     assert others is not None
-    assert others[0].generated_text == answer.generated_text == "Hello world!"
+    assert others[0].generated_text == response.generated_text == "Hello world!"
 
 
 def test_generate_stream_ends_with_the_whole_text(gateway: str, key: str) -> None:
@@ -43,9 +43,9 @@ def test_generate_stream_ends_with_the_whole_text(gateway: str, key: str) -> Non
 def test_chat_of_text_generation(gateway: str, key: str) -> None:
     messages = [text_generation.types.Message(role="user", content="hi")]
 
-    answer = make_client(gateway, key).chat(messages)
+    response = make_client(gateway, key).chat(messages)
 
-    assert answer.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
 
 
 def test_errors_have_their_classes(gateway: str, key: str) -> None:
@@ -58,24 +58,28 @@ def test_errors_have_their_classes(gateway: str, key: str) -> None:
 
 
 def make_inference_error(gateway: str, key: str) -> None:
-    """The client checks parameters itself, so the request is made as it would make it."""
+    """The client validates parameters itself, so the request is built as it would build it."""
     client = make_client(gateway, key)
     import requests  # noqa: PLC0415 - the client's own library
 
     data = '{"inputs": "a", "parameters": {"temperature": 0}}'
-    answer = requests.post(client.base_url, data=data, headers=client.headers, timeout=9)
-    raise errors.parse_error(answer.status_code, answer.json())
+    response = requests.post(client.base_url, data=data, headers=client.headers, timeout=9)
+    raise errors.parse_error(response.status_code, response.json())
 
 
 def test_inference_client_generates(gateway: str, key: str) -> None:
     client = make_inference(gateway, key)
 
-    whole = client.text_generation("a b", details=True, max_new_tokens=9)
+    response = client.text_generation("a b", details=True, max_new_tokens=9)
     pieces = list(client.text_generation("a b", stream=True))
+
     *_, last = client.text_generation("a b", stream=True, details=True)
 
-    assert whole.details is not None
-    assert (whole.generated_text, whole.details.finish_reason) == ("Hello world!", "eos_token")
+    assert response.details is not None
+    assert (response.generated_text, response.details.finish_reason) == (
+        "Hello world!",
+        "eos_token",
+    )
     assert pieces == ["Hello", " world", "!"]
     assert last.generated_text == "Hello world!"
     assert last.details is not None
@@ -86,10 +90,10 @@ def test_inference_client_chats(gateway: str, key: str) -> None:
     client = make_inference(gateway, key)
     messages = [{"role": "user", "content": "hi"}]
 
-    whole = client.chat_completion(messages)
+    response = client.chat_completion(messages)
     chunks = client.chat_completion(messages, stream=True)
 
-    assert whole.choices[0].message.content == "Hello world!"
+    assert response.choices[0].message.content == "Hello world!"
     assert "".join(one.choices[0].delta.content or "" for one in chunks) == "Hello world!"
 
 

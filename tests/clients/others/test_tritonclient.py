@@ -19,7 +19,7 @@ def client(gateway: str) -> Iterator[InferenceServerClient]:
 
 @pytest.fixture
 def headers(key: str) -> dict[str, str]:
-    """Anew for each test: the client writes into what it is given."""
+    """New for each test: the client modifies its headers."""
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -47,6 +47,7 @@ def test_server_and_model_metadata_are_served(
     server = client.get_server_metadata(headers=headers)
     model = client.get_model_metadata("chat", headers=headers)
     config = client.get_model_config("chat", headers=headers)
+
     index = client.get_model_repository_index(headers=headers)
 
     assert "binary_tensor_data" in server["extensions"]
@@ -59,10 +60,10 @@ def test_server_and_model_metadata_are_served(
 
 def test_infer_with_json_tensors(client: InferenceServerClient, headers: dict[str, str]) -> None:
     wanted = [InferRequestedOutput("text_output", binary_data=False)]
-    answer = client.infer("chat", make_inputs(binary=False), outputs=wanted, headers=headers)
+    response = client.infer("chat", make_inputs(binary=False), outputs=wanted, headers=headers)
 
-    assert answer.as_numpy("text_output").tolist() == ["Hello world!"]
-    assert answer.get_response()["model_name"] == "chat"
+    assert response.as_numpy("text_output").tolist() == ["Hello world!"]
+    assert response.get_response()["model_name"] == "chat"
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip", "deflate"])
@@ -70,7 +71,7 @@ def test_infer_with_binary_tensors_and_compression(
     client: InferenceServerClient, headers: dict[str, str], encoding: str | None
 ) -> None:
     wanted = [InferRequestedOutput("text_output", binary_data=True)]
-    answer = client.infer(
+    response = client.infer(
         "chat",
         make_inputs(),
         model_version="1",
@@ -81,8 +82,8 @@ def test_infer_with_binary_tensors_and_compression(
         response_compression_algorithm=encoding,
     )
 
-    assert answer.as_numpy("text_output").tolist() == [b"Hello world!"]
-    assert answer.get_response()["id"] == "mine"
+    assert response.as_numpy("text_output").tolist() == [b"Hello world!"]
+    assert response.get_response()["id"] == "mine"
 
 
 def test_async_infer_requests(client: InferenceServerClient, headers: dict[str, str]) -> None:
@@ -96,18 +97,18 @@ def test_async_infer_requests(client: InferenceServerClient, headers: dict[str, 
 def test_failed_infer_raises_with_status_and_message(
     client: InferenceServerClient, headers: dict[str, str], model: str
 ) -> None:
-    with pytest.raises(InferenceServerException) as caught:
+    with pytest.raises(InferenceServerException) as excinfo:
         client.infer(model, make_inputs(), headers=headers)
 
-    assert caught.value.message()
-    assert caught.value.status().isdecimal()
+    assert excinfo.value.message()
+    assert excinfo.value.status().isdecimal()
 
 
 def test_infer_without_a_key_is_rejected(client: InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException) as caught:
+    with pytest.raises(InferenceServerException) as excinfo:
         client.infer("chat", make_inputs())
 
-    assert caught.value.status() in {"401", "403"}
+    assert excinfo.value.status() in {"401", "403"}
 
 
 def test_unknown_input_is_named_in_the_error(
@@ -115,7 +116,7 @@ def test_unknown_input_is_named_in_the_error(
 ) -> None:
     other: Any = InferInput("text", [1], "BYTES").set_data_from_numpy(TEXT)
 
-    with pytest.raises(InferenceServerException) as caught:
+    with pytest.raises(InferenceServerException) as excinfo:
         client.infer("chat", [other], headers=headers)
 
-    assert "'text'" in caught.value.message()
+    assert "'text'" in excinfo.value.message()

@@ -21,10 +21,10 @@ from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamE
 from tests.cross.workers.openai_format import encode_compact_json
 
 
-def _is_tool_list(got: Any) -> bool:
-    """Tools, each with a name and a schema."""
-    return isinstance(got, list) and got != [] and all(
-        is_text(one["name"]) and one["input_schema"]["type"] == "object" for one in got
+def _is_tool_list(value: Any) -> bool:
+    """Accept tools, each with a name and a schema."""
+    return isinstance(value, list) and value != [] and all(
+        is_text(one["name"]) and one["input_schema"]["type"] == "object" for one in value
     )  # fmt: skip
 
 
@@ -55,10 +55,10 @@ def _format_event(data: Json) -> bytes:
 
 
 class Anthropic:
-    """The service, or a server that speaks its protocol."""
+    """Anthropic's service, or a server with its protocol."""
 
-    kind = "text/event-stream; charset=utf-8"
-    refusals: Final = {
+    content_type = "text/event-stream; charset=utf-8"
+    error_responses: Final = {
         "refused": _create_error_response(
             400, "invalid_request_error", "max_tokens: must be at most 8192"
         ),
@@ -70,25 +70,25 @@ class Anthropic:
     }
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe."""
+        """Answer a health probe."""
         return ScriptedResponse(body=b"{}") if request.method == "GET" else None
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A conversation."""
-        got = request.fields()
-        request.scenario = got["model"]
-        request.at("/v1/messages")
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a conversation."""
+        body = request.fields()
+        request.scenario = body["model"]
+        request.check_path("/v1/messages")
         if request.headers.get("anthropic-version") not in ("2023-06-01", "2026-10-21"):
             request.faults.append("no version")
-        check_fields(request, got, _FIELDS, ("model", "messages", "max_tokens"))
+        check_fields(request, body, _FIELDS, ("model", "messages", "max_tokens"))
         return RequestOptions(
-            stream=got.get("stream", False),
-            most=got["max_tokens"],
-            stops=tuple(got.get("stop_sequences", ())),
-            tool=bool(got.get("tools")),
+            stream=body.get("stream", False),
+            max_tokens=body["max_tokens"],
+            stops=tuple(body.get("stop_sequences", ())),
+            tool=bool(body.get("tools")),
         )
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.WorkerScript``."""
         del request
         choice = script_choice(options)
@@ -121,7 +121,7 @@ class Anthropic:
         )
         return StreamEvents(opening, tokens, closing)
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.WorkerScript``."""
         del request
         choice = script_choice(options)
@@ -132,8 +132,8 @@ class Anthropic:
         body = {**_build_head(), "content": content, **_build_end(options, choice.reason)}
         return encode_compact_json({**body, "usage": _build_usage(choice.token_count)})
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """An event."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build an error event."""
         del request
         error = {"type": "api_error", "message": "CUDA error at 0x7f00"}
         return _format_event({"type": "error", "error": error})
@@ -153,6 +153,6 @@ def _build_usage(token_count: int) -> Json:
 
 
 def _build_end(options: RequestOptions, reason: str) -> Json:
-    """The reason, and the stop sequence that matched: the script's second one."""
+    """Build the stop reason and the stop sequence that matched, the request's second one."""
     stop = options.stops[-1] if reason == "stop" else None
     return {"stop_reason": _REASONS[reason], "stop_sequence": stop}

@@ -1,4 +1,4 @@
-"""Databricks' model serving: one path, on which the body's fields tell the task.
+"""Databricks' model serving: one path, where the body's fields determine the task.
 
 Sources: the reference of the Foundation Model REST API; databricks-sdk-py; mlflow 3.17.
 """
@@ -59,10 +59,10 @@ _TEXT: Final[Fields] = {
     "suffix": is_text,
     "use_raw_prompt": is_flag,
 }
-_MANNER: Final = OpenAIResponseFormat(
+_FORMAT: Final = OpenAIResponseFormat(
     common={"id": "c1", "created": 1716825108, "model": "meta-llama-3.1-70b-instruct-121024"},
-    opening=None,
-    every={"role": "assistant"},
+    first_delta=None,
+    delta_fields={"role": "assistant"},
     usage="last",
 )
 
@@ -74,10 +74,10 @@ def _create_error_response(status: int, code: str, message: str) -> ScriptedResp
 
 
 class Databricks:
-    """A serving endpoint for each play."""
+    """A serving endpoint for each scenario."""
 
-    kind = "text/event-stream"
-    refusals: Final = {
+    content_type = "text/event-stream"
+    error_responses: Final = {
         "refused": _create_error_response(
             400, "INVALID_PARAMETER_VALUE", "min_tokens must be at most 5"
         ),
@@ -87,31 +87,31 @@ class Databricks:
     }
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe."""
+        """Answer a health probe."""
         listed = b'{"endpoints":[]}'
         return ScriptedResponse(body=listed) if request.method == "GET" else None
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A conversation, or a prompt."""
-        got = request.fields()
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a conversation or a prompt."""
+        body = request.fields()
         request.scenario = request.path.removeprefix("/serving-endpoints/").removesuffix(
             "/invocations"
         )
-        request.at(f"/serving-endpoints/{request.scenario}/invocations")
-        chat = "messages" in got
-        check_fields(request, got, _CHAT if chat else _TEXT, () if chat else ("prompt",))
-        return decode_options(got)
+        request.check_path(f"/serving-endpoints/{request.scenario}/invocations")
+        chat = "messages" in body
+        check_fields(request, body, _CHAT if chat else _TEXT, () if chat else ("prompt",))
+        return decode_options(body)
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.worker_server.Desk``."""
-        return _MANNER.lines(options, chat="messages" in request.fields(), usage=True)
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """See ``tests.cross.worker_server.WorkerScript``."""
+        return _FORMAT.build_stream(options, chat="messages" in request.fields(), usage=True)
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """See ``tests.cross.worker_server.Desk``."""
-        return _MANNER.whole(options, chat="messages" in request.fields())
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
+        return _FORMAT.build_unary(options, chat="messages" in request.fields())
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """In OpenAI's manner, as its clients insist."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build OpenAI's error event, which its clients require."""
         return format_event(
             {"error": {"message": "CUDA at 0x7f00", "type": "server_error", "code": None}}
         )

@@ -1,4 +1,4 @@
-"""MindIE: generate in Triton's manner, and conversations in OpenAI's, of three releases.
+"""MindIE: Triton's generate and OpenAI's chat, of three releases.
 
 Sources: MindIE-LLM 0695772, src/server/endpoint; the published pages of 1.0.RC1 and 1.0.0.
 """
@@ -55,7 +55,7 @@ _FIRST: Final[Fields] = {
     "seed": integer(1),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
-    "stream_options": ALWAYS,  # unknown, and passed over as all that is
+    "stream_options": ALWAYS,  # unknown, and ignored like every unknown field
 }
 _LATER: Final[Fields] = {
     **_FIRST,
@@ -86,21 +86,21 @@ _COMPLETION: Final[Fields] = {
 }
 _LATE: Final = OpenAIResponseFormat(
     common={"id": "endpoint_common_8", "created": 1716825108, "model": "real-name"},
-    every={"role": "assistant"},
-    last={"role": "assistant", "content": ""},
+    delta_fields={"role": "assistant"},
+    final_delta={"role": "assistant", "content": ""},
     usage="each",
-    message={"tool_calls": []},
+    message_fields={"tool_calls": []},
 )
 _MANNERS: Final[Mapping[str, OpenAIResponseFormat]] = {
     "2x": _LATE,
     "1x": _LATE,
     "rc1": OpenAIResponseFormat(
         common={"id": "1", "created": 1707275960, "model": "baichuan"},
-        opening=None,
-        every={"role": "assistant"},
-        last={},
-        usage="whole",
-        bare=True,
+        first_delta=None,
+        delta_fields={"role": "assistant"},
+        final_delta={},
+        usage="unary",
+        without_logprobs=True,
         reasons={"eos": "eos_token", "length": "length"},
     ),
 }
@@ -115,10 +115,10 @@ def _create_error_response(status: int, message: str, kind: str) -> ScriptedResp
 
 
 class MindIE:
-    """One release."""
+    """One release of MindIE."""
 
-    kind = "text/event-stream"
-    refusals: Final = {
+    content_type = "text/event-stream"
+    error_responses: Final = {
         "refused": _create_error_response(
             422, "min_tokens must be at most 5", "Input Validation Error"
         ),
@@ -135,10 +135,10 @@ class MindIE:
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
-        self._manner = _MANNERS[profile]
+        self._format = _MANNERS[profile]
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe, a question, or a request that ends another."""
+        """Answer a health probe, a metadata request, or a request to stop another."""
         if request.path.endswith("/stopInfer"):
             return ScriptedResponse(body=request.body)
         if request.method != "GET":
@@ -153,38 +153,38 @@ class MindIE:
             )
         return ScriptedResponse()
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A text, a conversation, or a prompt."""
-        got = request.fields()
-        if "text_input" in got:
-            return self._read_text(request, got)
-        request.scenario = got["model"]
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a text, a conversation or a prompt."""
+        body = request.fields()
+        if "text_input" in body:
+            return self._read_text(request, body)
+        request.scenario = body["model"]
         late = ("/v1/completions",) if self._profile == "2x" else ()
-        request.at("/v1/chat/completions", *late)
+        request.check_path("/v1/chat/completions", *late)
         chat = _is_chat(request)
         known_fields = (_FIRST if self._profile == "rc1" else _LATER) if chat else _COMPLETION
-        check_fields(request, got, known_fields, ("model", "messages" if chat else "prompt"))
-        options = decode_options(got)
-        if options.n > 1 and not got.get("temperature"):
+        check_fields(request, body, known_fields, ("model", "messages" if chat else "prompt"))
+        options = decode_options(body)
+        if options.n > 1 and not body.get("temperature"):
             request.faults.append("n without a temperature")
         return options
 
-    def _read_text(self, request: ReceivedRequest, got: Json) -> RequestOptions:
+    def _read_text(self, request: ReceivedRequest, body: Json) -> RequestOptions:
         request.scenario = request.path.split("/")[3]
-        way = f"/v2/models/{request.scenario}/generate"
-        request.at(way, f"{way}_stream")
+        endpoint = f"/v2/models/{request.scenario}/generate"
+        request.check_path(endpoint, f"{endpoint}_stream")
         known_fields: Fields = {"id": is_text, "text_input": equals(PROMPT), "parameters": ALWAYS}
-        check_fields(request, got, known_fields, ("text_input", "parameters"))
-        parameters = got["parameters"]
+        check_fields(request, body, known_fields, ("text_input", "parameters"))
+        parameters = body["parameters"]
         check_fields(request, parameters, _PARAMETERS, ("details", "max_new_tokens"), "parameters.")
         return RequestOptions(
-            stream=request.path.endswith("_stream"), most=parameters["max_new_tokens"]
+            stream=request.path.endswith("_stream"), max_tokens=parameters["max_new_tokens"]
         )
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.worker_server.Desk``."""
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """See ``tests.cross.worker_server.WorkerScript``."""
         if not request.path.startswith("/v2"):
-            return self._manner.lines(options, chat=_is_chat(request), usage=True)
+            return self._format.build_stream(options, chat=_is_chat(request), usage=True)
         choice = script_choice(options)
         rows = []
         for i, token in enumerate(choice.tokens, 1):
@@ -196,10 +196,10 @@ class MindIE:
             rows.append(b"data:%b\n\n" % encode_compact_json(event))
         return StreamEvents((), tuple(rows), ())
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """See ``tests.cross.worker_server.Desk``."""
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
         if not request.path.startswith("/v2"):
-            return self._manner.whole(options, chat=_is_chat(request))
+            return self._format.build_unary(options, chat=_is_chat(request))
         choice = script_choice(options)
         batch, queue = [1] * choice.token_count, [5067] * choice.token_count
         body = self._text(
@@ -212,8 +212,8 @@ class MindIE:
         )
         return encode_compact_json(body)
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """Bare text, in no event."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build a plain text outside any event."""
         return b"Failed to get engine response"
 
     def _text(

@@ -1,4 +1,4 @@
-"""Workers that speak OpenAI's protocol: its own, vLLM, SGLang and llama.cpp.
+"""Workers with OpenAI's protocol: OpenAI itself, vLLM, SGLang and llama.cpp.
 
 Sources: OpenAI's specification 2.3.0; vLLM 0.32's and SGLang's protocol modules and errors;
 llama.cpp's tools/server.
@@ -81,7 +81,9 @@ _FIELDS: Final[Mapping[str, Fields]] = {
         **_MORE,
         "stop": _MANY,
         "include_stop_str_in_output": is_flag,
-        "max_tokens": lambda got: got is None or integer(1)(got),  # None: the rest of the context
+        "max_tokens": lambda body: (
+            body is None or integer(1)(body)
+        ),  # None: the rest of the context
     },
     "sglang": {**_MORE, "stop": _MANY, "no_stop_trim": is_flag},
     "llamacpp": {"stop": _MANY, "repeat_penalty": number(0), "top_k": integer(0)},
@@ -90,25 +92,25 @@ _HEAD: Final[Json] = {"id": "chatcmpl-7", "created": 1716825108, "model": "real-
 _MANNERS: Final[Mapping[str, OpenAIResponseFormat]] = {
     "openai": OpenAIResponseFormat(
         common={**_HEAD, "service_tier": "default", "system_fingerprint": "fp_44709d6fcb"},
-        opening={"role": "assistant", "content": "", "refusal": None},
-        message={"refusal": None, "annotations": []},
+        first_delta={"role": "assistant", "content": "", "refusal": None},
+        message_fields={"refusal": None, "annotations": []},
         null_usage=True,
     ),
     "vllm": OpenAIResponseFormat(
         common=_HEAD,
-        last=None,
-        choice={"stop_reason": None, "token_ids": None},
-        message={"reasoning": None, "tool_calls": []},
+        final_delta=None,
+        choice_fields={"stop_reason": None, "token_ids": None},
+        message_fields={"reasoning": None, "tool_calls": []},
     ),
     "sglang": OpenAIResponseFormat(
         common=_HEAD,
-        last={"content": None, "reasoning_content": None, "tool_calls": None},
-        choice={"matched_stop": None},
-        message={"reasoning_content": None, "tool_calls": None},
+        final_delta={"content": None, "reasoning_content": None, "tool_calls": None},
+        choice_fields={"matched_stop": None},
+        message_fields={"reasoning_content": None, "tool_calls": None},
     ),
     "llamacpp": OpenAIResponseFormat(
         common={**_HEAD, "system_fingerprint": "b6000-1a2b3c"},
-        opening={"role": "assistant", "content": None},
+        first_delta={"role": "assistant", "content": None},
     ),
 }
 
@@ -133,19 +135,19 @@ def _build_error_body(profile: str, status: int, kind: str, message: str) -> Jso
 
 
 class OpenAI:
-    """One of them."""
+    """One of these servers."""
 
-    kind = "text/event-stream; charset=utf-8"
+    content_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
-        self._manner = _MANNERS[profile]
+        self._format = _MANNERS[profile]
 
         def refused(status: int, kind: str, message: str, **headers: str) -> ScriptedResponse:
             body = encode_compact_json(_build_error_body(profile, status, kind, message))
             return ScriptedResponse(status=status, body=body, headers=headers)
 
-        self.refusals = {
+        self.error_responses = {
             "refused": refused(400, "BadRequestError", "min_tokens must be at most max_tokens"),
             "limited": refused(429, "requests", "Slow down, tenant 77", retry_after="7"),
             "failed": refused(500, "InternalServerError", "CUDA error at 0x7f00"),
@@ -153,34 +155,34 @@ class OpenAI:
         }
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe."""
+        """Answer a health probe."""
         return ScriptedResponse() if request.method == "GET" else None
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A conversation, or a prompt."""
-        got = request.fields()
-        request.scenario = got["model"]
-        request.at("/v1/chat/completions", "/v1/completions")
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a conversation or a prompt."""
+        body = request.fields()
+        request.scenario = body["model"]
+        request.check_path("/v1/chat/completions", "/v1/completions")
         chat = _is_chat(request)
         known_fields = {**(_CHAT if chat else _TEXT), **_FIELDS[self._profile]}
-        check_fields(request, got, known_fields, ("model", "messages" if chat else "prompt"))
-        if chat and PROMPT not in str(got["messages"]):
+        check_fields(request, body, known_fields, ("model", "messages" if chat else "prompt"))
+        if chat and PROMPT not in str(body["messages"]):
             request.faults.append("the conversation is not the client's")
-        if "stream_options" in got and not got.get("stream"):
+        if "stream_options" in body and not body.get("stream"):
             request.faults.append("stream_options without stream")
-        return decode_options(got)
+        return decode_options(body)
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.worker_server.Desk``."""
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """See ``tests.cross.worker_server.WorkerScript``."""
         usage = "stream_options" in request.fields()
-        return self._manner.lines(options, chat=_is_chat(request), usage=usage)
+        return self._format.build_stream(options, chat=_is_chat(request), usage=usage)
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """See ``tests.cross.worker_server.Desk``."""
-        return self._manner.whole(options, chat=_is_chat(request))
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
+        return self._format.build_unary(options, chat=_is_chat(request))
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """An event that holds the error."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build an event with the error."""
         error: dict[str, Any] = dict(
             _build_error_body(self._profile, 500, "server_error", "CUDA at 0x7f00")
         )

@@ -1,6 +1,6 @@
-"""Answers in OpenAI's manner, as the workers that have it write them: alike, and never the same.
+"""OpenAI's response format with the differences between the workers that use it.
 
-Sources: the wire documents of each; what differs is an argument.
+Sources: the wire documents of each worker; each difference is an argument.
 """
 
 import json
@@ -11,8 +11,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from tests.cross.script import (
+    ALTERNATIVE,
     ARGUMENTS,
-    OTHER,
     PROMPT_TOKENS,
     TOOL,
     Json,
@@ -27,78 +27,81 @@ DONE: Final = b"data: [DONE]\n\n"
 REASONS: Final = {"eos": "stop", "stop": "stop", "length": "length", "tool": "tool_calls"}
 
 
-def encode_compact_json(got: Any) -> bytes:
-    """JSON as a C++ or Python server writes it, not escaped beyond need."""
-    return json.dumps(got, ensure_ascii=False, separators=(",", ":")).encode()
+def encode_compact_json(value: Any) -> bytes:
+    """Encode JSON like C++ and Python servers, with minimal escaping."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def format_event(got: Any) -> bytes:
-    """One event of a stream."""
-    return b"data: %b\n\n" % encode_compact_json(got)
+def format_event(value: Any) -> bytes:
+    """Format one event of a stream."""
+    return b"data: %b\n\n" % encode_compact_json(value)
 
 
 class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
-    """One server's way. ``common`` stands in every answer; the rest is what it may leave out."""
+    """One server's format. ``common`` is in every response; the other fields are differences."""
 
     common: Json
     text_chunk: str = "text_completion"
     """The ``object`` of a completion's events."""
-    opening: Json | None = field(default_factory=lambda: {"role": "assistant", "content": ""})
-    """The first event's delta."""
-    every: Json = {}
-    """In each delta."""
-    last: Json | None = {}
-    """The delta that bears the finish reason; None: the last token's own."""
+    first_delta: Json | None = field(default_factory=lambda: {"role": "assistant", "content": ""})
+    """The delta of the first event."""
+    delta_fields: Json = {}
+    """Fields of each delta."""
+    final_delta: Json | None = {}
+    """The delta with the finish reason; None: the last token's own."""
     reasons: Mapping[str, str] = field(default_factory=lambda: REASONS)
-    usage: Literal["apart", "last", "each", "whole", "never"] = "apart"
-    """In an event of its own, in the last one, in each choice's last one with what that choice
-    took, only in whole answers, or nowhere."""
-    bare: bool = False
-    """Nobody has heard of log probabilities."""
+    usage: Literal["separate", "last", "each", "unary", "never"] = "separate"
+    """Where usage is reported.
+
+    In an event of its own, in the last event, in each choice's last event with that choice's
+    tokens, only in unary responses, or nowhere.
+    """
+    without_logprobs: bool = False
+    """Whether the server has no log probabilities."""
     null_usage: bool = False
-    """Where usage comes apart, every other event says that it has none."""
-    choice: Json = {}
-    """In each choice."""
-    message: Json = {}
-    """In each whole message."""
+    """With a separate usage event, all other events have ``"usage": null``."""
+    choice_fields: Json = {}
+    """Fields of each choice."""
+    message_fields: Json = {}
+    """Fields of each unary message."""
     keeps_stop: bool = False
     keeps_stop_streamed: bool = False
-    """Where a stop string stays in the text."""
+    """Whether a stop string stays in the text, in unary responses and in streams."""
     call: Json = field(default_factory=lambda: {"id": "call_1", "type": "function"})
-    calls_end: bool = True
-    """A stream that calls a tool tells its finish reason."""
+    finish_reason_after_calls: bool = True
+    """Whether a stream with a tool call has a finish reason."""
 
-    def say(self, options: RequestOptions) -> ScriptedChoice:
-        """What each choice says."""
+    def get_choice(self, options: RequestOptions) -> ScriptedChoice:
+        """Return the content of each choice."""
         return script_choice(
             options, keeps_stop=self.keeps_stop or (options.stream and self.keeps_stop_streamed)
         )
 
-    def used(self, options: RequestOptions) -> Json:
-        """The usage of all choices."""
-        token_count = self.say(options).token_count * options.n
+    def build_usage(self, options: RequestOptions) -> Json:
+        """Build the usage of all choices."""
+        token_count = self.get_choice(options).token_count * options.n
         return {
             "prompt_tokens": PROMPT_TOKENS,
             "completion_tokens": token_count,
             "total_tokens": PROMPT_TOKENS + token_count,
         }
 
-    # --- whole ------------------------------------------------------------------------------------
+    # --- unary responses --------------------------------------------------------------------------
 
-    def whole(self, options: RequestOptions, *, chat: bool) -> bytes:
-        """The answer in one piece."""
+    def build_unary(self, options: RequestOptions, *, chat: bool) -> bytes:
+        """Build the body of a unary response."""
         kind = "chat.completion" if chat else "text_completion"
-        choices = [self._whole_choice(i, options, chat=chat) for i in range(options.n)]
+        choices = [self._build_choice(i, options, chat=chat) for i in range(options.n)]
         body = {**self.common, "object": kind, "choices": choices}
         return encode_compact_json(
-            body if self.usage == "never" else {**body, "usage": self.used(options)}
+            body if self.usage == "never" else {**body, "usage": self.build_usage(options)}
         )
 
-    def _whole_choice(self, index: int, options: RequestOptions, *, chat: bool) -> Json:
-        choice = self.say(options)
+    def _build_choice(self, index: int, options: RequestOptions, *, chat: bool) -> Json:
+        choice = self.get_choice(options)
         content: Json = {"text": choice.text}
         if chat:
-            message: Json = {**self.message, "role": "assistant", "content": choice.text}
+            message: Json = {**self.message_fields, "role": "assistant", "content": choice.text}
             if options.tool:
                 function = {"name": TOOL, "arguments": "".join(ARGUMENTS)}
                 calls = [{**self.call, "function": function}]
@@ -107,134 +110,160 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
         return {
             "index": index,
             **content,
-            **self._weighed(self._logprobs(choice.tokens, options, 0, chat=chat)),
-            **self._matched(options),
+            **self._build_logprobs_field(self._logprobs(choice.tokens, options, 0, chat=chat)),
+            **self._build_choice_fields(options),
             "finish_reason": self.reasons[choice.reason],
         }
 
-    def _matched(self, options: RequestOptions) -> Json:
-        """What each choice has beside, with the stop string that matched: the script's last one."""
-        matches = self.say(options).reason == "stop"
+    def _build_choice_fields(self, options: RequestOptions) -> Json:
+        """Build the further fields, with the matched stop string: the script's last one."""
+        matches = self.get_choice(options).reason == "stop"
         return {
             key: options.stops[-1] if matches and key in ("stop_reason", "matched_stop") else value
-            for key, value in self.choice.items()
+            for key, value in self.choice_fields.items()
         }
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def lines(self, options: RequestOptions, *, chat: bool, usage: bool) -> StreamEvents:
-        """The events; ``usage``: it was asked for, or comes anyway."""
-        choice = self.say(options)
-        makes = self if usage else replace(self, usage="never")
+    def build_stream(self, options: RequestOptions, *, chat: bool, usage: bool) -> StreamEvents:
+        """Build the events; ``usage`` tells whether they have usage."""
+        choice = self.get_choice(options)
+        formatter = self if usage else replace(self, usage="never")
         opening: tuple[bytes, ...] = ()
-        if self.opening is not None:
-            first = self.opening if chat else {"text": ""}
-            opening = tuple(makes._piece(i, first, chat=chat) for i in range(options.n))
+        if self.first_delta is not None:
+            first = self.first_delta if chat else {"text": ""}
+            opening = tuple(formatter._build_event(i, first, chat=chat) for i in range(options.n))
         if options.tool:
-            return makes._called(options, opening)
-        tokens = [self._token(at, choice, options, chat=chat) for at in range(len(choice.tokens))]
-        if self.last is None:
+            return formatter._build_call_stream(options, opening)
+        tokens = [
+            self._build_token_delta(at, choice, options, chat=chat)
+            for at in range(len(choice.tokens))
+        ]
+        if self.final_delta is None:
             rows = [
-                b"".join(makes._piece(i, one, chat=chat) for i in range(options.n))
+                b"".join(formatter._build_event(i, one, chat=chat) for i in range(options.n))
                 for one in tokens[:-1]
             ]
-            ends = makes._ends(tokens[-1], options, chat=chat)
-            return StreamEvents(opening, (*rows, ends), makes._rest(options, chat=chat))
+            ends = formatter._build_final_events(tokens[-1], options, chat=chat)
+            return StreamEvents(
+                opening, (*rows, ends), formatter._build_closing(options, chat=chat)
+            )
         rows = [
-            b"".join(makes._piece(i, one, chat=chat) for i in range(options.n)) for one in tokens
+            b"".join(formatter._build_event(i, one, chat=chat) for i in range(options.n))
+            for one in tokens
         ]
-        bare = self.last if chat else {"text": ""}
-        ends = makes._ends(bare, options, chat=chat)
-        return StreamEvents(opening, tuple(rows), (ends, *makes._rest(options, chat=chat)))
+        bare = self.final_delta if chat else {"text": ""}
+        ends = formatter._build_final_events(bare, options, chat=chat)
+        return StreamEvents(
+            opening, tuple(rows), (ends, *formatter._build_closing(options, chat=chat))
+        )
 
-    def _token(
+    def _build_token_delta(
         self, at: int, choice: ScriptedChoice, options: RequestOptions, *, chat: bool
     ) -> Json:
         token = choice.tokens[at]
         before = len("".join(choice.tokens[:at]))
-        delta: Json = {**self.every, "content": token} if chat else {"text": token}
-        if options.top is None:
+        delta: Json = {**self.delta_fields, "content": token} if chat else {"text": token}
+        if options.top_logprobs is None:
             return delta
         return {**delta, "~": self._logprobs((token,), options, before, chat=chat)}
 
-    def _piece(
+    def _build_event(
         self,
         index: int,
         delta: Json,
         *,
         chat: bool,
         reason: str | None = None,
-        more: Json | None = None,
+        extra_fields: Json | None = None,
         extra: Json | None = None,
     ) -> bytes:
-        """One event of one choice. ``~`` in a delta is the choice's logprobs."""
+        """Build one event of one choice. ``~`` in a delta has the choice's logprobs."""
         delta = dict(delta)
         logprobs = delta.pop("~", None)
         choice = {
             "index": index,
             **({"delta": delta} if chat else delta),
-            **self._weighed(logprobs),
+            **self._build_logprobs_field(logprobs),
             "finish_reason": reason,
-            **(extra or self.choice),
+            **(extra or self.choice_fields),
         }
-        silent = {"usage": None} if self.null_usage and self.usage == "apart" else {}
+        silent = {"usage": None} if self.null_usage and self.usage == "separate" else {}
         return format_event(
-            {**self._head(chat=chat), "choices": [choice], **silent, **(more or {})}
+            {**self._head(chat=chat), "choices": [choice], **silent, **(extra_fields or {})}
         )
 
-    def _ends(self, delta: Json, options: RequestOptions, *, chat: bool) -> bytes:
-        reason = self.reasons[self.say(options).reason]
-        more: list[Json] = [{}] * options.n
+    def _build_final_events(self, delta: Json, options: RequestOptions, *, chat: bool) -> bytes:
+        reason = self.reasons[self.get_choice(options).reason]
+        extra_fields: list[Json] = [{}] * options.n
         if self.usage == "each":
-            more = [{"usage": self.used(replace(options, n=1))}] * options.n
+            extra_fields = [{"usage": self.build_usage(replace(options, n=1))}] * options.n
         if self.usage == "last":
-            more[-1] = {"usage": self.used(options)}
+            extra_fields[-1] = {"usage": self.build_usage(options)}
         return b"".join(
-            self._piece(i, delta, chat=chat, reason=reason, more=one, extra=self._matched(options))
-            for i, one in enumerate(more)
+            self._build_event(
+                i,
+                delta,
+                chat=chat,
+                reason=reason,
+                extra_fields=one,
+                extra=self._build_choice_fields(options),
+            )
+            for i, one in enumerate(extra_fields)
         )
 
-    def _rest(self, options: RequestOptions, *, chat: bool) -> tuple[bytes, ...]:
-        if self.usage != "apart":
+    def _build_closing(self, options: RequestOptions, *, chat: bool) -> tuple[bytes, ...]:
+        if self.usage != "separate":
             return (DONE,)
-        last = {**self._head(chat=chat), "choices": [], "usage": self.used(options)}
+        last = {**self._head(chat=chat), "choices": [], "usage": self.build_usage(options)}
         return format_event(last), DONE
 
-    def _called(self, options: RequestOptions, opening: tuple[bytes, ...]) -> StreamEvents:
+    def _build_call_stream(
+        self, options: RequestOptions, opening: tuple[bytes, ...]
+    ) -> StreamEvents:
         begun = {**self.call, "index": 0, "function": {"name": TOOL, "arguments": ARGUMENTS[0]}}
-        more = {"index": 0, "function": {"arguments": ARGUMENTS[1]}}
+        next_delta = {"index": 0, "function": {"arguments": ARGUMENTS[1]}}
         tokens = tuple(
-            self._piece(0, {**self.every, "tool_calls": [one]}, chat=True) for one in (begun, more)
+            self._build_event(0, {**self.delta_fields, "tool_calls": [one]}, chat=True)
+            for one in (begun, next_delta)
         )
-        ends = self._ends(self.last or {}, options, chat=True) if self.calls_end else b""
-        return StreamEvents(opening, tokens, (ends, *self._rest(options, chat=True)))
+        ends = (
+            self._build_final_events(self.final_delta or {}, options, chat=True)
+            if self.finish_reason_after_calls
+            else b""
+        )
+        return StreamEvents(opening, tokens, (ends, *self._build_closing(options, chat=True)))
 
     def _head(self, *, chat: bool) -> Json:
         return {**self.common, "object": "chat.completion.chunk" if chat else self.text_chunk}
 
     # --- log probabilities ------------------------------------------------------------------------
 
-    def _weighed(self, logprobs: Json | None) -> Json:
-        return {} if self.bare else {"logprobs": logprobs}
+    def _build_logprobs_field(self, logprobs: Json | None) -> Json:
+        return {} if self.without_logprobs else {"logprobs": logprobs}
 
     def _logprobs(
         self, tokens: tuple[str, ...], options: RequestOptions, before: int, *, chat: bool
     ) -> Json | None:
-        if options.top is None:
+        if options.top_logprobs is None:
             return None
         if chat:
-            return {"content": [_build_chat_logprob(token, options.top) for token in tokens]}
+            return {
+                "content": [_build_chat_logprob(token, options.top_logprobs) for token in tokens]
+            }
         offsets = [before + len("".join(tokens[:i])) for i in range(len(tokens))]
         return {
             "text_offset": offsets,
             "token_logprobs": [get_logprob(token) for token in tokens],
             "tokens": list(tokens),
-            "top_logprobs": [{token: get_logprob(token), OTHER[0]: OTHER[1]} for token in tokens],
+            "top_logprobs": [
+                {token: get_logprob(token), ALTERNATIVE[0]: ALTERNATIVE[1]} for token in tokens
+            ],
         }
 
 
 def _build_chat_logprob(token: str, top: int) -> Json:
-    likely = [(token, get_logprob(token)), OTHER][:top]
+    likely = [(token, get_logprob(token)), ALTERNATIVE][:top]
     return {
         **_build_token_logprob(token, get_logprob(token)),
         "top_logprobs": [_build_token_logprob(*one) for one in likely],
@@ -245,17 +274,17 @@ def _build_token_logprob(token: str, value: float) -> Json:
     return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
 
-def decode_options(got: Json) -> RequestOptions:
-    """What the fields mean that all of them share."""
-    stop = got.get("stop", [])
-    chat = "messages" in got
-    top = got.get("top_logprobs", 0) if got.get("logprobs") else None
+def decode_options(body: Json) -> RequestOptions:
+    """Decode the fields that all of these servers share."""
+    stop = body.get("stop", [])
+    chat = "messages" in body
+    top = body.get("top_logprobs", 0) if body.get("logprobs") else None
     return RequestOptions(
-        stream=got.get("stream", False),
-        most=got.get("max_tokens", got.get("max_completion_tokens")),
+        stream=body.get("stream", False),
+        max_tokens=body.get("max_tokens", body.get("max_completion_tokens")),
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
-        n=got.get("n", 1),
-        keeps=got.get("include_stop_str_in_output", got.get("no_stop_trim", False)),
-        top=top if chat else got.get("logprobs"),
-        tool=bool(got.get("tools")),
+        n=body.get("n", 1),
+        include_stop=body.get("include_stop_str_in_output", body.get("no_stop_trim", False)),
+        top_logprobs=top if chat else body.get("logprobs"),
+        tool=bool(body.get("tools")),
     )

@@ -19,8 +19,8 @@ from tests.cross.checks import (
     strings,
 )
 from tests.cross.script import (
+    ALTERNATIVE,
     ARGUMENTS,
-    OTHER,
     PROMPT,
     PROMPT_TOKENS,
     TOOL,
@@ -57,49 +57,49 @@ _OPEN_FIELDS: Final[Fields] = {
     "include_stop_str_in_output": is_flag,
     "top_k": integer(-1),
 }
-"""What vLLM takes beside."""
+"""Further fields of vLLM."""
 
 
 class OpenAIResponses:
     """See ``tests.cross.worker_server.WorkerScript``."""
 
-    kind = "text/event-stream; charset=utf-8"
+    content_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, profile: str) -> None:
         self._completions = OpenAI(profile)
         self._fields = {**_FIELDS, **(_OPEN_FIELDS if profile == "vllm" else {})}
-        self.refusals = self._completions.refusals
+        self.error_responses = self._completions.error_responses
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe."""
+        """Answer a health probe."""
         return self._completions.respond_to_probe(request)
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A conversation, or a prompt."""
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a conversation or a prompt."""
         if request.path != _PATH:
-            return self._completions.read(request)
-        got = request.fields()
-        request.scenario = got["model"]
-        request.at(_PATH)
-        check_fields(request, got, self._fields, ("model", "input", "store"))
-        if PROMPT not in str(got["input"]):
+            return self._completions.parse_request(request)
+        body = request.fields()
+        request.scenario = body["model"]
+        request.check_path(_PATH)
+        check_fields(request, body, self._fields, ("model", "input", "store"))
+        if PROMPT not in str(body["input"]):
             request.faults.append("the conversation is not the client's")
-        for tool in got.get("tools", ()):
+        for tool in body.get("tools", ()):
             if tool["type"] != "function" or tool["name"] != TOOL:
                 request.faults.append(f"an odd tool: {tool}")
         return RequestOptions(
-            stream=got.get("stream", False),
-            most=got.get("max_output_tokens"),
-            stops=tuple(got.get("stop", ())),
-            keeps=got.get("include_stop_str_in_output", False),
-            top=got.get("top_logprobs") if "include" in got else None,
-            tool="tools" in got,
+            stream=body.get("stream", False),
+            max_tokens=body.get("max_output_tokens"),
+            stops=tuple(body.get("stop", ())),
+            include_stop=body.get("include_stop_str_in_output", False),
+            top_logprobs=body.get("top_logprobs") if "include" in body else None,
+            tool="tools" in body,
         )
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
         """See ``tests.cross.worker_server.WorkerScript``."""
         if request.path != _PATH:
-            return self._completions.lines(request, options)
+            return self._completions.build_stream(request, options)
         final = _build_response(options)
         created = {"type": "response.created", "response": final | {"output": [], "usage": None}}
         opening = [_format_event(created)]
@@ -118,21 +118,21 @@ class OpenAIResponses:
             kind = "response.output_text.delta"
             pieces = [
                 {"type": kind, **place, "content_index": 0, "delta": token,
-                 "logprobs": [_build_logprob(token)] if options.top is not None else []}
+                 "logprobs": [_build_logprob(token)] if options.top_logprobs is not None else []}
                 for token in script_choice(options).tokens
             ]  # fmt: skip
         return StreamEvents(tuple(opening), tuple(map(_format_event, pieces)), (done, *closing))
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
         """See ``tests.cross.worker_server.WorkerScript``."""
         if request.path != _PATH:
-            return self._completions.whole(request, options)
+            return self._completions.build_unary(request, options)
         return encode_compact_json(_build_response(options))
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """An event that holds the error."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build an event with the error."""
         if request.path != _PATH:
-            return self._completions.failure(request)
+            return self._completions.build_error_event(request)
         error = {"type": "error", "code": "server_error", "message": "CUDA at 0x7f00"}
         return _format_event(error)
 
@@ -141,7 +141,11 @@ def _build_response(options: RequestOptions) -> dict[str, Any]:
     choice = script_choice(options)
     is_cut = choice.reason == "length"
     item: dict[str, Any] = {"id": "msg_7", "type": "message", "role": "assistant"}
-    logprobs = [_build_logprob(token) for token in choice.tokens] if options.top is not None else []
+    logprobs = (
+        [_build_logprob(token) for token in choice.tokens]
+        if options.top_logprobs is not None
+        else []
+    )
     part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
     item |= {"status": "incomplete" if is_cut else "completed", "content": [part]}
     if options.tool:
@@ -168,7 +172,7 @@ def _build_response(options: RequestOptions) -> dict[str, Any]:
 
 def _build_logprob(token: str) -> Json:
     return {"token": token, "logprob": get_logprob(token), "bytes": list(token.encode()),
-            "top_logprobs": [{"token": OTHER[0], "logprob": OTHER[1]}]}  # fmt: skip
+            "top_logprobs": [{"token": ALTERNATIVE[0], "logprob": ALTERNATIVE[1]}]}  # fmt: skip
 
 
 def _format_event(event: Json) -> bytes:

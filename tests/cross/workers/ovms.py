@@ -1,4 +1,4 @@
-"""OpenVINO Model Server: today's, and the early release.
+"""OpenVINO Model Server: the current and the early release.
 
 Sources: openvinotoolkit/model_server 7e4df0c, src/llm and src/http_rest_api_handler.cpp; for 2024
 its documentation, model_server_rest_api_chat.md.
@@ -75,16 +75,16 @@ _MANNERS: Final = {
     "2026": OpenAIResponseFormat(
         common=_COMMON,
         text_chunk="text_completion.chunk",
-        opening={"role": "assistant", "content": None},
-        last=None,
+        first_delta={"role": "assistant", "content": None},
+        final_delta=None,
         null_usage=True,
-        message={"tool_calls": []},
+        message_fields={"tool_calls": []},
         keeps_stop_streamed=True,
     ),
     "2024": OpenAIResponseFormat(
         common=_COMMON,
-        opening=None,
-        last=None,
+        first_delta=None,
+        final_delta=None,
         usage="never",
         reasons={**REASONS, "length": "stop"},
     ),
@@ -104,8 +104,8 @@ def _create_error_response(status: int, message: str, **headers: str) -> Scripte
 class OVMS:
     """One release."""
 
-    kind = "text/event-stream"
-    refusals: Final = {
+    content_type = "text/event-stream"
+    error_responses: Final = {
         "refused": _create_error_response(400, f"{_SENTENCE}min_tokens must be at most max_tokens"),
         "limited": _create_error_response(429, "Slow down, tenant 77", retry_after="7"),
         "failed": _create_error_response(500, "CUDA error at 0x7f00"),
@@ -114,39 +114,39 @@ class OVMS:
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
-        self._manner = _MANNERS[profile]
+        self._format = _MANNERS[profile]
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe."""
+        """Answer a health probe."""
         return ScriptedResponse(body=b"") if request.method == "GET" else None
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A conversation, or a prompt."""
-        got = request.fields()
-        request.scenario = got["model"]
-        request.at("/v3/chat/completions", "/v3/completions")
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a conversation or a prompt."""
+        body = request.fields()
+        request.scenario = body["model"]
+        request.check_path("/v3/chat/completions", "/v3/completions")
         must = "messages" if _is_chat(request) else "prompt"
-        check_fields(request, got, _KINDS[self._profile, _is_chat(request)], ("model", must))
-        stream = got.get("stream", False)
-        if stream and ("logprobs" in got or "best_of" in got):
+        check_fields(request, body, _KINDS[self._profile, _is_chat(request)], ("model", must))
+        stream = body.get("stream", False)
+        if stream and ("logprobs" in body or "best_of" in body):
             request.faults.append("not with a stream")
-        if "stream_options" in got and not stream:
+        if "stream_options" in body and not stream:
             request.faults.append("stream_options provided, but stream not set to true")
-        if got.get("n", 1) > got.get("best_of", 1):
+        if body.get("n", 1) > body.get("best_of", 1):
             request.faults.append("n value cannot be greater than best_of")
-        return decode_options({**got, "top_logprobs": 1})
+        return decode_options({**body, "top_logprobs": 1})
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.worker_server.Desk``."""
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """See ``tests.cross.worker_server.WorkerScript``."""
         usage = "stream_options" in request.fields()
-        return self._manner.lines(options, chat=_is_chat(request), usage=usage)
+        return self._format.build_stream(options, chat=_is_chat(request), usage=usage)
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """See ``tests.cross.worker_server.Desk``."""
-        return self._manner.whole(options, chat=_is_chat(request))
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
+        return self._format.build_unary(options, chat=_is_chat(request))
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """A bare object, in no event."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build a plain JSON object outside any event."""
         return encode_compact_json({"error": f"{_SENTENCE}CUDA at 0x7f00"})
 
 

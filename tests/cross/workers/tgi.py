@@ -1,6 +1,6 @@
-"""Hugging Face's Text Generation Inference: its own words for prompts, OpenAI's for conversations.
+"""Hugging Face's Text Generation Inference: its own API for prompts, OpenAI's for chat.
 
-Its requests name no model, so the play stands in the worker's URL. Source:
+Its requests name no model, so the scenario is part of the worker's URL. Source:
 text-generation-inference 3.3, router/src/{lib,server,validation}.rs.
 """
 
@@ -20,7 +20,7 @@ from tests.cross.checks import (
 )
 from tests.cross.checks import is_tool_list as functions
 from tests.cross.script import (
-    OTHER,
+    ALTERNATIVE,
     PROMPT,
     PROMPT_TOKENS,
     TOKENS,
@@ -43,8 +43,8 @@ _PARAMETERS: Final[Fields] = {
     "repetition_penalty": number(0, above=True),
     "frequency_penalty": number(-2, 2),
     "top_k": integer(1),
-    "top_p": lambda got: type(got) is float and 0 < got < 1,
-    "typical_p": lambda got: type(got) is float and 0 < got < 1,
+    "top_p": lambda body: type(body) is float and 0 < body < 1,
+    "typical_p": lambda body: type(body) is float and 0 < body < 1,
     "do_sample": is_flag,
     "max_new_tokens": integer(1),
     "return_full_text": equals(False),
@@ -70,21 +70,21 @@ _CHAT: Final[Fields] = {
     "stream": is_flag,
     "seed": integer(0, 2**64 - 1),
     "temperature": number(0),
-    "top_p": lambda got: type(got) is float and 0 < got < 1,
+    "top_p": lambda body: type(body) is float and 0 < body < 1,
     "tools": functions,
     "tool_choice": ALWAYS,
     "response_format": ALWAYS,
     "stream_options": equals({"include_usage": True}),
 }
-_MANNER: Final = OpenAIResponseFormat(
+_FORMAT: Final = OpenAIResponseFormat(
     common={"id": "", "created": 1716825108, "model": "llama3", "system_fingerprint": "3.3-sha"},
-    opening=None,
-    every={"role": "assistant"},
-    last=None,
+    first_delta=None,
+    delta_fields={"role": "assistant"},
+    final_delta=None,
     null_usage=True,
     keeps_stop=True,
     call={"id": "0", "type": "function"},
-    calls_end=False,
+    finish_reason_after_calls=False,
 )
 _REASONS: Final = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
 
@@ -97,10 +97,10 @@ def _create_error_response(
 
 
 class TGI:
-    """One server; its first segment of a path is the play."""
+    """One server; the first segment of a path is the scenario."""
 
-    kind = "text/event-stream"
-    refusals: Final = {
+    content_type = "text/event-stream"
+    error_responses: Final = {
         "refused": _create_error_response(
             422, "Input validation error: `min_tokens` must be at most 5", "validation"
         ),
@@ -114,37 +114,39 @@ class TGI:
     }
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe, or what the server says of itself."""
+        """Answer a health probe or a metadata request."""
         if request.method != "GET":
             return None
         info = b'{"max_concurrent_requests":128,"max_best_of":2,"max_stop_sequences":4}'
         return ScriptedResponse(body=info)
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A conversation, or a prompt."""
-        got = request.fields()
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a conversation or a prompt."""
+        body = request.fields()
         request.scenario = request.path.split("/")[1]
         top = f"/{request.scenario}"
-        request.at(f"{top}/generate", f"{top}/generate_stream", f"{top}/v1/chat/completions")
+        request.check_path(
+            f"{top}/generate", f"{top}/generate_stream", f"{top}/v1/chat/completions"
+        )
         if _is_chat(request):
-            check_fields(request, got, _CHAT, ("messages",))
-            return decode_options(got)
+            check_fields(request, body, _CHAT, ("messages",))
+            return decode_options(body)
         known_fields: Fields = {"inputs": equals(PROMPT), "parameters": ALWAYS}
-        check_fields(request, got, known_fields, known_fields)
-        parameters = got["parameters"]
+        check_fields(request, body, known_fields, known_fields)
+        parameters = body["parameters"]
         check_fields(request, parameters, _PARAMETERS, ("details",), "parameters.")
         return RequestOptions(
             stream=request.path.endswith("/generate_stream"),
-            most=parameters.get("max_new_tokens"),
+            max_tokens=parameters.get("max_new_tokens"),
             stops=tuple(parameters.get("stop", ())),
-            top=parameters.get("top_n_tokens", 0),
+            top_logprobs=parameters.get("top_n_tokens", 0),
         )
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """One event for each token; the last has it all."""
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """Build one event for each token; the last has the details."""
         if _is_chat(request):
             usage = "stream_options" in request.fields()
-            return _MANNER.lines(options, chat=True, usage=usage)
+            return _FORMAT.build_stream(options, chat=True, usage=usage)
         choice = script_choice(options, keeps_stop=True)
         rows = [_build_token_row(i, token, options) for i, token in enumerate(choice.tokens)]
         ends = {**rows[-1], **_build_final_fields(choice, {"input_length": PROMPT_TOKENS})}
@@ -154,10 +156,10 @@ class TGI:
             (), tuple(b"data:%b\n\n" % encode_compact_json(one) for one in tokens), ()
         )
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """See ``tests.cross.worker_server.Desk``."""
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
         if _is_chat(request):
-            return _MANNER.whole(options, chat=True)
+            return _FORMAT.build_unary(options, chat=True)
         choice = script_choice(options, keeps_stop=True)
         rows = [_build_token_row(i, token, options) for i, token in enumerate(choice.tokens)]
         details = {
@@ -167,8 +169,8 @@ class TGI:
         }
         return encode_compact_json(_build_final_fields(choice, details))
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """An event that holds the error."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build an event with the error."""
         message = "Request failed during generation: CUDA at 0x7f00"
         if _is_chat(request):
             error = {"message": message, "http_status_code": 422}
@@ -185,8 +187,8 @@ def _build_token_row(
 ) -> dict[str, Json | list[Json] | int]:
     own = _build_token(token, get_logprob(token), 100 + TOKENS.index(token))
     row: dict[str, Json | list[Json] | int] = {"index": at + 1, "token": own}
-    if options.top:
-        row["top_tokens"] = [own, _build_token(*OTHER, 99)][: options.top]
+    if options.top_logprobs:
+        row["top_tokens"] = [own, _build_token(*ALTERNATIVE, 99)][: options.top_logprobs]
     return row
 
 
@@ -194,11 +196,11 @@ def _build_token(token: str, value: float, number: int) -> Json:
     return {"id": number, "text": token, "logprob": value, "special": False}
 
 
-def _build_final_fields(choice: ScriptedChoice, more: Json) -> Json:
+def _build_final_fields(choice: ScriptedChoice, extra_details: Json) -> Json:
     details = {
         "finish_reason": _REASONS[choice.reason],
         "generated_tokens": choice.token_count,
         "seed": None,
-        **more,
+        **extra_details,
     }
     return {"generated_text": choice.text, "details": details}

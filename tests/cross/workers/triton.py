@@ -1,6 +1,6 @@
-"""Triton's generate, before models of four families.
+"""Triton's generate endpoints with models of four backends.
 
-Sources: triton-inference-server/server (bytes measured of 2.51), vllm_backend 8de0c14,
+Sources: triton-inference-server/server (bytes recorded from 2.51), vllm_backend 8de0c14,
 tensorrtllm_backend 0b9d7d5 (the ensemble, and llmapi).
 """
 
@@ -21,7 +21,7 @@ from tests.cross.checks import (
     strings,
 )
 from tests.cross.script import (
-    OTHER,
+    ALTERNATIVE,
     PROMPT,
     PROMPT_TOKENS,
     TOKENS,
@@ -50,11 +50,11 @@ _SAMPLED: Final[Fields] = {
     "n": integer(1),
 }
 _PACKED: Final[Fields] = {
-    **_SAMPLED, "stop": strings(64), "stop_token_ids": lambda got: isinstance(got, list),
+    **_SAMPLED, "stop": strings(64), "stop_token_ids": lambda body: isinstance(body, list),
     "ignore_eos": is_flag, "skip_special_tokens": is_flag, "include_stop_str_in_output": is_flag,
     "logprobs": integer(-1),
 }  # fmt: skip
-"""What goes into the tensor of JSON."""
+"""The parameters inside the JSON tensor."""
 _TENSORS: Final[Mapping[str, Fields]] = {
     "vllm": {
         "stream": is_flag, "sampling_parameters": is_text, "exclude_input_in_output": _TRUE,
@@ -79,7 +79,7 @@ _TENSORS: Final[Mapping[str, Fields]] = {
         "return_finish_reason": is_flag, "return_stop_reason": is_flag,
         "return_cumulative_logprob": is_flag,
     },
-    "plain": {"stream": is_flag, "parameters": lambda got: isinstance(got, dict)},
+    "plain": {"stream": is_flag, "parameters": lambda body: isinstance(body, dict)},
 }  # fmt: skip
 _MUST: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": ("exclude_input_in_output",),
@@ -109,7 +109,7 @@ _KEEPS_STOP: Final = ("trtllm", "plain")
 
 
 class StreamPiece(Struct, frozen=True):
-    """What an event adds to each choice, or a whole answer; the last one has a reason."""
+    """What an event adds to each choice, or a unary response; the last one has a reason."""
 
     tokens: tuple[str, ...]
     token_count: int
@@ -121,10 +121,10 @@ def _create_error_response(status: int, message: str) -> ScriptedResponse:
 
 
 class Triton:
-    """Models of one family, one for each play."""
+    """Models of one backend, one for each scenario."""
 
-    kind = "text/event-stream; charset=utf-8"
-    refusals: Final = {
+    content_type = "text/event-stream; charset=utf-8"
+    error_responses: Final = {
         "refused": _create_error_response(400, "min_tokens must be at most max_tokens"),
         "limited": _create_error_response(429, "Slow down, tenant 77"),
         "failed": _create_error_response(500, "failed to allocate: CUDA at 0x7f00"),
@@ -137,63 +137,63 @@ class Triton:
         self._profile = profile
 
     def respond_to_probe(self, request: ReceivedRequest) -> ScriptedResponse | None:
-        """A probe, or a model's configuration, which only one server here lets everybody see."""
+        """Answer a health probe, or a model's configuration, which only one server publishes."""
         if request.method != "GET":
             return None
         if not request.path.endswith("/config"):
-            return ScriptedResponse(kind="text/plain")
+            return ScriptedResponse(content_type="text/plain")
         if self._profile == "vllm":
             return ScriptedResponse(body=encode_compact_json(_CONFIG))
         return _create_error_response(403, "This API is restricted, expecting header 'admin'")
 
-    def read(self, request: ReceivedRequest) -> RequestOptions:
-        """A prompt."""
-        got = request.fields()
+    def parse_request(self, request: ReceivedRequest) -> RequestOptions:
+        """Decode a prompt."""
+        body = request.fields()
         request.scenario = request.path.split("/")[3] if request.path.count("/") > 3 else "?"
-        way = f"/v2/models/{request.scenario}/generate"
-        request.at(way, f"{way}_stream")
+        endpoint = f"/v2/models/{request.scenario}/generate"
+        request.check_path(endpoint, f"{endpoint}_stream")
         stream = request.path.endswith("_stream")
         known_fields = {"text_input": equals(PROMPT), **_TENSORS[self._profile]}
-        check_fields(request, got, known_fields, ("text_input", *_MUST[self._profile]))
-        if stream is not got.get("streaming" if self._profile == "llmapi" else "stream", False):
+        check_fields(request, body, known_fields, ("text_input", *_MUST[self._profile]))
+        if stream is not body.get("streaming" if self._profile == "llmapi" else "stream", False):
             request.faults.append("what the path asks for and what the flag does are not the same")
-        return self._read_options(request, got, stream=stream)
+        return self._read_options(request, body, stream=stream)
 
     def _read_options(
-        self, request: ReceivedRequest, got: Mapping[str, Any], *, stream: bool
+        self, request: ReceivedRequest, body: Mapping[str, Any], *, stream: bool
     ) -> RequestOptions:
         match self._profile:
             case "vllm":
-                sampling = json.loads(got.get("sampling_parameters", "{}"))
+                sampling = json.loads(body.get("sampling_parameters", "{}"))
                 check_fields(request, sampling, _PACKED, where="sampling_parameters.")
-                top = sampling.get("logprobs") if got.get("return_logprobs") else None
+                top = sampling.get("logprobs") if body.get("return_logprobs") else None
             case "plain":
-                sampling = got.get("parameters", {})
+                sampling = body.get("parameters", {})
                 check_fields(request, sampling, {**_SAMPLED, "stop": is_text}, where="parameters.")
                 top = None
             case "trtllm":
                 sampling = {
-                    **got,
-                    "stop": got.get("stop_words"),
-                    "n": got.get("num_return_sequences"),
+                    **body,
+                    "stop": body.get("stop_words"),
+                    "n": body.get("num_return_sequences"),
                 }
-                top = 0 if got.get("return_log_probs") else None
+                top = 0 if body.get("return_log_probs") else None
             case _:
                 prefix = "sampling_param_"
-                sampling = {name.removeprefix(prefix): value for name, value in got.items()}
+                sampling = {name.removeprefix(prefix): value for name, value in body.items()}
                 top = None
         stop = sampling.get("stop") or ()
         return RequestOptions(
             stream=stream,
-            most=sampling.get("max_tokens"),
+            max_tokens=sampling.get("max_tokens"),
             stops=(stop,) if isinstance(stop, str) else tuple(stop),
             n=sampling.get("n") or 1,
-            keeps=sampling.get("include_stop_str_in_output", False),
-            top=top,
+            include_stop=sampling.get("include_stop_str_in_output", False),
+            top_logprobs=top,
         )
 
-    def lines(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
-        """One event for each token, and no end beside the last one's finish reason."""
+    def build_stream(self, request: ReceivedRequest, options: RequestOptions) -> StreamEvents:
+        """Build one event for each token; the last finish reason is the only end."""
         choice = self._say(options)
         last = len(choice.tokens) - 1
         pieces = [
@@ -204,8 +204,8 @@ class Triton:
             (), tuple(_format_event(self._outputs(request, options, one)) for one in pieces), ()
         )
 
-    def whole(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
-        """See ``tests.cross.worker_server.Desk``."""
+    def build_unary(self, request: ReceivedRequest, options: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
         choice = self._say(options)
         return encode_compact_json(
             self._outputs(
@@ -213,8 +213,8 @@ class Triton:
             )
         )
 
-    def failure(self, request: ReceivedRequest) -> bytes:
-        """One more event."""
+    def build_error_event(self, request: ReceivedRequest) -> bytes:
+        """Build an error event."""
         return _format_event({"error": "engine exploded: CUDA at 0x7f00"})
 
     def _say(self, options: RequestOptions) -> ScriptedChoice:
@@ -223,7 +223,7 @@ class Triton:
     def _outputs(
         self, request: ReceivedRequest, options: RequestOptions, piece: StreamPiece
     ) -> dict[str, Any]:
-        """What the model was asked to tell, keys in the server's order, a list for choices."""
+        """Build the requested outputs, keys in the server's order, with a list for choices."""
         flags = request.fields()
         reason = {"": "None", "length": "length"}.get(piece.reason, "stop")
         outputs: dict[str, Any] = {
@@ -232,11 +232,11 @@ class Triton:
             "stop_reason": options.stops[0] if piece.reason == "stop" else "None",
         }
         requested = {name: one for name, one in outputs.items() if flags.get(f"return_{name}")}
-        if options.top is not None and self._profile == "vllm":
+        if options.top_logprobs is not None and self._profile == "vllm":
             requested["logprobs"] = json.dumps(
                 [_build_logprobs_column(token) for token in piece.tokens]
             )
-        if options.top is not None and self._profile == "trtllm":
+        if options.top_logprobs is not None and self._profile == "trtllm":
             values = [get_logprob(token) for token in piece.tokens]
             requested["output_log_probs"] = values[0] if len(values) == 1 else values
         requested["text_output"] = "".join(piece.tokens)
@@ -248,13 +248,13 @@ class Triton:
         return {name: requested[name] for name in sorted(requested)}
 
 
-def _format_event(got: Any) -> bytes:
-    return b"data: %b\n\n" % encode_compact_json(got)
+def _format_event(value: Any) -> bytes:
+    return b"data: %b\n\n" % encode_compact_json(value)
 
 
 def _build_logprobs_column(token: str) -> dict[str, Any]:
-    """As vLLM tells a token: itself first, then the likeliest."""
-    likely = {str(100 + TOKENS.index(token)): (token, get_logprob(token)), "99": OTHER}
+    """Build vLLM's logprobs of a token: itself first, then the likeliest."""
+    likely = {str(100 + TOKENS.index(token)): (token, get_logprob(token)), "99": ALTERNATIVE}
     return {
         key: {"logprob": value, "rank": rank, "decoded_token": token}
         for rank, (key, (token, value)) in enumerate(likely.items(), 1)

@@ -1,4 +1,4 @@
-"""Requests of every kind beside what is said of them; EXPLAIN_REWRITE=1 writes that anew."""
+"""Requests and their explanations; EXPLAIN_REWRITE=1 rewrites the files."""
 
 import os
 import shlex
@@ -38,6 +38,7 @@ def test_explanation_output_of_each_request(
     file = HERE / "expected" / f"{name}.{form}"
     if os.environ.get("EXPLAIN_REWRITE"):
         file.write_text(result.output, "utf-8")
+
     assert result.output == file.read_text("utf-8")
     assert result.exit_code == (1 if name in REFUSED else 0)
     assert "canary" not in result.output

@@ -1,4 +1,4 @@
-"""Bytes that clients, and those who would like to be taken for one, send to a listener."""
+"""Valid, invalid and malicious HTTP/1.1 messages, and what a listener must make of each."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from msgspec import Struct
 HOST = b"Host: a\r\n"
 Sent = Sequence[bytes | float]
 Read = tuple[str, str, str, bytes]
-"""Method, path, query and body, as they reach the gateway."""
+"""Method, path, query and body, as the gateway's handler receives them."""
 
 
 class Probe(Struct, frozen=True):
-    """``sent`` are bytes and pauses in seconds; ``read`` is what must reach the gateway.
+    """Bytes to send, and the requests that must reach the handler.
 
-    ``statuses`` are those of the answers, each 200 where none are given. ``ends``: the connection
-    does, too.
+    ``sent`` are bytes and pauses in seconds. ``statuses`` are the expected ones, by default 200 for
+    each of the requests in ``read``. ``ends`` says that the listener must close the connection.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Probe(Struct, frozen=True):
 def build_request(
     *headers: bytes, line: bytes = b"POST /x HTTP/1.1", host: bytes = HOST, body: bytes = b""
 ) -> bytes:
-    """One request; the headers are lines without their ends."""
+    """Build one request; ``headers`` are lines without line ends."""
     return b"".join([line, b"\r\n", host, *[one + b"\r\n" for one in headers], b"\r\n", body])
 
 
@@ -240,11 +240,11 @@ def _build_refused_probes() -> list[Probe]:
 
 def _build_accepted_probes() -> list[Probe]:
     get = build_request(line=b"GET /a?b=c HTTP/1.1")
-    seen: Read = ("GET", "/a", "b=c", b"")
+    request: Read = ("GET", "/a", "b=c", b"")
     post: Read = ("POST", "/x", "", b"abcd")
     chunked = _build_chunked_request(b"4\r\nabcd\r\n0\r\n\r\n")
     probes = [
-        Probe("plain", [get], [seen]),
+        Probe("plain", [get], [request]),
         Probe("a length", [_build_length_request(b"4")], [post]),
         Probe("a length with zeros", [_build_length_request(b"0004")], [post]),
         Probe("chunks", [chunked], [post]),
@@ -265,30 +265,32 @@ def _build_accepted_probes() -> list[Probe]:
             [x for n in range(len(chunked)) for x in (chunked[n : n + 1], 0.0)],
             [post],
         ),
-        Probe("one after the other", [get, 0.1, get], [seen, seen]),
-        Probe("at once", [get + get + get], [seen] * 3),
-        Probe("many at once", [get * 40], [seen] * 40),
-        Probe("bodies at once", [chunked + _build_length_request(b"4") + get], [post, post, seen]),
-        Probe("an empty line before", [b"\r\n" + get], [seen]),
+        Probe("one after the other", [get, 0.1, get], [request, request]),
+        Probe("at once", [get + get + get], [request] * 3),
+        Probe("many at once", [get * 40], [request] * 40),
+        Probe(
+            "bodies at once", [chunked + _build_length_request(b"4") + get], [post, post, request]
+        ),
+        Probe("an empty line before", [b"\r\n" + get], [request]),
         Probe(
             "close",
             [build_request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1")],
-            [seen],
+            [request],
             ends=True,
         ),
         Probe(
             "what follows close is not read",
             [build_request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1") + get],
-            [seen],
+            [request],
             ends=True,
         ),
         Probe(
-            "HTTP/1.0", [build_request(line=b"GET /a?b=c HTTP/1.0", host=b"")], [seen], ends=True
+            "HTTP/1.0", [build_request(line=b"GET /a?b=c HTTP/1.0", host=b"")], [request], ends=True
         ),
         Probe(
             "HTTP/1.0 kept",
             [build_request(b"Connection: keep-alive", line=b"GET /a?b=c HTTP/1.0")],
-            [seen],
+            [request],
         ),
         Probe(
             "an upgrade that is not followed",
@@ -300,7 +302,7 @@ def _build_accepted_probes() -> list[Probe]:
                     line=b"GET /a?b=c HTTP/1.1",
                 )
             ],
-            [seen],
+            [request],
         ),
         Probe(
             "an upgrade with a body",
@@ -314,7 +316,7 @@ def _build_accepted_probes() -> list[Probe]:
         Probe(
             "HEAD",
             [build_request(line=b"HEAD /a?b=c HTTP/1.1") + get],
-            [("HEAD", "/a", "b=c", b""), seen],
+            [("HEAD", "/a", "b=c", b""), request],
         ),
         Probe(
             "a body that was waited for",
@@ -362,12 +364,14 @@ def _build_accepted_probes() -> list[Probe]:
             ends=True,
         ),
         Probe(
-            "a host before the path", [build_request(line=b"GET http://a/a?b=c HTTP/1.1")], [seen]
+            "a host before the path",
+            [build_request(line=b"GET http://a/a?b=c HTTP/1.1")],
+            [request],
         ),
         Probe(
             "120 headers",
             [build_request(*[b"A%d: b" % n for n in range(120)], line=b"GET /a?b=c HTTP/1.1")],
-            [seen],
+            [request],
         ),
     ]
     paths = [
@@ -403,14 +407,14 @@ def _build_accepted_probes() -> list[Probe]:
         )
     )
     for n in range(1, len(get)):
-        probes.append(Probe(f"cut after {n}", [get[:n], 0.02, get[n:]], [seen]))
+        probes.append(Probe(f"cut after {n}", [get[:n], 0.02, get[n:]], [request]))
     for n in range(40, len(chunked)):
         probes.append(Probe(f"body cut after {n}", [chunked[:n], 0.02, chunked[n:]], [post]))
     return probes
 
 
 def _build_broken_body_probes() -> list[Probe]:
-    """A head that is right, and a body that is not: told as such, and then the end."""
+    """A valid head with an invalid body: an error response, then the connection is closed."""
     probes = [
         Probe(
             f"size {_format_bytes(one)}",
@@ -451,8 +455,8 @@ def _build_broken_body_probes() -> list[Probe]:
 
 
 def _build_later_probes() -> list[Probe]:
-    """What could be another request to who stands before us, on a connection that is in use."""
-    seen: Read = ("GET", "/a", "b=c", b"")
+    """Request smuggling: bytes after a valid request that a proxy may read differently."""
+    request: Read = ("GET", "/a", "b=c", b"")
     body = b"4\r\nabcd\r\n0\r\n\r\n"
     requests = [(f"length {_format_bytes(one)}", _build_length_request(one)) for one in LENGTHS]
     requests += [(f"coding {_format_bytes(one)}", _build_coding_request(one)) for one in CODINGS]
@@ -461,7 +465,7 @@ def _build_later_probes() -> list[Probe]:
         for one, two in DOUBLED
     ]
     get = build_request(line=b"GET /a?b=c HTTP/1.1")
-    return [Probe(f"then {name}", [get, 0.2, bad], [seen]) for name, bad in requests]
+    return [Probe(f"then {name}", [get, 0.2, bad], [request]) for name, bad in requests]
 
 
 REFUSED = _build_refused_probes()

@@ -1,4 +1,4 @@
-"""Browsers of other origins: preflight requests, and the headers of every response."""
+"""CORS: preflight requests are answered, and every response has the right headers."""
 
 import hashlib
 
@@ -62,13 +62,13 @@ def list_vary(answer: httpx.Response) -> set[str]:
 
 
 async def test_preflight_of_an_allowed_origin_needs_no_key(http: httpx.AsyncClient) -> None:
-    answer = await preflight(http)
-    assert (answer.status_code, answer.content) == (204, b"")
-    assert answer.headers["access-control-allow-origin"] == APP
-    assert "POST" in answer.headers["access-control-allow-methods"]
-    assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
-    assert answer.headers["access-control-max-age"] == "600"
-    assert "origin" in list_vary(answer)
+    response = await preflight(http)
+    assert (response.status_code, response.content) == (204, b"")
+    assert response.headers["access-control-allow-origin"] == APP
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert response.headers["access-control-allow-headers"] == "authorization, content-type"
+    assert response.headers["access-control-max-age"] == "600"
+    assert "origin" in list_vary(response)
     assert (await preflight(http, url="/nowhere")).status_code == 204
 
 
@@ -89,10 +89,10 @@ async def test_preflight_of_an_allowed_origin_needs_no_key(http: httpx.AsyncClie
 async def test_only_configured_origins_pass_a_preflight(
     http: httpx.AsyncClient, origin: str, *, allowed: bool
 ) -> None:
-    answer = await preflight(http, origin)
-    assert answer.status_code == (204 if allowed else 403)
-    assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
-    assert "origin" in list_vary(answer)
+    response = await preflight(http, origin)
+    assert response.status_code == (204 if allowed else 403)
+    assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
+    assert "origin" in list_vary(response)
 
 
 @pytest.mark.parametrize(
@@ -110,60 +110,61 @@ async def test_only_configured_origins_pass_a_preflight(
 async def test_only_headers_and_methods_of_clients_pass_a_preflight(
     http: httpx.AsyncClient, method: str, headers: str, *, allowed: bool
 ) -> None:
-    answer = await preflight(http, method=method, headers=headers)
-    assert answer.status_code == (204 if allowed else 403)
-    assert ("access-control-allow-origin" in answer.headers) == allowed
+    response = await preflight(http, method=method, headers=headers)
+    assert response.status_code == (204 if allowed else 403)
+    assert ("access-control-allow-origin" in response.headers) == allowed
+
     if allowed and headers:
         names = [name.strip() for name in headers.lower().split(",")]
-        assert answer.headers["access-control-allow-headers"].split(", ") == names
+        assert response.headers["access-control-allow-headers"].split(", ") == names
 
 
-async def test_options_that_is_no_preflight_gets_the_usual_response(
+async def test_options_without_preflight_headers_gets_the_endpoint_response(
     http: httpx.AsyncClient,
 ) -> None:
     for headers in ({}, {"origin": APP}, {"access-control-request-method": "POST"}):
-        answer = await http.options(URL, headers=headers)
-        assert answer.status_code == 405
-        assert "access-control-allow-methods" not in answer.headers
+        response = await http.options(URL, headers=headers)
+        assert response.status_code == 405
+        assert "access-control-allow-methods" not in response.headers
 
 
 async def test_responses_name_the_origin_also_if_they_are_errors(http: httpx.AsyncClient) -> None:
     for key, status in ((KEY, 200), ("sk-wrong", 401)):
-        answer = await chat(http, APP, key)
-        assert answer.status_code == status
-        assert answer.headers["access-control-allow-origin"] == APP
-        assert "origin" in list_vary(answer)
-        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        response = await chat(http, APP, key)
+        assert response.status_code == status
+        assert response.headers["access-control-allow-origin"] == APP
+        assert "origin" in list_vary(response)
+        exposed = response.headers["access-control-expose-headers"].split(", ")
         assert {"x-request-id", "openai-processing-ms"} & set(exposed) >= {"x-request-id"}
-        assert set(exposed) <= set(answer.headers)
+        assert set(exposed) <= set(response.headers)
     for origin in ("https://evil.example", None):
-        answer = await chat(http, origin)
-        assert answer.status_code == 200
-        assert not [name for name in answer.headers if name.startswith("access-control")]
-        assert "origin" in list_vary(answer)
+        response = await chat(http, origin)
+        assert response.status_code == 200
+        assert not [name for name in response.headers if name.startswith("access-control")]
+        assert "origin" in list_vary(response)
 
 
 async def test_stream_names_the_origin_before_its_first_event(http: httpx.AsyncClient) -> None:
     headers = {"authorization": f"Bearer {KEY}", "origin": APP}
-    async with http.stream("POST", URL, headers=headers, json=CHAT | {"stream": True}) as answer:
-        assert answer.headers["access-control-allow-origin"] == APP
-        assert "x-request-id" in answer.headers["access-control-expose-headers"]
-        text = "".join([line async for line in answer.aiter_text()])
+    async with http.stream("POST", URL, headers=headers, json=CHAT | {"stream": True}) as response:
+        assert response.headers["access-control-allow-origin"] == APP
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
+        text = "".join([line async for line in response.aiter_text()])
     assert text.endswith("data: [DONE]\n\n")
 
 
 async def test_without_cors_no_response_names_an_origin(serve: Serve) -> None:
     http = (await start(serve, cors="")).http
     assert (await preflight(http)).status_code == 405
-    for answer in (await preflight(http), await chat(http, APP)):
-        assert not [name for name in answer.headers if name.startswith("access-control")]
-        assert "vary" not in answer.headers
+    for response in (await preflight(http), await chat(http, APP)):
+        assert not [name for name in response.headers if name.startswith("access-control")]
+        assert "vary" not in response.headers
 
 
 async def test_any_origin_is_named_by_an_asterisk(serve: Serve) -> None:
     http = (await start(serve, cors='cors: {origins: ["*"], max_age: 1h}')).http
-    for answer in (await preflight(http, "null"), await chat(http, "https://any.example")):
-        assert answer.headers["access-control-allow-origin"] == "*"
+    for response in (await preflight(http, "null"), await chat(http, "https://any.example")):
+        assert response.headers["access-control-allow-origin"] == "*"
     assert (await preflight(http)).headers["access-control-max-age"] == "3600"
     assert "vary" not in (await chat(http, None)).headers
 

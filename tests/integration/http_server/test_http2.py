@@ -1,4 +1,4 @@
-"""Clients that try HTTP/2 without asking get an error that only HTTP/1.1 is served."""
+"""A client that speaks HTTP/2 gets an error which says that only HTTP/1.1 is served."""
 
 import asyncio
 import ssl
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Serve
+from tests.support.waiting import PATIENCE
 
 PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -26,7 +27,7 @@ async def exchange(port: int, *pieces: bytes, tls: ssl.SSLContext | None = None)
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.02)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await reader.read()
     finally:
         writer.close()
@@ -43,9 +44,10 @@ async def exchange(port: int, *pieces: bytes, tls: ssl.SSLContext | None = None)
 )
 async def test_http2_preface_is_answered_with_505(serve: Serve, pieces: list[bytes]) -> None:
     running = await serve(CONFIG.format(tls=""))
-    answer = await exchange(running.port, *pieces)
-    assert answer.split(b" ", 2)[1] == b"505"
-    assert answer.endswith(
+    response = await exchange(running.port, *pieces)
+
+    assert response.split(b" ", 2)[1] == b"505"
+    assert response.endswith(
         b"\r\n\r\nHTTP/2 is not supported: use HTTP/1.1, or a proxy that translates it\n"
     )
 
@@ -61,7 +63,9 @@ async def test_tls_offers_only_http11(serve: Serve, offered: list[str], chosen: 
         context.set_alpn_protocols(offered)
     _, writer = await asyncio.open_connection("127.0.0.1", running.port, ssl=context)
     tls = writer.get_extra_info("ssl_object")
+
     assert tls.selected_alpn_protocol() == chosen
+
     writer.close()
-    answer = await exchange(running.port, PREFACE, tls=context)
-    assert b" 505 " in answer.partition(b"\r\n")[0]
+    response = await exchange(running.port, PREFACE, tls=context)
+    assert b" 505 " in response.partition(b"\r\n")[0]

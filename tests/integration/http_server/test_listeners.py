@@ -1,7 +1,7 @@
 """Valid and invalid HTTP/1.1, sent to a listener byte by byte.
 
-Where the standard (RFC 9110, 9112) leaves a choice the server must be safe: what could be two
-requests is refused, and the connection ends.
+Where the standard (RFC 9110, 9112) leaves a choice, the listener takes the safe one: bytes that
+could be read as two requests are rejected, and the connection is closed.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from tests.integration.http_server.probes import (
     Sent,
     build_request,
 )
+from tests.support.waiting import PATIENCE
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
@@ -35,14 +36,14 @@ LIMITS = ServerLimitsConfig(header=8190, connections=50)
 
 
 class RecordingHandler:
-    """What reached the gateway, and whether a client left while it was at work."""
+    """A request handler that records its requests and whether a client disconnected."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str, bytes]] = []
         self.arrived, self.hold, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def serve(self, http: HttpRequest, sink: ResponseWriter) -> None:
-        """Tell what was read; ``/stream`` in pieces, ``/hold`` when it is let, ``/deny`` unread."""
+        """Echo the body; ``/stream`` streams it, ``/hold`` waits first, ``/deny`` skips it."""
         if http.path == "/deny":
             _send_response(sink, HttpResponse(401, b"who?"))
             return
@@ -83,22 +84,22 @@ async def _send_stream(sink: ResponseWriter) -> None:
 
 @asynccontextmanager
 async def run_listener() -> AsyncIterator[tuple[int, RecordingHandler, Listener]]:
-    seen = RecordingHandler()
-    listener = Listener(seen.serve, LIMITS)
+    handler = RecordingHandler()
+    listener = Listener(handler.serve, LIMITS)
     port = await listener.listen("127.0.0.1", 0)
     try:
-        yield port, seen, listener
+        yield port, handler, listener
     finally:
         await listener.drain(0)
         await listener.close()
 
 
 async def send_and_receive(port: int, pieces: Sent, enough: Callable[[bytes], bool]) -> bytes:
-    """What is answered until the other side ends, or has said enough and says no more at once."""
+    """Return the bytes received until the connection ends, or 0.3 s after ``enough`` of them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     response = b""
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             for piece in pieces:
                 if isinstance(piece, bytes):
                     writer.write(piece)
@@ -123,20 +124,22 @@ def parse_statuses(response: bytes) -> list[int]:
 async def run_probes(
     probes: Sequence[Probe], enough: Callable[[Probe, bytes], bool]
 ) -> dict[str, tuple[RecordingHandler, bytes]]:
-    """What came of every probe, each with a listener of its own, some at a time."""
+    """Send each probe to a listener of its own, 16 at a time, and return the results by name."""
     places = asyncio.Semaphore(16)
 
     async def one(probe: Probe) -> tuple[RecordingHandler, bytes]:
-        async with places, run_listener() as (port, seen, _):
-            return seen, await send_and_receive(port, probe.sent, partial(enough, probe))
+        async with places, run_listener() as (port, handler, _):
+            return handler, await send_and_receive(port, probe.sent, partial(enough, probe))
 
     results = await asyncio.gather(*map(one, probes))
     return {probe.name: result for probe, result in zip(probes, results, strict=True)}
 
 
-def is_rejected(seen: RecordingHandler, response: bytes) -> bool:
+def is_rejected(handler: RecordingHandler, response: bytes) -> bool:
     ends = response.endswith(b"<end>")
-    return ends and not seen.requests and all(400 <= one < 600 for one in parse_statuses(response))
+    return (
+        ends and not handler.requests and all(400 <= one < 600 for one in parse_statuses(response))
+    )
 
 
 def get_expected_statuses(probe: Probe) -> list[int]:
@@ -147,9 +150,9 @@ def has_all_responses(probe: Probe, response: bytes) -> bool:
     return not probe.ends and len(parse_statuses(response)) >= len(get_expected_statuses(probe))
 
 
-def matches_probe(probe: Probe, seen: RecordingHandler, response: bytes) -> bool:
+def matches_probe(probe: Probe, handler: RecordingHandler, response: bytes) -> bool:
     return (
-        seen.requests == list(probe.read)
+        handler.requests == list(probe.read)
         and parse_statuses(response) == get_expected_statuses(probe)
         and response.endswith(b"<end>") == probe.ends
     )
@@ -162,11 +165,11 @@ async def test_invalid_request_is_rejected_and_closes_the_connection() -> None:
 
 
 async def test_invalid_request_after_a_valid_one_is_rejected_and_closes_the_connection() -> None:
-    for probe, (seen, response) in zip(
+    for probe, (handler, response) in zip(
         LATER, (await run_probes(LATER, lambda probe, response: False)).values(), strict=True
     ):
         first, *others = parse_statuses(response)
-        assert seen.requests == list(probe.read), probe.name
+        assert handler.requests == list(probe.read), probe.name
         assert response.endswith(b"<end>"), probe.name
         assert first == 200, probe.name
         assert all(400 <= one < 600 for one in others), probe.name
@@ -211,35 +214,38 @@ async def test_only_streams_have_no_cache_and_no_buffering_headers() -> None:
 
 
 async def test_client_disconnect_cancels_the_request_handler() -> None:
-    async with run_listener() as (port, seen, _):
+    async with run_listener() as (port, handler, _):
         async with open_client(port) as (_, writer):
             writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
-            await seen.arrived.wait()
-        async with asyncio.timeout(5):
-            await seen.left.wait()
+            await handler.arrived.wait()
+        async with asyncio.timeout(PATIENCE):
+            await handler.left.wait()
 
 
 async def test_drain_finishes_running_requests_and_refuses_new_connections() -> None:
     async with (
-        run_listener() as (port, seen, listener),
+        run_listener() as (port, handler, listener),
         open_client(port) as idle,
         open_client(port) as busy,
     ):
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(send_get(busy, "/hold"))
-            await seen.arrived.wait()
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+            response = tasks.create_task(send_get(busy, "/hold"))
+            await handler.arrived.wait()
             tasks.create_task(listener.drain(5))
             await asyncio.sleep(0.1)
+
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", port)
-            seen.hold.set()
-        assert b"200 OK" in answer.result()
+
+            handler.hold.set()
+        assert b"200 OK" in response.result()
+
         await listener.close()
         assert await idle[0].read() == b""
 
 
 async def is_connection_served(port: int) -> bool:
-    """Whether a new connection is."""
+    """Return whether a new connection gets a response."""
     async with open_client(port) as new:
         with suppress(asyncio.IncompleteReadError, ConnectionResetError):
             return b"200 OK" in await send_get(new, "/a")
@@ -247,25 +253,27 @@ async def is_connection_served(port: int) -> bool:
 
 
 async def is_connection_closed(port: int) -> bool:
-    """Whether a new connection is closed at once."""
-    async with asyncio.timeout(5), open_client(port) as (reader, _):
+    """Return whether a new connection is closed at once."""
+    async with asyncio.timeout(PATIENCE), open_client(port) as (reader, _):
         with suppress(ConnectionResetError):
             return await reader.read() == b""
         return True
 
 
 async def test_connection_above_max_connections_is_closed() -> None:
-    async with run_listener() as (port, seen, listener), open_client(port) as (reader, writer):
+    async with run_listener() as (port, handler, listener), open_client(port) as (reader, writer):
         listener.set_limits(replace(LIMITS, connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
-        await seen.arrived.wait()
+        await handler.arrived.wait()
+
         assert await is_connection_closed(port)
-        seen.hold.set()
+
+        handler.hold.set()
         assert b"200 OK" in await reader.readuntil(b"/hold ")
 
 
 async def test_connection_above_max_per_address_is_closed() -> None:
-    """Those that have ended don't count."""
+    """Closed connections no longer count."""
     async with run_listener() as (port, _, listener):
         listener.set_limits(replace(LIMITS, connections_per_address=2))
         async with open_client(port) as first, open_client(port) as second:
@@ -273,53 +281,58 @@ async def test_connection_above_max_per_address_is_closed() -> None:
             assert b"200 OK" in await send_get(second, "/a")
             assert await is_connection_closed(port)
             assert b"200 OK" in await send_get(first, "/b")
-        async with asyncio.timeout(5):
+
+        async with asyncio.timeout(PATIENCE):
             while not await is_connection_served(port):
                 pass
 
 
 async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_one() -> None:
-    """A head that has begun to come does not count as work."""
-    async with run_listener() as (port, seen, listener), AsyncExitStack() as stack:
+    """A connection with an incomplete request head counts as idle."""
+    async with run_listener() as (port, handler, listener), AsyncExitStack() as stack:
         listener.set_limits(replace(LIMITS, connections=4))
         idle, begun, busy, used = [
             await stack.enter_async_context(open_client(port)) for _ in range(4)
         ]
         begun[1].write(b"GET / HT")
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
-        await seen.arrived.wait()
+        await handler.arrived.wait()
+
         assert b"200 OK" in await send_get(used, "/a")
+
         for late in (idle, begun, used):
             new = await stack.enter_async_context(open_client(port))
             assert b"200 OK" in await send_get(new, "/new")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 assert await late[0].read() == b""
-        seen.hold.set()
+        handler.hold.set()
         assert b"200 OK" in await busy[0].readuntil(b"/hold ")
 
 
 async def test_draining_listener_sends_connection_close_with_each_response() -> None:
-    """New ones are served as well, until it listens no more."""
+    """New connections are served until the listener stops accepting."""
     async with run_listener() as (port, _, listener), open_client(port) as idle_client:
         assert b"200 OK" in await send_get(idle_client, "/a")
+
         listener.is_draining = True
         async with open_client(port) as new:
             for one in (idle_client, new):
                 one[1].write(b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE):
                     response = await one[0].read()
                 assert b"connection: close" in response.lower()
                 assert response.endswith(b"/b ")
         listener.stop_accepting()
-        for _ in range(4):  # turns: whom the standard loop lets in as it shuts is met first
+        for _ in range(4):  # asyncio first accepts the connections that are already queued
             await asyncio.sleep(0)
+
         assert not listener.socket_fds
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_response_sent_before_the_body_is_read_has_connection_close() -> None:
-    """Or it would send its next request into a connection that is closed."""
+    """Otherwise the client would send its next request into a closed connection."""
     deny = build_request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
     for sent, ends in ((deny, True), (deny + b"abcd", False)):
         async with run_listener() as (port, _, _):
@@ -335,31 +348,59 @@ async def test_inherited_listening_socket_is_shared_until_one_listener_stops() -
     async with run_listener() as (port, old, listener):
         [descriptor] = listener.socket_fds
         shared = socket.socket(fileno=os.dup(descriptor))
-        seen = RecordingHandler()
-        heir = Listener(seen.serve, LIMITS)
-        assert await heir.listen("ignored", 0, sockets=[shared]) == port
+        handler = RecordingHandler()
+        successor = Listener(handler.serve, LIMITS)
+
+        assert await successor.listen("ignored", 0, sockets=[shared]) == port
+
         listener.stop_accepting()
         for _ in range(5):
             async with open_client(port) as new:
                 assert b"200 OK" in await send_get(new, "/a")
-        assert (len(seen.requests), old.requests) == (5, [])
-        await heir.drain(0)
-        await heir.close()
+        assert (len(handler.requests), old.requests) == (5, [])
+
+        await successor.drain(0)
+        await successor.close()
+
+
+async def test_inherited_socket_keeps_its_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old process serves it still: a shorter queue would refuse its clients."""
+    backlogs: list[int] = []
+    listen = socket.socket.listen
+
+    def note_backlog(self: socket.socket, backlog: int) -> None:
+        backlogs.append(backlog)
+        listen(self, backlog)
+
+    async with run_listener() as (_, _, listener):
+        [descriptor] = listener.socket_fds
+        shared = socket.socket(fileno=os.dup(descriptor))
+        successor = Listener(RecordingHandler().serve, LIMITS)
+        monkeypatch.setattr(socket.socket, "listen", note_backlog)
+
+        await successor.listen("ignored", 0, sockets=[shared])
+        await successor.drain(0)
+        await successor.close()
+
+    assert backlogs
+    assert min(backlogs) >= 1024
 
 
 async def test_header_body_and_idle_timeouts_end_the_connection() -> None:
-    """Each thing that a client may dawdle over has its own time."""
-    async with run_listener() as (port, seen, listener):
+    """The header, the body and the idle connection each have a timeout of their own."""
+    async with run_listener() as (port, handler, listener):
         listener.set_limits(replace(LIMITS, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2))
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
+
         async with asyncio.TaskGroup() as tasks:
             responses = [tasks.create_task(read_until_end(port, one)) for one in slow]
+
         assert [parse_statuses(one.result()) for one in responses] == [[408], [400], []]
-        assert seen.requests == []
+        assert handler.requests == []
 
 
 async def read_until_end(port: int, sent: bytes) -> bytes:
-    async with asyncio.timeout(10), open_client(port) as (reader, writer):
+    async with asyncio.timeout(PATIENCE), open_client(port) as (reader, writer):
         writer.write(sent)
         with suppress(ConnectionResetError):
             return await reader.read()
@@ -367,7 +408,7 @@ async def read_until_end(port: int, sent: bytes) -> bytes:
 
 
 async def test_slow_reader_applies_backpressure_to_its_own_response() -> None:
-    """What it does not take waits in the gateway up to a bound, and then who writes it waits."""
+    """The handler waits once the write buffer of its connection is full."""
     written = 0
 
     async def flood(http: HttpRequest, sink: ResponseWriter) -> None:
@@ -386,7 +427,9 @@ async def test_slow_reader_applies_backpressure_to_its_own_response() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         still = -1
+
         while still != written:
             still = written
             await asyncio.sleep(0.3)
+
         assert 0 < written < 300

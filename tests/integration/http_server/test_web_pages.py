@@ -1,5 +1,6 @@
-"""Web pages can't use a listener without API keys, whatever their browser sends for them."""
+"""A web page of another origin can't use a listener without API keys, whatever it sends."""
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -21,8 +22,8 @@ models: {{chat: {{backend: e}}}}
 """
 
 
-async def start(serve: Serve, more: str = "", keys: str = "") -> RunningGateway:
-    return await serve(CONFIG.format(more=more, keys=keys))
+async def start(serve: Serve, settings: str = "", keys: str = "") -> RunningGateway:
+    return await serve(CONFIG.format(more=settings, keys=keys))
 
 
 async def ask(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
@@ -39,7 +40,7 @@ async def test_pages_of_other_origins_are_refused_without_keys(serve: Serve, ori
     answers = [
         await ask(gateway.http, origin=origin),
         await gateway.http.get("/v1/models", headers={"origin": origin}),
-        # no preflight request precedes this one
+        # a browser sends this request without a preflight
         await gateway.http.post(
             URL, content=b"{}", headers={"origin": origin, "content-type": "text/plain"}
         ),
@@ -51,8 +52,9 @@ async def test_pages_of_other_origins_are_refused_without_keys(serve: Serve, ori
 
 
 async def test_own_and_allowed_origins_are_served(serve: Serve) -> None:
-    gateway = await start(serve, more="cors: {origins: [https://app.example]}")
+    gateway = await start(serve, settings="cors: {origins: [https://app.example]}")
     own = gateway.url
+
     answers = [
         await ask(gateway.http, origin=origin)
         for origin in (own, "https://app.example", "https://evil.example")
@@ -74,24 +76,53 @@ async def test_own_and_allowed_origins_are_served(serve: Serve) -> None:
 async def test_host_must_name_this_machine_without_keys(
     serve: Serve, host: str, status: int
 ) -> None:
-    gateway = await start(serve, more="allowed_hosts: [gateway.example]")
-    answer = await ask(gateway.http, host=host)
+    gateway = await start(serve, settings="allowed_hosts: [gateway.example]")
+    response = await ask(gateway.http, host=host)
 
-    assert answer.status_code == status
+    assert response.status_code == status
     if status == 403:
-        assert "`allowed_hosts`" in answer.text
+        assert "`allowed_hosts`" in response.text
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/v1/models", "localhost", 200),
+        ("http://localhost:80/v1/models", "evil.example", 200),
+        ("http://evil.example/v1/models", "localhost", 403),
+        ("HTTP://EVIL.example:80/v1/models", "localhost", 403),
+        ("http://evil.example?/v1/models", "localhost", 403),
+        ("http://evil.example#/v1/models", "localhost", 403),
+        ("http://localhost@evil.example/v1/models", "localhost", 400),
+        ("http://localhost\\@evil.example/v1/models", "localhost", 400),
+        ("http://?/v1/models", "localhost", 400),
+        ("/v1/models", "", 403),
+    ],
+)
+async def test_host_of_an_absolute_target_counts_instead_of_the_header(
+    serve: Serve, target: str, host: str, status: int
+) -> None:
+    """RFC 9112, 3.2.2: the header Host is ignored then."""
+    gateway = await start(serve)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(gateway.url).port)
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(30):
+        line = await reader.readline()
+    writer.close()
+
+    assert line.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 async def test_page_of_a_rebound_name_is_refused(serve: Serve) -> None:
-    """Its origin is that of the listener, but the name is not this machine's."""
+    """DNS rebinding: the origin is the listener's, but the host name is not this machine's."""
     gateway = await start(serve)
-    answer = await ask(gateway.http, host="evil.example", origin="http://evil.example")
+    response = await ask(gateway.http, host="evil.example", origin="http://evil.example")
 
-    assert answer.status_code == 403
+    assert response.status_code == 403
 
 
 async def test_any_host_may_be_allowed(serve: Serve) -> None:
-    gateway = await start(serve, more='allowed_hosts: ["*"]')
+    gateway = await start(serve, settings='allowed_hosts: ["*"]')
 
     assert (await ask(gateway.http, host="evil.example")).status_code == 200
 
@@ -99,10 +130,10 @@ async def test_any_host_may_be_allowed(serve: Serve) -> None:
 async def test_keys_are_enough(serve: Serve) -> None:
     digest = hashlib.sha256(b"sk-1").hexdigest()
     gateway = await start(serve, keys=f'keys: [{{name: k, sha256: "{digest}"}}]')
-    more: dict[str, Any] = {"origin": "https://evil.example", "host": "evil.example"}
+    headers: dict[str, Any] = {"origin": "https://evil.example", "host": "evil.example"}
 
-    assert (await ask(gateway.http, **more)).status_code == 401
-    assert (await ask(gateway.http, authorization="Bearer sk-1", **more)).status_code == 200
+    assert (await ask(gateway.http, **headers)).status_code == 401
+    assert (await ask(gateway.http, authorization="Bearer sk-1", **headers)).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["Origin", "X-Api-Key", "Api-Key", "Content-Type"])
@@ -110,7 +141,7 @@ async def test_second_header_that_servers_may_read_differently_is_refused(
     serve: Serve, name: str
 ) -> None:
     gateway = await start(serve)
-    answer = await gateway.http.get("/v1/models", headers=[(name, "a"), (name.lower(), "b")])
+    response = await gateway.http.get("/v1/models", headers=[(name, "a"), (name.lower(), "b")])
 
-    assert answer.status_code == 400
-    assert f"at most one header {name}" in answer.text
+    assert response.status_code == 400
+    assert f"at most one header {name}" in response.text

@@ -67,12 +67,14 @@ EQUIVALENT_ENDPOINTS: Final = frozenset(
     {"triton generate_stream", "triton infer", "mindie text_stream", "mindie generate_stream",
      "mindie root"}
 )  # fmt: skip
-"""Endpoints with the same parameters and code as another; only the response framing differs."""
+"""Endpoints with another's parameters and code; only the response framing differs."""
 NOT_GENERATING: Final = re.compile(r"embed|rank|score|tokenize|classify")
 """Endpoints that generate no text."""
-APART: Final = frozenset({"anthropic", "ollama", "tgi"})
-"""Protocols whose fields become the same internal request in another way; their own tests hold
-that (tests/unit/protocols). So do those of the Responses API."""
+APART: Final = frozenset({"anthropic", "cohere", "ollama", "tgi"})
+"""Protocols that set the same fields of the internal request in another way.
+
+Their own tests (tests/unit/protocols) and those of the Responses API cover the parameters.
+"""
 
 
 class EndpointCase(Struct, frozen=True):
@@ -85,11 +87,11 @@ class EndpointCase(Struct, frozen=True):
     body: Callable[[Json], Json]
 
     def get_wire_name(self, field: str) -> str | None:
-        """The parameter's name for a field; None if the endpoint has none."""
+        """Return the parameter's name for a field, or None if the endpoint has none."""
         return next((row.wire for row in self.rows if row.field == field), None)
 
     def supports(self, *fields: str) -> bool:
-        """Whether the endpoint has parameters for all of these fields."""
+        """Return whether the endpoint has parameters for all of these fields."""
         return all(self.get_wire_name(field) is not None for field in fields)
 
     def decode(self, options: Json) -> tuple[GenerationRequest, Mapping[str, str]]:
@@ -104,12 +106,12 @@ class EndpointCase(Struct, frozen=True):
 
     @property
     def kind(self) -> Literal["chat", "text"]:
-        """Whether it takes chat messages or a prompt."""
+        """Return whether the endpoint takes chat messages or a prompt."""
         return "chat" if self.body is _chat else "text"
 
 
 def list_endpoint_cases() -> Iterator[EndpointCase]:
-    """Every endpoint; of profiles with the same parameters at the same endpoint only the first."""
+    """Return every endpoint; of profiles with the same parameters only the first."""
     cases: list[tuple[str, str, tuple[Param, ...]]] = []
     for name, where in PROTOCOLS.items():
         module, _, kind = where.partition(":")

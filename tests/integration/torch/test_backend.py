@@ -1,4 +1,4 @@
-"""The backend and its process: a tiny model in a real process."""
+"""The torch backend with a tiny model in a real engine process."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ from protocols.core.request import (
     TokenizeRequest,
     Tool,
 )
+from tests.support.waiting import wait_until
 from tests.unit.backends.torch.test_rerank import save_model as save_classifier
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -85,16 +86,11 @@ async def collect_events(backend: TorchBackend, request: AnyRequest) -> list[Eve
     ]
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
-            await asyncio.sleep(0.05)
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def backend(tiny_folder: Path) -> AsyncIterator[TorchBackend]:
     one = TorchBackend(path=str(tiny_folder), threads=1, queue=8)
     await one.start()
+    await one.warm_up()
     yield one
     process = one.process
     await one.aclose()
@@ -108,7 +104,9 @@ async def test_torch_backend_module_does_not_import_torch() -> None:
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     root = Path(__file__).parents[3]
+
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)  # noqa: ASYNC221
+
     assert done.returncode == 0
 
 
@@ -117,17 +115,18 @@ async def test_unknown_backend_setting_is_rejected() -> None:
         TorchBackend(path="x", pth="y")
 
 
-async def test_first_request_waits_for_the_model_and_gets_all_events(backend: TorchBackend) -> None:
-    got = await collect_events(backend, make_request())
+async def test_request_gets_all_events_and_the_same_again(backend: TorchBackend) -> None:
+    events = await collect_events(backend, make_request())
     assert backend.ready
-    assert got[0] == StreamStart(5)
-    assert got[-1] == StreamEnd()
-    assert Usage(5, 16) in got
-    assert sum(isinstance(e, Timing) for e in got) == 1
-    assert sum(e.tokens for e in got if isinstance(e, TextDelta)) == 16
+    assert events[0] == StreamStart(5)
+    assert events[-1] == StreamEnd()
+    assert Usage(5, 16) in events
+    assert sum(isinstance(e, Timing) for e in events) == 1
+    assert sum(e.tokens for e in events if isinstance(e, TextDelta)) == 16
+
     again = await collect_events(backend, make_request())
     assert [e for e in again if isinstance(e, TextDelta)] == [
-        e for e in got if isinstance(e, TextDelta)
+        e for e in events if isinstance(e, TextDelta)
     ]
 
 
@@ -148,16 +147,21 @@ async def test_heartbeat_updates_token_and_kv_cache_stats(backend: TorchBackend)
     long = "a prompt of more than one block of tokens"
     request = make_request(prompts=(long,), stopping=StopConditions(max_tokens=4, ignore_eos=True))
     process = backend.process
+
     assert process is not None
+
     process.active = -1
     await wait_until(lambda: process.active == 0)
     before = backend.read_stats()
     await collect_events(backend, request)
     again = await collect_events(backend, request)
+
     assert Usage(len(long), 4, cached_tokens=32) in again
+
     read = before["prompt_tokens"] + 2 * len(long) - 32
     await wait_until(lambda: backend.read_stats()["prompt_tokens"] == read)
     after = backend.read_stats()
+
     assert after["completion_tokens"] == before["completion_tokens"] + 8
     assert after["prefix_cache_hit_tokens"] == before["prefix_cache_hit_tokens"] + 32
     assert after["kv_cache_blocks"] == 16 * 4
@@ -171,20 +175,21 @@ async def test_heartbeat_updates_token_and_kv_cache_stats(backend: TorchBackend)
 
 
 async def test_usage_each_reports_increasing_token_counts(backend: TorchBackend) -> None:
-    got = await collect_events(
+    events = await collect_events(
         backend, make_request(response_options=ResponseOptions(usage="each"))
     )
-    counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
+    counts = [e.completion_tokens for e in events if isinstance(e, Usage)]
+
     assert counts == sorted(counts)
     assert len(counts) > 2
     assert counts[-1] == 16
 
 
 async def test_responses_longer_than_the_initial_credit_complete(backend: TorchBackend) -> None:
-    got = await collect_events(
+    events = await collect_events(
         backend, make_request(n=16, stopping=StopConditions(max_tokens=100, ignore_eos=True))
     )
-    assert Usage(5, 1600) in got
+    assert Usage(5, 1600) in events
 
 
 async def test_tool_call_tokens_count_in_usage_and_credit(backend: TorchBackend) -> None:
@@ -196,13 +201,15 @@ async def test_tool_call_tokens_count_in_usage_and_credit(backend: TorchBackend)
         stopping=StopConditions(max_tokens=100),
         response_options=ResponseOptions(usage="each"),
     )
-    got = await collect_events(backend, request)
-    counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
+    events = await collect_events(backend, request)
+
+    counts = [e.completion_tokens for e in events if isinstance(e, Usage)]
+
     assert counts == sorted(counts)
     assert 512 < counts[-2] < counts[-1] <= 1600
-    assert {e.name for e in got if isinstance(e, ToolCallStart)} == {"f"}
-    assert {e.text for e in got if isinstance(e, ToolCallDelta)} == {"{", "}"}
-    assert not any(isinstance(e, TextDelta) and e.text for e in got)
+    assert {e.name for e in events if isinstance(e, ToolCallStart)} == {"f"}
+    assert {e.text for e in events if isinstance(e, ToolCallDelta)} == {"{", "}"}
+    assert not any(isinstance(e, TextDelta) and e.text for e in events)
 
 
 async def test_engine_errors_map_to_gateway_errors(backend: TorchBackend) -> None:
@@ -217,6 +224,7 @@ async def test_engine_errors_map_to_gateway_errors(backend: TorchBackend) -> Non
 async def test_requests_above_the_queue_limit_are_overloaded(backend: TorchBackend) -> None:
     many = (collect_events(backend, make_request(prompts=("a",) * 8)) for _ in range(9))
     outcomes = await asyncio.gather(*many, return_exceptions=True)
+
     assert any(isinstance(one, Overloaded) for one in outcomes)
     assert all(isinstance(one, Overloaded | list) for one in outcomes)
 
@@ -235,16 +243,17 @@ async def test_closing_the_stream_frees_its_batch_slots(backend: TorchBackend) -
     process = backend.process
     assert process is not None
     assert not process._queues
+
     process.active = -1
     await wait_until(lambda: process.active == 0)
     assert process.waiting == 0
 
 
 async def test_tokenize_returns_token_ids_and_texts(backend: TorchBackend) -> None:
-    """A token for each byte; a character stands with its last."""
-    got = await collect_events(backend, TokenizeRequest(model="m", prompt="né<eos>"))
+    """Each byte is a token; a character belongs to the token of its last byte."""
+    events = await collect_events(backend, TokenizeRequest(model="m", prompt="né<eos>"))
 
-    assert got == [
+    assert events == [
         TokenList((ord("n"), 0xC3, 0xA9, 257), ("n", "", "é", ""), 128),
         StreamEnd(),
     ]
@@ -260,9 +269,11 @@ async def test_conversation_is_tokenized_with_the_chat_template(backend: TorchBa
 
 
 async def test_tokens_are_detokenized(backend: TorchBackend) -> None:
-    got = await collect_events(backend, DetokenizeRequest(model="m", token_ids=(0x68, 0xC3, 0xA9)))
+    events = await collect_events(
+        backend, DetokenizeRequest(model="m", token_ids=(0x68, 0xC3, 0xA9))
+    )
 
-    assert got == [DetokenizedText("hé"), StreamEnd()]
+    assert events == [DetokenizedText("hé"), StreamEnd()]
 
 
 async def test_token_id_outside_of_the_vocabulary_is_rejected(backend: TorchBackend) -> None:
@@ -288,11 +299,13 @@ async def test_local_classifier_answers_with_labels_and_probabilities(tmp_path: 
     save_classifier(tmp_path, labels=3, id2label={0: "bad", 1: "neutral", 2: "good"})
     own = TorchBackend(path=str(tmp_path), threads=1)
     await own.start()
+    await own.warm_up()
     events = await collect_events(own, ClassifyRequest(model="m", inputs=("a", "b")))
     await own.aclose()
 
     classifications = [one for one in events if isinstance(one, Classification)]
     assert [one.index for one in classifications] == [0, 1]
+
     for one in classifications:
         assert sum(one.probabilities) == pytest.approx(1)
         largest = one.probabilities.index(max(one.probabilities))
@@ -303,10 +316,13 @@ async def test_local_classifier_answers_with_labels_and_probabilities(tmp_path: 
 async def test_engine_crash_during_tokenize_raises_worker_failed(tiny_folder: Path) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
+    await own.warm_up()
     await collect_events(own, TokenizeRequest(model="m", prompt=""))
     process = own.process
+
     assert process is not None
     assert process.pid is not None
+
     os.kill(process.pid, signal.SIGSTOP)
     task = asyncio.ensure_future(collect_events(own, TokenizeRequest(model="m", prompt="a")))
     await asyncio.sleep(0.05)
@@ -314,6 +330,7 @@ async def test_engine_crash_during_tokenize_raises_worker_failed(tiny_folder: Pa
 
     with pytest.raises(WorkerFailed):
         await task
+
     await own.aclose()
 
 
@@ -321,36 +338,53 @@ async def test_crashed_engine_process_is_restarted(backend: TorchBackend) -> Non
     before = backend.process
     assert before is not None
     assert before.pid is not None
+
     async with aclosing(backend.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
         os.kill(before.pid, signal.SIGKILL)
         with pytest.raises(StreamBroken):
             await drain(stream)
     assert not backend.ready
-    got = await collect_events(backend, make_request())
-    assert got[-1] == StreamEnd()
+
+    events = await collect_events(backend, make_request())
+    assert events[-1] == StreamEnd()
     assert backend.process is not before
 
 
 async def test_missing_model_is_an_error_and_not_retried() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
+
+    with pytest.raises(WorkerUnreachable):
+        await broken.warm_up()
     with pytest.raises(
         WorkerUnreachable, match="package there_is_no_such_package is not installed"
     ):
         await anext(broken.send(PreparedRequest(make_request()), make_context()))
     assert not broken.ready
+
     await broken.aclose()
 
 
-async def test_request_during_model_loading_is_overloaded_after_first_token_timeout(
-    tiny_folder: Path,
-) -> None:
-    slow = TorchBackend(path=str(tiny_folder))
+async def test_request_is_overloaded_until_the_model_is_loaded(tiny_folder: Path) -> None:
+    slow = TorchBackend(path=str(tiny_folder), threads=1)
+    assert [slow.loading] == ["waiting to be started"]
     await slow.start()
-    with pytest.raises(Overloaded):
-        await anext(slow.send(PreparedRequest(make_request()), make_context(first_token=0.001)))
+    with pytest.raises(Overloaded, match="still loading") as failure:
+        await anext(slow.send(PreparedRequest(make_request()), make_context()))
+
+    assert failure.value.retry_after == 5
+    progress = [slow.loading]
+
+    await slow.warm_up()
+
+    progress.append(slow.loading)
+    assert progress[0]
+    assert progress[1] is None
+    assert (await collect_events(slow, make_request()))[-1] == StreamEnd()
+
     await slow.aclose()
+    assert slow.loading is None
     with pytest.raises(WorkerUnreachable, match="shut down"):
         await anext(slow.send(PreparedRequest(make_request()), make_context()))
 
@@ -381,10 +415,13 @@ async def test_engine_process_ends_with_the_gateway(tiny_folder: Path) -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     assert gateway.stdout is not None
+
     pid = int(await gateway.stdout.readline())
     os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGTERM)
+
     assert is_alive(pid)
+
     gateway.kill()
     await gateway.wait()
     await wait_until(lambda: not is_alive(pid))
@@ -399,7 +436,7 @@ def is_alive(pid: int) -> bool:
 
 
 class RecordingProcess:
-    """A process that notes what it is ordered, and does none of it."""
+    """An engine process that records commands and executes none."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -440,6 +477,8 @@ async def test_warm_up_returns_after_the_model_is_loaded(backend: TorchBackend) 
 async def test_warm_up_raises_when_the_model_cannot_be_loaded() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
+
     with pytest.raises(WorkerUnreachable, match="there_is_no_such_package"):
         await broken.warm_up()
+
     await broken.aclose()

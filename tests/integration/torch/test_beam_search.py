@@ -1,4 +1,4 @@
-"""Beam search in the engine, alone and beside other requests."""
+"""Beam search in the engine equals transformers' results, alone and with other requests."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from backends.torch.ipc import (
     ChoiceEndEvent,
     EngineSamplingParams,
     GenerateCommand,
-    OutputFormat,
+    OutputRule,
     PromptInput,
     RequestFailedEvent,
     StopParams,
@@ -56,7 +56,7 @@ def get_choices(driven: Any, job: int = 1) -> list[list[int]]:
 def run_transformers_search(
     reference: Any, tokenizer: Any, width: int, prompt: str = "Hello", **options: Any
 ) -> list[list[int]]:
-    """What transformers finds, without what it fills up with: a token that no text ends with."""
+    """Return transformers' results without padding; padding is a token that no text ends with."""
     ids = tokenizer.encode(prompt)
     fields: dict[str, Any] = {"max_new_tokens": STEPS, "eos_token_id": None, **options}
     with torch.inference_mode():
@@ -77,11 +77,11 @@ def run_transformers_search(
 
 
 def limit_blocks(model: LoadedModel, blocks: int) -> SchedulerConfig:
-    """Memory for so many blocks."""
+    """Return settings with a KV cache of this many blocks."""
     return SchedulerConfig(cache_bytes=blocks * BLOCK_SIZE * model.runner.cache_bytes_per_token)
 
 
-# --- what is found ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [2, 3, 7])
@@ -89,31 +89,35 @@ def test_beam_search_finds_the_same_texts_as_transformers(
     driven: Drive, reference: Any, tokenizer: Any, width: int
 ) -> None:
     for prompt in ("Hello", "some longer prompt, read in chunks"):
-        got = driven(SchedulerConfig(max_chunk_tokens=32)).run(make_command(width, prompt=prompt))
-        assert get_choices(got) == run_transformers_search(reference, tokenizer, width, prompt)
-        assert all(end.reason == "length" for end in got.ended().values())
+        driver = driven(SchedulerConfig(max_chunk_tokens=32)).run(
+            make_command(width, prompt=prompt)
+        )
+        assert get_choices(driver) == run_transformers_search(reference, tokenizer, width, prompt)
+        assert all(end.reason == "length" for end in driver.ended().values())
 
 
 def test_stop_tokens_and_length_penalty_match_transformers(
     driven: Drive, reference: Any, tokenizer: Any
 ) -> None:
-    """Several ends, which are quite likely here: so the texts have many lengths."""
+    """Several likely stop tokens give texts of many lengths."""
     plain = run_transformers_search(reference, tokenizer, 4)
     ends = tuple({text[at] for text, at in zip(plain, (2, 4, 6, 3), strict=True)})
     lengths = set()
+
     for penalty in (1.0, -2.0, 3.0):
         ending = StopParams(
             max_tokens=STEPS, stop_token_ids=ends, ignore_eos=True, include_stop=True
         )
-        got = driven().run(make_command(4, stopping=ending, length_penalty=penalty))
+        driver = driven().run(make_command(4, stopping=ending, length_penalty=penalty))
         wanted = run_transformers_search(
             reference, tokenizer, 4, eos_token_id=list(ends), length_penalty=penalty
         )
-        assert get_choices(got) == wanted
+        assert get_choices(driver) == wanted
         lengths.add(tuple(map(len, wanted)))
         for choice, text in enumerate(wanted):
             stopped = ChoiceEndEvent(1, choice, "stop", text[-1]) if text[-1] in ends else None
-            assert got.ended()[choice] == (stopped or ChoiceEndEvent(1, choice, "length"))
+            assert driver.ended()[choice] == (stopped or ChoiceEndEvent(1, choice, "length"))
+
     assert len(lengths) > 1
 
 
@@ -128,10 +132,11 @@ def test_penalties_logit_bias_and_bad_words_apply_to_beam_search(
         logit_bias={liked: 2.5},
         bad_words=(chr(barred),),
     )
-    got = driven().run(make_command(3, sampling=picking))
+    driver = driven().run(make_command(3, sampling=picking))
+
     assert barred < 128
-    assert get_choices(got) != plain
-    assert get_choices(got) == run_transformers_search(
+    assert get_choices(driver) != plain
+    assert get_choices(driver) == run_transformers_search(
         reference,
         tokenizer,
         3,
@@ -139,6 +144,7 @@ def test_penalties_logit_bias_and_bad_words_apply_to_beam_search(
         sequence_bias=[[[liked], 2.5]],
         bad_words_ids=[[barred], [32, barred]],
     )
+
     few = driven().run(
         make_command(3, sampling=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
     )
@@ -148,19 +154,20 @@ def test_penalties_logit_bias_and_bad_words_apply_to_beam_search(
 def test_watermark_applies_to_beam_search(driven: Drive, reference: Any, tokenizer: Any) -> None:
     from transformers import WatermarkingConfig  # noqa: PLC0415
 
-    got = driven().run(
+    driver = driven().run(
         make_command(3, sampling=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
     )
     wanted = run_transformers_search(
         reference, tokenizer, 3, watermarking_config=WatermarkingConfig()
     )
-    assert get_choices(got) == wanted != run_transformers_search(reference, tokenizer, 3)
+
+    assert get_choices(driver) == wanted != run_transformers_search(reference, tokenizer, 3)
 
 
 def run_reference_group_search(
     model: Any, prompt: Sequence[int], groups: int, size: int, penalty: float
 ) -> list[list[int]]:
-    """Group beam search (Vijayakumar et al.), as plainly as can be: no end but the length."""
+    """A plain group beam search (Vijayakumar et al.) in which only the length ends a text."""
     beams: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
     for _ in range(STEPS):
         taken: list[int] = []
@@ -184,29 +191,34 @@ def test_diverse_beam_groups_match_the_reference_algorithm(
     driven: Drive, reference: Any, tokenizer: Any, how: tuple[int, int, float]
 ) -> None:
     groups, size, penalty = how
-    got = driven().run(make_command(groups * size, groups=groups, diversity_penalty=penalty))
+    driver = driven().run(make_command(groups * size, groups=groups, diversity_penalty=penalty))
+
     prompt = tokenizer.encode("Hello")
-    assert get_choices(got) == run_reference_group_search(reference, prompt, groups, size, penalty)
+
+    assert get_choices(driver) == run_reference_group_search(
+        reference, prompt, groups, size, penalty
+    )
 
 
 def test_best_n_beams_are_returned_in_one_event_each(driven: Drive) -> None:
     every = driven().run(make_command(5))
-    got = driven().run(make_command(5, n=2))
-    assert get_choices(got) == get_choices(every)[:2]
-    assert len(got.select(TextEvent)) == 2
-    assert got.finished().completion_tokens == 2 * STEPS
-    assert got.finished().max_batch == 5
-    assert got.engine.active_count == 0
-    assert got.engine.block_pool.used_blocks == 0
+    driver = driven().run(make_command(5, n=2))
+
+    assert get_choices(driver) == get_choices(every)[:2]
+    assert len(driver.select(TextEvent)) == 2
+    assert driver.finished().completion_tokens == 2 * STEPS
+    assert driver.finished().max_batch == 5
+    assert driver.engine.active_count == 0
+    assert driver.engine.block_pool.used_blocks == 0
 
 
 def test_beam_logprobs_are_the_unmodified_model_logprobs(
     driven: Drive, reference: Any, tokenizer: Any
 ) -> None:
     picking = EngineSamplingParams(temperature=0, repetition_penalty=1.5)
-    got = driven().run(make_command(3, sampling=picking, logprobs=2, n=2))
+    driver = driven().run(make_command(3, sampling=picking, logprobs=2, n=2))
     prompt = tokenizer.encode("Hello")
-    for piece in got.select(TextEvent):
+    for piece in driver.select(TextEvent):
         with torch.inference_mode():
             truth = reference(torch.tensor([[*prompt, *piece.ids]])).logits[0].log_softmax(-1)
         assert [token.id for token in piece.tokens] == list(piece.ids)
@@ -220,10 +232,12 @@ def test_stop_string_ends_a_beam(driven: Drive) -> None:
     plain = driven().run(make_command(4)).text()
     stop = plain[3:5]
     ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,))
-    got = driven().run(make_command(4, stopping=ending))
-    texts = [got.text(choice=i) for i in range(4)]
+    driver = driven().run(make_command(4, stopping=ending))
+    texts = [driver.text(choice=i) for i in range(4)]
+
     assert all(stop not in text for text in texts)
-    assert ChoiceEndEvent(1, texts.index(plain[:3]), "stop", stop) in got.ended().values()
+    assert ChoiceEndEvent(1, texts.index(plain[:3]), "stop", stop) in driver.ended().values()
+
     late = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,), min_tokens=STEPS)
     assert driven().run(make_command(4, stopping=late)).text() == plain
 
@@ -232,41 +246,49 @@ def test_min_tokens_delays_the_end_of_a_beam(driven: Drive, tokenizer: Any, refe
     first = run_transformers_search(reference, tokenizer, 3)[0][0]
     soon = StopParams(max_tokens=STEPS, stop_token_ids=(first,), ignore_eos=True, include_stop=True)
     assert [first] in get_choices(driven().run(make_command(3, stopping=soon)))
+
     late = msgspec.structs.replace(soon, min_tokens=6)
-    got = get_choices(driven().run(make_command(3, stopping=late)))
-    assert all(first not in text[:6] for text in got)
+    choices = get_choices(driven().run(make_command(3, stopping=late)))
+    assert all(first not in text[:6] for text in choices)
 
 
 def test_beam_search_with_echo_and_several_prompts(driven: Drive) -> None:
     spec = msgspec.structs.replace(
         make_command(3, n=2, echo=True), input=PromptInput(prompts=("Hello", "other"))
     )
-    got = driven().run(spec)
-    assert get_choices(got)[:2] == get_choices(driven().run(make_command(3, n=2)))
-    assert get_choices(got)[2:] == get_choices(driven().run(make_command(3, n=2, prompt="other")))
+    driver = driven().run(spec)
+
+    assert get_choices(driver)[:2] == get_choices(driven().run(make_command(3, n=2)))
+    assert get_choices(driver)[2:] == get_choices(
+        driven().run(make_command(3, n=2, prompt="other"))
+    )
 
 
-# --- with a form --------------------------------------------------------------------------------
+# --- structured output ----------------------------------------------------------------------------
 
 
 def test_constrained_beams_are_valid_and_repeat_if_too_few_exist(driven: Drive) -> None:
-    form = OutputFormat("choice", '["yes","no"]')
-    got = driven().run(make_command(4, output_format=form, n=3))
-    texts = [got.text(choice=i) for i in range(3)]
+    form = OutputRule("choice", '["yes","no"]')
+    driver = driven().run(make_command(4, output_format=form, n=3))
+
+    texts = [driver.text(choice=i) for i in range(3)]
+
     assert set(texts) == {"yes", "no"}
     assert texts[2] == texts[0]
-    assert {end.reason for end in got.ended().values()} == {"eos"}
+    assert {end.reason for end in driver.ended().values()} == {"eos"}
 
 
 def test_output_format_that_conflicts_with_allowed_tokens_is_an_error(driven: Drive) -> None:
-    form = OutputFormat("choice", '["yes","no"]')
+    form = OutputRule("choice", '["yes","no"]')
     picking = EngineSamplingParams(temperature=0, allowed_token_ids=(65,))
-    got = driven().run(make_command(2, output_format=form, sampling=picking))
-    assert got.failed().kind == "invalid"
-    assert got.engine.active_count == 0
+
+    driver = driven().run(make_command(2, output_format=form, sampling=picking))
+
+    assert driver.failed().kind == "invalid"
+    assert driver.engine.active_count == 0
 
 
-# --- beside others ------------------------------------------------------------------------------
+# --- with other requests --------------------------------------------------------------------------
 
 
 def test_other_requests_do_not_change_beam_search_results(driven: Drive) -> None:
@@ -281,10 +303,12 @@ def test_other_requests_do_not_change_beam_search_results(driven: Drive) -> None
         token_ids=True,
     )
     other = make_command(3, job=3, prompt="third", groups=3, diversity_penalty=1.0)
-    got = driven(SchedulerConfig(max_sequences=8)).run(hot, make_command(4), other)
-    assert get_choices(got) == alone
-    assert get_choices(got, 2) == get_choices(driven().run(hot), 2)
-    assert get_choices(got, 3) == get_choices(driven().run(other), 3)
+
+    driver = driven(SchedulerConfig(max_sequences=8)).run(hot, make_command(4), other)
+
+    assert get_choices(driver) == alone
+    assert get_choices(driver, 2) == get_choices(driven().run(hot), 2)
+    assert get_choices(driver, 3) == get_choices(driven().run(other), 3)
 
 
 def test_beam_search_waits_for_enough_batch_slots(driven: Drive) -> None:
@@ -294,13 +318,15 @@ def test_beam_search_waits_for_enough_batch_slots(driven: Drive) -> None:
         EngineSamplingParams(temperature=0),
         StopParams(max_tokens=9, ignore_eos=True),
     )
-    got = driven(SchedulerConfig(max_sequences=4))
-    got.engine.submit(one)
-    got.engine.step()
-    got.run(make_command(4))
-    assert got.finished(2).max_batch == 1
-    assert got.finished().max_batch == 4
-    assert get_choices(got) == get_choices(driven().run(make_command(4)))
+    driver = driven(SchedulerConfig(max_sequences=4))
+    driver.engine.submit(one)
+    driver.engine.step()
+
+    driver.run(make_command(4))
+
+    assert driver.finished(2).max_batch == 1
+    assert driver.finished().max_batch == 4
+    assert get_choices(driver) == get_choices(driven().run(make_command(4)))
 
 
 def test_request_without_credit_yields_its_slot_to_beam_search(driven: Drive) -> None:
@@ -311,15 +337,16 @@ def test_request_without_credit_yields_its_slot_to_beam_search(driven: Drive) ->
         StopParams(max_tokens=9, ignore_eos=True),
         initial_credit=2,
     )
-    got = driven(SchedulerConfig(max_sequences=4)).run(lazy, make_command(4))
-    assert set(got.ended()) == {0, 1, 2, 3}
-    got.engine.credit(2, 100)
-    assert got.run().ended(2)[0].reason == "length"
+    driver = driven(SchedulerConfig(max_sequences=4)).run(lazy, make_command(4))
+    assert set(driver.ended()) == {0, 1, 2, 3}
+
+    driver.engine.credit(2, 100)
+    assert driver.run().ended(2)[0].reason == "length"
 
 
 def test_more_beams_than_batch_slots_are_rejected(driven: Drive) -> None:
-    got = driven(SchedulerConfig(max_sequences=4)).run(make_command(5))
-    assert (got.failed().kind, got.failed().param) == ("invalid", "best_of")
+    driver = driven(SchedulerConfig(max_sequences=4)).run(make_command(5))
+    assert (driver.failed().kind, driver.failed().param) == ("invalid", "best_of")
 
 
 @pytest.mark.parametrize("name", ["length_penalty", "diversity_penalty"])
@@ -341,7 +368,7 @@ def test_extreme_or_nan_penalties_are_rejected(driven: Drive, name: str) -> None
 def test_preemption_does_not_change_beam_search_results(
     driven: Drive, tiny: LoadedModel, blocks: int
 ) -> None:
-    """Beams and others lose their places to one another, and find all they had again."""
+    """Preempted beams and requests resume with the same state."""
     long = StopParams(max_tokens=50, ignore_eos=True)
     specs = [
         make_command(2, job=1, prompt="first", stopping=long),
@@ -356,7 +383,9 @@ def test_preemption_does_not_change_beam_search_results(
             best_of=2,
         ),
     ]
+
     short = driven(limit_blocks(tiny, blocks)).run(*specs)
+
     assert short.engine._scheduler.preemption_count > 0
     for spec in specs:
         assert get_choices(short, spec.request_id) == get_choices(
@@ -366,23 +395,26 @@ def test_preemption_does_not_change_beam_search_results(
 
 
 def test_beam_length_is_limited_by_the_kv_cache_size(driven: Drive, tiny: LoadedModel) -> None:
-    got = driven(limit_blocks(tiny, 4)).run(
+    driver = driven(limit_blocks(tiny, 4)).run(
         make_command(2, stopping=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
     )
-    assert [len(text) for text in get_choices(got)] == [2 * BLOCK_SIZE - 5] * 2
+    assert [len(text) for text in get_choices(driver)] == [2 * BLOCK_SIZE - 5] * 2
+
     refused = driven(limit_blocks(tiny, 4)).run(make_command(3, prompt="x" * BLOCK_SIZE))
     assert refused.failed().kind == "too_long"
 
 
 def test_cancelled_beam_search_frees_slots_and_blocks(driven: Drive) -> None:
-    got = driven()
-    got.engine.submit(make_command(4))
+    driver = driven()
+    driver.engine.submit(make_command(4))
     for _ in range(4):
-        got.engine.step()
-    assert got.engine.active_count == 4
-    got.engine.cancel(1)
-    assert (got.engine.active_count, got.engine.block_pool.used_blocks) == (0, 0)
-    assert not got.engine.step()
+        driver.engine.step()
+
+    assert driver.engine.active_count == 4
+
+    driver.engine.cancel(1)
+    assert (driver.engine.active_count, driver.engine.block_pool.used_blocks) == (0, 0)
+    assert not driver.engine.step()
 
 
 def test_finished_beam_group_frees_its_slots_while_others_continue(driven: Drive) -> None:
@@ -390,12 +422,14 @@ def test_finished_beam_group_frees_its_slots_while_others_continue(driven: Drive
     plain = get_choices(driven().run(make_command(2, **fields)))
     end = plain[0][2]
     ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
-    got = driven()
-    got.engine.submit(make_command(2, stopping=ending, **fields))
+    driver = driven()
+    driver.engine.submit(make_command(2, stopping=ending, **fields))
     rows = []
-    while got.engine.step():
-        rows.append(got.engine.active_count)
-    short, long = sorted(get_choices(got), key=len)
+    while driver.engine.step():
+        rows.append(driver.engine.active_count)
+
+    short, long = sorted(get_choices(driver), key=len)
+
     assert (short, long[:3], len(long)) == (plain[0][:3], plain[1][:3], STEPS)
     assert rows == [2, 2, *[1] * (STEPS - 3), 0]
 
@@ -404,7 +438,7 @@ def test_finished_beam_group_frees_its_slots_while_others_continue(driven: Drive
 def test_concurrent_beam_searches_find_the_same_texts_as_alone(
     driven: Drive, tiny: LoadedModel, seed: int
 ) -> None:
-    """Little memory and few places, priorities, and clients that leave."""
+    """Memory and slots are scarce, priorities differ, and clients disconnect."""
     chance = random.Random(seed)
     ending = StopParams(max_tokens=20, ignore_eos=True)
     specs = []
@@ -426,21 +460,23 @@ def test_concurrent_beam_searches_find_the_same_texts_as_alone(
     narrow_one = msgspec.structs.replace(
         limit_blocks(tiny, 12), max_sequences=6, max_chunk_tokens=32
     )
-    got, left = driven(narrow_one), set(chance.sample(range(1, 13), 3))
+    driver, left = driven(narrow_one), set(chance.sample(range(1, 13), 3))
     for spec in specs:
-        got.engine.submit(spec)
+        driver.engine.submit(spec)
         for _ in range(chance.randint(0, 8)):
-            got.engine.step()
+            driver.engine.step()
     for job in left:
-        got.engine.cancel(job)
-    got.run(steps=5000)
+        driver.engine.cancel(job)
+
+    driver.run(steps=5000)
+
     for spec in specs:
         if spec.request_id not in left:
-            assert get_choices(got, spec.request_id) == get_choices(
+            assert get_choices(driver, spec.request_id) == get_choices(
                 driven().run(spec), spec.request_id
             ), spec
     assert (
-        got.engine.active_count,
-        got.engine.waiting_count,
-        got.engine.block_pool.used_blocks,
+        driver.engine.active_count,
+        driver.engine.waiting_count,
+        driver.engine.block_pool.used_blocks,
     ) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The table of model families in the documentation is what the engine says today."""
+"""The documentation's table of model families matches the engine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An engine process that hangs is killed and replaced; one that is only slow is not."""
+"""An engine process that hangs is killed and replaced; a slow one is not."""
 
 import os
 import signal
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from backends.interfaces import PreparedRequest, StreamItems
-from backends.torch.backend import EngineProcess, TorchBackend
+from backends.torch.backend import TorchBackend
+from backends.torch.engine_client import EngineProcess
 from protocols.core.errors import StreamBroken
 from protocols.core.events import StreamEnd
 from protocols.core.request import Message, PromptOptions, TextPart
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
 async def assert_restarted(own: TorchBackend, before: EngineProcess) -> None:
-    """Another process has taken over."""
+    """Assert that another process has replaced the first."""
     assert (await collect_events(own, make_request()))[-1] == StreamEnd()
     assert own.process is not before
     assert own.read_stats()["restarts"] == 1
@@ -34,24 +35,29 @@ async def assert_restarted(own: TorchBackend, before: EngineProcess) -> None:
 async def test_hung_engine_process_is_killed_and_restarted(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
+    monkeypatch.setattr("backends.torch.engine_client.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
+    await own.warm_up()
+
     async with aclosing(own.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
         assert before.pid is not None
+
         os.kill(before.pid, signal.SIGSTOP)
         with pytest.raises(StreamBroken):
             await drain(stream)
+
     await assert_restarted(own, before)
     assert before.exit_code == -signal.SIGKILL
+
     await own.aclose()
 
 
 async def generate_repeatedly(own: TorchBackend, stream: StreamItems) -> None:
-    """Read to the end, and again: one answer may be over before the heart beats."""
+    """Generate until an error; one response may finish before the next heartbeat."""
     await drain(stream)
     while True:
         await collect_events(own, LONG)
@@ -62,15 +68,21 @@ async def test_endless_engine_step_restarts_the_process(
 ) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
+    await own.warm_up()
+
     async with aclosing(own.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
-        monkeypatch.setattr("backends.torch.backend.MAX_STEP_SECONDS", -1.0)
+
+        monkeypatch.setattr("backends.torch.engine_client.MAX_STEP_SECONDS", -1.0)
         with pytest.raises(StreamBroken):
             await generate_repeatedly(own, stream)
+
         monkeypatch.undo()
+
     await assert_restarted(own, before)
+
     await own.aclose()
 
 
@@ -83,14 +95,17 @@ SLOW = (
 async def test_long_computation_is_not_treated_as_a_hang(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A template that computes for seconds holds up the loop, and the heart beats on."""
-    monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
+    """A slow template blocks the engine loop for seconds while heartbeats continue."""
+    monkeypatch.setattr("backends.torch.engine_client.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1, trust_request_chat_template=True)
     await own.start()
+    await own.warm_up()
     messages = (Message("user", (TextPart("hi"),)),)
     request = make_request(
         kind="chat", prompts=(), messages=messages, templating=PromptOptions(template=SLOW)
     )
+
     assert (await collect_events(own, request))[-1] == StreamEnd()
     assert own.read_stats()["restarts"] == 0
+
     await own.aclose()

@@ -1,4 +1,4 @@
-"""Quantized (int8) layers: close to the exact ones, and batch-invariant."""
+"""Quantized (int8) layers are close to the exact ones and batch-invariant."""
 
 from typing import Any
 
@@ -25,30 +25,32 @@ from tests.integration.torch.test_batch_invariance import (
     run_random_schedule,
 )
 
-WAYS = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
+LAYER_TYPES = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
 
 
 def draw_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_int8_product_is_close_to_the_exact_product(way: Any) -> None:
+@pytest.mark.parametrize("layer_type", LAYER_TYPES)
+def test_int8_product_is_close_to_the_exact_product(layer_type: Any) -> None:
     weight, bias, rows = draw_tensor(40, 64), draw_tensor(40), draw_tensor(2, 5, 64)
     exact = rows @ weight.t() + bias
-    off = way(weight, bias)(rows) - exact
+    off = layer_type(weight, bias)(rows) - exact
+
     assert off.shape == (2, 5, 40)
-    # 127 steps for what is largest, and 64 errors of half a step that mostly cancel out.
+    # The largest value has 127 steps; 64 errors of half a step mostly cancel out.
     assert 0 < off.abs().max() < 0.03 * exact.abs().max()
-    without = way(weight, None)(rows)
-    assert torch.allclose(without + bias, way(weight, bias)(rows))
+
+    without = layer_type(weight, None)(rows)
+    assert torch.allclose(without + bias, layer_type(weight, bias)(rows))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_largest_int8_products_do_not_saturate(way: Any) -> None:
+@pytest.mark.parametrize("layer_type", LAYER_TYPES)
+def test_largest_int8_products_do_not_saturate(layer_type: Any) -> None:
     weight, rows = torch.ones(40, 64), torch.ones(3, 64)
-    assert torch.allclose(way(weight, None)(rows), torch.full((3, 40), 64.0), rtol=1e-3)
-    assert torch.allclose(way(-weight, None)(rows), torch.full((3, 40), -64.0), rtol=1e-3)
+    assert torch.allclose(layer_type(weight, None)(rows), torch.full((3, 40), 64.0), rtol=1e-3)
+    assert torch.allclose(layer_type(-weight, None)(rows), torch.full((3, 40), -64.0), rtol=1e-3)
 
 
 def test_saturating_int8_operator_is_detected() -> None:
@@ -60,29 +62,35 @@ def test_saturating_int8_operator_is_detected() -> None:
     assert torch_model.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_zero_rows_and_zero_outputs_stay_zero(way: Any) -> None:
+@pytest.mark.parametrize("layer_type", LAYER_TYPES)
+def test_zero_rows_and_zero_outputs_stay_zero(layer_type: Any) -> None:
     weight, rows = draw_tensor(8, 16), draw_tensor(3, 16)
     weight[2], rows[1] = 0, 0
-    out = way(weight, None)(rows)
+
+    out = layer_type(weight, None)(rows)
+
     assert torch.equal(out[1], torch.zeros(8))
     assert torch.equal(out[:, 2], torch.zeros(3))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_int8_row_is_independent_of_the_other_rows(way: Any) -> None:
-    layer, rows = way(draw_tensor(48, 64), None), draw_tensor(40, 64)
-    rows[7] *= 1000  # one scale for all would drown the others
+@pytest.mark.parametrize("layer_type", LAYER_TYPES)
+def test_int8_row_is_independent_of_the_other_rows(layer_type: Any) -> None:
+    layer, rows = layer_type(draw_tensor(48, 64), None), draw_tensor(40, 64)
+    rows[7] *= 1000  # with one scale for all rows the others would round to zero
+
     together = layer(rows)
+
     for start, end in ((0, 1), (7, 8), (6, 9), (0, 16), (3, 36)):
         assert torch.equal(layer(rows[start:end]), together[start:end])
 
 
 def test_fused_and_integer_int8_layers_agree() -> None:
     if get_fused_operator() is None:
-        pytest.skip("torch has no such operator here")
+        pytest.skip("torch has no fused operator here")
     weight, rows = draw_tensor(40, 64), draw_tensor(9, 64)
+
     one, other = FusedInt8Linear(weight, None)(rows), IntMatmulLinear(weight, None)(rows)
+
     assert torch.allclose(one, other, atol=0.02 * float(one.abs().max()))
 
 
@@ -117,8 +125,9 @@ def test_int8_output_is_independent_of_the_batch_composition(model: LoadedModel)
 def test_int8_layers_are_used_only_with_dtype_int8(dtype: str, tiny_folder: Any) -> None:
     forward = load_model_runner(ModelLocation(str(tiny_folder), "generate"), "cpu", dtype, None)
     kinds = {type(layer) for layer in forward._model.modules()}
+
     assert bool(kinds & {FusedInt8Linear, IntMatmulLinear}) == (dtype == "int8")
-    assert forward._model.dtype is torch.float32  # embeddings and norms stay as they were
+    assert forward._model.dtype is torch.float32  # embeddings and norms keep their type
 
 
 def test_int8_on_a_non_cpu_device_is_rejected(

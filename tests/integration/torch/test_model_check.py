@@ -1,4 +1,4 @@
-"""The check of the whole model at load: it accepts what is right, and names what is not."""
+"""The check of a model at load accepts a correct one and names what is wrong with another."""
 
 import copy
 from pathlib import Path
@@ -68,7 +68,7 @@ def load(folder: Path, config: Any, context: int | None = None) -> ModelRunner:
 
 
 def compute_logits(runner: ModelRunner, *prompts: list[int]) -> list[torch.Tensor]:
-    """The logits of all tokens of each prompt, packed into one pass."""
+    """Return the logits of all tokens of each prompt, packed into one forward pass."""
     pool = BlockPool(64)
     segments = [
         BatchSegment(SequenceCache(pool, len(prompt)), prompt, len(prompt)) for prompt in prompts
@@ -80,7 +80,7 @@ PROMPT = [(7 * i) % 250 for i in range(20)]
 NEIGHBOUR = [(11 * i) % 250 for i in range(150)]
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected models ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_family_that_computes_something_else_is_refused_with_its_layer(
 def test_rotary_factors_that_change_with_the_batch_are_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without frozen factors, the check itself finds that a neighbour changes a short prompt."""
+    """Without frozen factors, a longer prompt in the batch changes a short one's logits."""
     monkeypatch.setattr("backends.torch.model.freeze_rotary_factors", lambda *_: None)
 
     with pytest.raises(ModelError, match=r"layer 0 \(Phi3DecoderLayer\)"):
@@ -132,11 +132,41 @@ def test_output_layer_that_computes_something_else_is_caught() -> None:
     model = build_model(MistralConfig(**SIZES))
     reference = compute_reference(model, 256)
     model.set_attn_implementation(ATTENTION_NAME)
+
     with torch.no_grad():
         model.lm_head.weight.mul_(2)
 
     with pytest.raises(ModelError, match="its output layer computes something else"):
         ModelRunner(model, reference=reference)
+
+
+def test_logits_of_early_tokens_are_compared() -> None:
+    """An output layer that is wrong for the first tokens of a sequence alone."""
+    model = build_model(MistralConfig(**SIZES))
+    reference = compute_reference(model, 256)
+    model.set_attn_implementation(ATTENTION_NAME)
+    original = model.forward
+
+    def forward(**options: Any) -> Any:
+        out = original(**options)
+        if "packed" in options:
+            positions = options["position_ids"][0, options["logits_to_keep"]]
+            out.logits[:, positions < 100] *= 2
+        return out
+
+    model.forward = forward
+    with pytest.raises(ModelError, match="its output layer computes something else"):
+        ModelRunner(model, reference=reference)
+
+
+@pytest.mark.parametrize("slice_logits", [1, 40 * 259, 1 << 22])
+def test_logits_are_compared_in_slices(monkeypatch: pytest.MonkeyPatch, slice_logits: int) -> None:
+    monkeypatch.setattr(model_check, "_SLICE_LOGITS", slice_logits)
+    model = build_model(MistralConfig(**SIZES))
+    reference = compute_reference(model, 256)
+    assert [len(one) for one in reference.logits] == [160, 40]
+    model.set_attn_implementation(ATTENTION_NAME)
+    ModelRunner(model, reference=reference)
 
 
 def test_family_whose_own_pass_fails_is_refused() -> None:
@@ -157,7 +187,7 @@ def test_failure_inside_the_packed_pass_is_refused() -> None:
         ModelRunner(model, reference=reference)
 
 
-# --- what is right --------------------------------------------------------------------------------
+# --- accepted models ------------------------------------------------------------------------------
 
 
 def test_family_with_partly_rotated_heads_loads(tmp_path: Path) -> None:
@@ -221,14 +251,16 @@ def test_neighbour_does_not_change_a_prompt_of_a_long_rope_model(
 
 @pytest.mark.parametrize(("context", "position"), [(256, 255), (65, 64), (64, 63), (32, 31)])
 def test_long_rope_factors_are_those_of_the_served_context(context: int, position: int) -> None:
-    """They are what transformers itself chooses for a text that fills the context."""
+    """Transformers chooses the same factors for a text that fills the context."""
     config = Phi3Config(**SIZES, **LONG_ROPE)
     frozen, original = build_model(config), build_model(config)
     freeze_rotary_factors(frozen, context)
 
     hidden, first = torch.zeros(1, 1, 32), torch.tensor([[3]])
     reference = frozen.model.rotary_emb(hidden, first)
+
     expected = original.model.rotary_emb(hidden, torch.tensor([[3, position]]))
+
     assert torch.equal(reference[0], expected[0][:, :1])
     assert torch.equal(reference[1], expected[1][:, :1])
 
@@ -236,6 +268,7 @@ def test_long_rope_factors_are_those_of_the_served_context(context: int, positio
 def test_factors_can_be_chosen_again_for_a_shorter_context() -> None:
     model = build_model(Phi3Config(**SIZES, **LONG_ROPE))
     factors = []
+
     for context in (256, 64, 256):
         freeze_rotary_factors(model, context)
         factors.append(model.model.rotary_emb(torch.zeros(1, 1, 32), torch.tensor([[3]]))[0])
@@ -272,10 +305,13 @@ def test_context_is_what_the_cache_holds(tmp_path: Path) -> None:
 
     runner.limit_context(1000 * size)
     assert runner.context_length == 256
+
     runner.limit_context(130 * size)
     assert runner.context_length == 128
+
     runner.limit_context(64 * size)
     assert runner.context_length == 64
+
     [short] = compute_logits(runner, PROMPT)
     expected = load(tmp_path, Phi3Config(**SIZES, **LONG_ROPE), 64)
     assert torch.equal(short, compute_logits(expected, PROMPT)[0])
@@ -315,8 +351,24 @@ def test_difference_of_a_few_tokens_is_a_rounding_of_the_experts() -> None:
     few, many, broken = one.clone(), one.clone(), one.clone()
     few[:4] = 2
     many[:6] = 2
+
     broken[:50] = float("nan")
 
-    assert model_check._is_close([one], [few], 0.01)
-    assert not model_check._is_close([one], [many], 0.01)
-    assert not model_check._is_close([one], [broken], 0.01)
+    def is_close(other: torch.Tensor) -> bool:
+        return model_check._are_small([model_check._measure_errors(one, other)], 0.01)
+
+    assert is_close(few)
+    assert not is_close(many)
+    assert not is_close(broken)
+
+
+@pytest.mark.parametrize("vocabulary", [259, 50_000])
+@pytest.mark.parametrize("error", [0.005, 0.02])
+def test_sketches_of_logits_differ_as_much_as_the_logits(vocabulary: int, error: float) -> None:
+    dice = torch.Generator().manual_seed(7)
+    logits = torch.randn(50, vocabulary, generator=dice)
+    noise = torch.randn(50, vocabulary, generator=dice).mul_(error)
+    sketches = [model_check._sketch_logits(one) for one in (logits, logits + noise)]
+    errors = model_check._measure_errors(*sketches)
+    assert errors.mean() == pytest.approx(error, rel=0.1)
+    assert errors.max() < 1.5 * error

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, from a server that answers like it."""
+"""Models are downloaded from a server that answers like the Hugging Face Hub."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ except ModelError as error:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """Answers for the model org/tiny, and 404 for any other."""
+    """Serves the model org/tiny and answers 404 for any other."""
 
     protocol_version = "HTTP/1.1"
 
@@ -77,7 +77,7 @@ def hash_file(data: bytes) -> str:
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    """The URL of the server."""
+    """The server's URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -86,7 +86,7 @@ def hub() -> Iterator[str]:
 
 
 def find_model(name: str, hub: str, folder: Path) -> list[Any]:
-    """What a process that looks for the model reports, and what it finds at last."""
+    """Return the progress messages of a download and the model's folder."""
     environment = os.environ | {
         "HF_ENDPOINT": hub, "HF_HOME": str(folder), "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1",
@@ -101,6 +101,7 @@ def test_model_of_the_hub_is_downloaded_once_with_progress(hub: str, tmp_path: P
     *reports, (task, source) = find_model("org/tiny", hub, tmp_path)
     assert task == "generate"
     assert {file.name: file.read_bytes() for file in Path(source).iterdir()} == FILES
+
     progress = [text for _, text in reports if text.startswith("downloading org/tiny: ")]
     assert progress[-1] == "downloading org/tiny: 30 of 30 MB"
     assert len(progress) <= 8 + 2 * len(FILES)

@@ -1,6 +1,6 @@
-"""Model families, tiny and with random weights, compared with transformers' ``generate``.
+"""Model families, tiny and with random weights, match transformers' ``generate``.
 
-Each runs alone, in a batch, and with prompts in small prefill chunks: the greedy tokens are those
+Each runs alone, in a batch, and with prompts in small prefill chunks: the greedy tokens equal those
 of transformers, the log probabilities are within 1e-3, and, except for mixtures of experts, they
 are bit for bit the same in all of these cases.
 """
@@ -46,7 +46,7 @@ from tests.support.tiny_model import EngineDriver
 COUNT = 24
 LENGTHS = (1, 5, 33, 70, 18)
 WINDOW = 16
-"""Shorter than most of the prompts, and than what is written behind the others."""
+"""Shorter than most prompts and than the texts generated after the others."""
 
 NO_ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SIZES: dict[str, Any] = {
@@ -85,13 +85,13 @@ FAMILIES: dict[str, Any] = {
     ),
 }  # fmt: skip
 MIXTURES = {"gpt-oss"}
-"""Their experts take tokens of all rows together, and so the last digits depend on neighbours."""
+"""Their experts take tokens of all rows together, so the last digits depend on the batch."""
 
 
 def build_model(family: str, attention: str) -> Any:
     torch.manual_seed(4)
     auto: Any = AutoModelForCausalLM
-    # A configuration that two models share would give both the attention of the second.
+    # Two models with one configuration object would both get the second's attention.
     config = copy.deepcopy(FAMILIES[family])
     model = auto.from_config(config, attn_implementation=attention).eval()
     with torch.no_grad():
@@ -102,13 +102,13 @@ def build_model(family: str, attention: str) -> Any:
 
 
 def make_prompts() -> list[list[int]]:
-    dice = torch.Generator().manual_seed(9)
-    return [torch.randint(2, 259, (n,), generator=dice).tolist() for n in LENGTHS]
+    rng = torch.Generator().manual_seed(9)
+    return [torch.randint(2, 259, (n,), generator=rng).tolist() for n in LENGTHS]
 
 
 @functools.cache
 def compute_reference(family: str) -> list[tuple[list[int], list[float]]]:
-    """Of each prompt alone, transformers' own tokens and their log probabilities."""
+    """Return transformers' own tokens and log probabilities for each prompt alone."""
     model = build_model(family, "eager")
     outputs = []
     for prompt in make_prompts():

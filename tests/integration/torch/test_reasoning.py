@@ -1,4 +1,4 @@
-"""Reasoning of a local model, over a socket, for clients of three APIs."""
+"""Reasoning of a local model reaches the clients of three APIs, over a socket."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ MARKS = [one for one in REASONING_MARKS if one.opening in ("<think>", "[THINK]",
 
 
 def write_model(folder: Path, mark: ReasoningMark, target: Path) -> Path:
-    """The tiny model with a template whose prompt ends with the start of reasoning."""
+    """Write the tiny model with a template whose prompt ends with the start of reasoning."""
     shutil.copytree(folder, target)
     tokenizer: Any = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = (
@@ -57,11 +57,15 @@ async def test_reasoning_reaches_clients(
         )
         deltas: list[Any] = [one.choices[0].delta async for one in stream if one.choices]
         parts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+
         assert "".join(parts) == "aaaaaa"
+
         response = await client.responses.create(model="m", input="hi", max_output_tokens=16)
         assert "reasoning" in [item.type for item in response.output]
     thinking = {"type": "enabled", "budget_tokens": 1024}
     body = {"model": "m", "messages": messages, "max_tokens": 1100, "thinking": thinking}
     headers = {"anthropic-version": "2023-06-01"}
+
     answer = await gateway.http.post("/v1/messages", json=body, headers=headers)
+
     assert answer.json()["content"][0]["type"] == "thinking"

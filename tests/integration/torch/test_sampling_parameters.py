@@ -1,4 +1,4 @@
-"""Every sampling parameter of every endpoint, from the client's bytes to the generated tokens.
+"""Every sampling parameter of every endpoint affects the generated tokens.
 
 Each row of each client adapter's parameter tables is tested here, or listed as irrelevant for
 sampling. A test sends the parameter as a client would and checks the engine's output, so that it
@@ -15,7 +15,7 @@ import pytest
 import torch
 from tokenizers import processors
 
-from backends.torch import ipc
+from backends.torch import commands, ipc
 from backends.torch.ipc import ChoiceEndEvent, PrefillDoneEvent, PromptEchoEvent, TextEvent
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.tokenization import InputProcessor
@@ -26,17 +26,19 @@ from tests.support.tiny_model import EngineDriver
 
 Json = dict[str, Any]
 Drive = Callable[..., Any]
-STILL: Final = 1e-6
-"""A temperature so low that the likeliest token is taken, and which every protocol takes."""
+GREEDY_TEMPERATURE: Final = 1e-6
+"""A temperature so low that sampling is greedy; every protocol accepts it."""
 HOT: Final = 1.5
 MANY: Final = 8
 
 
-def _add_seed(order: ipc.GenerateCommand) -> ipc.GenerateCommand:
-    """The same, with a seed: by luck the first token may be the last."""
-    if order.sampling.seed is not None:
-        return order
-    return msgspec.structs.replace(order, sampling=msgspec.structs.replace(order.sampling, seed=1))
+def _add_seed(command: ipc.GenerateCommand) -> ipc.GenerateCommand:
+    """Add a seed, with which the first token is not the end token."""
+    if command.sampling.seed is not None:
+        return command
+    return msgspec.structs.replace(
+        command, sampling=msgspec.structs.replace(command.sampling, seed=1)
+    )
 
 
 class OptionTestBench:
@@ -50,90 +52,93 @@ class OptionTestBench:
         self.model = tiny
         self._scripted = scripted
         self.losses: tuple[str, ...] = ()
-        """The wire names of what was told as lost, of the last request."""
+        """The wire names that the last request's loss report lists."""
 
     def request(self, options: Json) -> GenerationRequest:
-        """The request with these options, by field."""
+        """Decode a request with these options, by field."""
         tokens = {"stopping.max_tokens": MANY, **options}
         wires = {self.case.get_wire_name(f) or f: v for f, v in tokens.items() if v is not None}
         request, names = self.case.decode(wires)
         self.losses = tuple(
-            one.field for one in ipc.find_unsupported_params(request, names, templates=False)
+            one.field for one in commands.find_unsupported_params(request, names, templates=False)
         )
         return request
 
-    def order(self, options: Json) -> ipc.GenerateCommand:
-        """What the engine is told: all of it, as it crosses between the processes."""
-        command = ipc.build_generate_command(self.request(options), 1, 60.0, templates=False)
-        (order,) = ipc.decode_commands(ipc.encode_frame([command])[4:])
-        assert isinstance(order, ipc.GenerateCommand)
-        return order
+    def build_command(self, options: Json) -> ipc.GenerateCommand:
+        """Return the command that the request sends to the engine process."""
+        command = commands.build_generate_command(self.request(options), 1, 60.0, templates=False)
+        (received,) = ipc.decode_commands(ipc.encode_frame([command])[4:])
+        assert isinstance(received, ipc.GenerateCommand)
+        return received
 
     def run(self, **options: Any) -> Any:
-        """An engine that has answered; ``__`` in a name stands for a dot. Nothing may be lost."""
+        """Run the request in an engine; ``__`` in an option stands for a dot.
+
+        No option may be lost.
+        """
         values = {name.replace("__", "."): value for name, value in options.items()}
-        order = _add_seed(self.order(values))
+        command = _add_seed(self.build_command(values))
         assert self.losses == ()
-        return EngineDriver(self.model).run(msgspec.structs.replace(order, token_ids=True))
+        return EngineDriver(self.model).run(msgspec.structs.replace(command, token_ids=True))
 
     def ids(self, **options: Any) -> list[int]:
-        """The tokens of its only choice."""
+        """Return the tokens of the only choice."""
         token_ids: list[int] = self.run(**options).ids()
         return token_ids
 
-    def still(self, **options: Any) -> list[int]:
-        """The same, of the likeliest tokens."""
-        return self.ids(sampling__temperature=STILL, **options)
+    def greedy_ids(self, **options: Any) -> list[int]:
+        """Return the tokens of the only choice, sampled greedily."""
+        return self.ids(sampling__temperature=GREEDY_TEMPERATURE, **options)
 
     def run_script(self, script: list[int], **options: Any) -> Any:
-        """As ``run``, by a model that says this and then ends."""
+        """Like ``run``, with a model that generates this script."""
         values = {name.replace("__", "."): value for name, value in options.items()}
-        order = self.order(values)
+        command = self.build_command(values)
         assert self.losses == ()
         driven, forward = self._scripted(script)
-        prompts = driven.engine._input_processor.tokenize_prompts(order.input, order.stopping)
+        prompts = driven.engine._input_processor.tokenize_prompts(command.input, command.stopping)
         forward._prompt = len(prompts[0])
-        return driven.run(msgspec.structs.replace(order, token_ids=True))
+        return driven.run(msgspec.structs.replace(command, token_ids=True))
 
 
-# --- how tokens are drawn -----------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 def check_temperature(bench: OptionTestBench) -> None:
-    assert bench.still(sampling__seed=1) == bench.still(sampling__seed=2)
+    assert bench.greedy_ids(sampling__seed=1) == bench.greedy_ids(sampling__seed=2)
     hot = [bench.ids(sampling__temperature=HOT, sampling__seed=seed) for seed in (1, 2)]
     assert hot[0] != hot[1]
 
 
-def _check_takes_likeliest(bench: OptionTestBench, **options: Any) -> None:
-    """However hot, the likeliest are taken."""
+def _check_greedy(bench: OptionTestBench, **options: Any) -> None:
+    """Assert that the likeliest tokens are sampled at any temperature."""
     hot = bench.ids(sampling__temperature=HOT, sampling__seed=1, **options)
-    assert hot == bench.still()
+    assert hot == bench.greedy_ids()
 
 
 def check_top_p(bench: OptionTestBench) -> None:
-    _check_takes_likeliest(bench, sampling__top_p=1e-3)
+    _check_greedy(bench, sampling__top_p=1e-3)
 
 
 def check_top_k(bench: OptionTestBench) -> None:
-    _check_takes_likeliest(bench, sampling__top_k=1)
+    _check_greedy(bench, sampling__top_k=1)
 
 
 def check_min_p(bench: OptionTestBench) -> None:
-    _check_takes_likeliest(bench, sampling__min_p=0.999)
+    _check_greedy(bench, sampling__min_p=0.999)
 
 
 def check_do_sample(bench: OptionTestBench) -> None:
-    _check_takes_likeliest(bench, sampling__do_sample=False)
+    _check_greedy(bench, sampling__do_sample=False)
 
 
 def check_typical_p(bench: OptionTestBench) -> None:
-    """Only the most typical token is left: chance has no say, and it is not the likeliest."""
+    """Only the most typical token, which is not the likeliest, remains to be sampled."""
     ids = [
         bench.ids(sampling__temperature=HOT, sampling__seed=seed, sampling__typical_p=1e-3)
         for seed in (1, 2)
     ]
-    assert ids[0] == ids[1] != bench.still()
+    assert ids[0] == ids[1] != bench.greedy_ids()
 
 
 def check_seed(bench: OptionTestBench) -> None:
@@ -142,18 +147,18 @@ def check_seed(bench: OptionTestBench) -> None:
 
 
 def check_repetition_penalty(bench: OptionTestBench) -> None:
-    """One far below 1 is a reward: only what was there before comes again."""
-    got = bench.run(sampling__temperature=STILL, sampling__repetition_penalty=1e-3)
-    order = bench.order({})
-    (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
-    assert set(got.ids()) <= set(prompt)
+    """A penalty far below 1 is a reward: only earlier tokens are sampled again."""
+    driver = bench.run(sampling__temperature=GREEDY_TEMPERATURE, sampling__repetition_penalty=1e-3)
+    command = bench.build_command({})
+    (prompt,) = driver.engine._input_processor.tokenize_prompts(command.input, command.stopping)
+    assert set(driver.ids()) <= set(prompt)
 
 
 def _check_repetition(bench: OptionTestBench, name: str) -> None:
     """A negative penalty is a reward, a positive one the opposite."""
-    plain = bench.still(stopping__max_tokens=40)
-    many = bench.still(stopping__max_tokens=40, **{name: -2.0})
-    few = bench.still(stopping__max_tokens=40, **{name: 2.0})
+    plain = bench.greedy_ids(stopping__max_tokens=40)
+    many = bench.greedy_ids(stopping__max_tokens=40, **{name: -2.0})
+    few = bench.greedy_ids(stopping__max_tokens=40, **{name: 2.0})
     assert len(set(many)) < len(set(plain)) < len(set(few))
 
 
@@ -166,7 +171,7 @@ def check_frequency_penalty(bench: OptionTestBench) -> None:
 
 
 def check_logit_bias(bench: OptionTestBench) -> None:
-    assert set(bench.still(logit_bias={"65": 100})) == {65}
+    assert set(bench.greedy_ids(logit_bias={"65": 100})) == {65}
 
 
 def check_allowed_token_ids(bench: OptionTestBench) -> None:
@@ -176,11 +181,11 @@ def check_allowed_token_ids(bench: OptionTestBench) -> None:
 
 def check_bad_words(bench: OptionTestBench) -> None:
     letter = _pick_letter(bench)
-    assert letter.encode()[0] not in bench.still(sampling__bad_words=[letter])
+    assert letter.encode()[0] not in bench.greedy_ids(sampling__bad_words=[letter])
 
 
 def check_watermark(bench: OptionTestBench) -> None:
-    """Of four tokens one is green: here, nearly all are, which transformers would find, too."""
+    """Nearly all tokens are green, as transformers' detector finds; a quarter would be chance."""
     from transformers import WatermarkLogitsProcessor  # noqa: PLC0415
 
     judge: Any = WatermarkLogitsProcessor(259, "cpu")
@@ -196,38 +201,40 @@ def check_watermark(bench: OptionTestBench) -> None:
     assert green(marked) > 2 * green(bench.ids(**tokens))
 
 
-# --- how many, and which ------------------------------------------------------------------------
+# --- number and selection of choices --------------------------------------------------------------
 
 
 def check_n(bench: OptionTestBench) -> None:
-    """OVMS gives several of a beam search only."""
+    """OVMS returns several choices only for a beam search."""
     searched = bench.case.name.startswith("ovms")
     drawn: Json = {"sampling__temperature": HOT, "sampling__seed": 1}
-    got = bench.run(n=3, **(_beam_options(bench, 3) if searched else drawn))
-    assert set(got.ended()) == {0, 1, 2}
-    assert len({tuple(got.ids(choice=i)) for i in range(3)}) == 3
+    driver = bench.run(n=3, **(_beam_options(bench, 3) if searched else drawn))
+    assert set(driver.ended()) == {0, 1, 2}
+    assert len({tuple(driver.ids(choice=i)) for i in range(3)}) == 3
 
 
 def check_best_of(bench: OptionTestBench) -> None:
-    """The likeliest of four; MindIE returns all four."""
+    """The likeliest of four is returned; MindIE returns all four."""
     values = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
     request = bench.request(values)
     every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=LogprobsOptions(0))
-    order = ipc.build_generate_command(every, 1, 60.0, templates=False)
-    all_four = EngineDriver(bench.model).run(msgspec.structs.replace(order, token_ids=True))
+    command = commands.build_generate_command(every, 1, 60.0, templates=False)
+    all_four = EngineDriver(bench.model).run(msgspec.structs.replace(command, token_ids=True))
     ids = {
         sum(
             t.logprob or 0.0 for p in all_four.select(TextEvent) if p.choice == i for t in p.tokens
         ): i
         for i in range(4)
     }
-    got = bench.run(**{name.replace(".", "__"): value for name, value in values.items()})
+    driver = bench.run(**{name.replace(".", "__"): value for name, value in values.items()})
     wanted = range(4) if bench.case.name.startswith("mindie") else [ids[max(ids)]]
-    assert [got.ids(choice=i) for i in got.ended()] == [all_four.ids(choice=i) for i in wanted]
+    assert [driver.ids(choice=i) for i in driver.ended()] == [
+        all_four.ids(choice=i) for i in wanted
+    ]
 
 
 def _beam_options(bench: OptionTestBench, width: int) -> Json:
-    """What asks for so many beams."""
+    """Return the options that request this many beams."""
     if bench.case.supports("sampling.beam_width"):
         return {"sampling__beam_width": width}
     if bench.case.supports("request.beam_search"):
@@ -236,10 +243,10 @@ def _beam_options(bench: OptionTestBench, width: int) -> Json:
 
 
 def check_beam_search(bench: OptionTestBench) -> None:
-    """More likely than what the likeliest tokens come to, and what transformers finds."""
-    got = bench.run(**_beam_options(bench, 4))
-    order = bench.order({})
-    (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
+    """The text is likelier than the greedy one and equals transformers' result."""
+    driver = bench.run(**_beam_options(bench, 4))
+    command = bench.build_command({})
+    (prompt,) = driver.engine._input_processor.tokenize_prompts(command.input, command.stopping)
     with torch.inference_mode():
         whole = bench.reference.generate(
             torch.tensor([prompt]),
@@ -250,12 +257,12 @@ def check_beam_search(bench: OptionTestBench) -> None:
             eos_token_id=[256, 257],
             pad_token_id=258,
         )
-    assert got.ids() == whole[0, len(prompt) :].tolist()
-    assert got.ids() != bench.still()
+    assert driver.ids() == whole[0, len(prompt) :].tolist()
+    assert driver.ids() != bench.greedy_ids()
 
 
 def check_length_penalty(bench: OptionTestBench) -> None:
-    """Texts of several lengths are ranked by it: an end early on may win, or not."""
+    """The penalty ranks texts of several lengths: a short text wins or loses by it."""
     end = bench.run(**_beam_options(bench, 4)).ids()[2]
     bench.model = bench.model._replace(end_tokens=frozenset({end}))
     short, long = (
@@ -266,41 +273,41 @@ def check_length_penalty(bench: OptionTestBench) -> None:
 
 
 def check_diversity_penalty(bench: OptionTestBench) -> None:
-    got = [
+    outputs = [
         bench.run(**_beam_options(bench, 4), n=4, sampling__diversity_penalty=penalty)
         for penalty in (0.0, 50.0)
     ]
-    close, far = ([one.ids(choice=i) for i in range(4)] for one in got)
+    close, far = ([one.ids(choice=i) for i in range(4)] for one in outputs)
     assert len({ids[0] for ids in close}) < 4
     assert all(len(set(column)) == 4 for column in zip(*far, strict=True))
 
 
-# --- where a text ends --------------------------------------------------------------------------
+# --- the end of a text ----------------------------------------------------------------------------
 
 
 def _pick_letter(bench: OptionTestBench) -> str:
-    """A letter that the likeliest text has, not at its very beginning."""
-    text: str = bench.run(sampling__temperature=STILL).text()
+    """Return a letter of the greedy text that is not its first."""
+    text: str = bench.run(sampling__temperature=GREEDY_TEMPERATURE).text()
     return next(one for at, one in enumerate(text) if at > 1 and " " < one < "\x7f")
 
 
 def check_max_tokens(bench: OptionTestBench) -> None:
     for most in (3, 7):
-        got = bench.run(stopping__max_tokens=most, sampling__temperature=STILL)
-        assert (len(got.ids()), got.ended()[0].reason) == (most, "length")
+        driver = bench.run(stopping__max_tokens=most, sampling__temperature=GREEDY_TEMPERATURE)
+        assert (len(driver.ids()), driver.ended()[0].reason) == (most, "length")
 
 
 def check_min_tokens(bench: OptionTestBench) -> None:
-    got = bench.run_script(list(b"abcdef"), stopping__stop="b", stopping__min_tokens=4)
-    assert len(got.ids()) > 4
+    driver = bench.run_script(list(b"abcdef"), stopping__stop="b", stopping__min_tokens=4)
+    assert len(driver.ids()) > 4
     assert len(bench.run_script([], stopping__min_tokens=4, stopping__max_tokens=9).ids()) >= 4
 
 
 def check_stop(bench: OptionTestBench) -> None:
-    script, options = list(b"one END two"), {"sampling__temperature": STILL}
-    got = bench.run_script(script, stopping__stop="END", **options)
-    assert got.ended()[0] == ChoiceEndEvent(1, 0, "stop", "END")
-    assert got.text() in ("one ", "one END")
+    script, options = list(b"one END two"), {"sampling__temperature": GREEDY_TEMPERATURE}
+    driver = bench.run_script(script, stopping__stop="END", **options)
+    assert driver.ended()[0] == ChoiceEndEvent(1, 0, "stop", "END")
+    assert driver.text() in ("one ", "one END")
 
 
 def check_include_stop(bench: OptionTestBench) -> None:
@@ -314,14 +321,14 @@ def check_include_stop(bench: OptionTestBench) -> None:
 
 
 def check_stop_token_ids(bench: OptionTestBench) -> None:
-    got = bench.run_script(list(b"abc"), stopping__stop_token_ids=[ord("c")])
-    assert (got.text(), got.ended()[0]) == ("ab", ChoiceEndEvent(1, 0, "stop", ord("c")))
+    driver = bench.run_script(list(b"abc"), stopping__stop_token_ids=[ord("c")])
+    assert (driver.text(), driver.ended()[0]) == ("ab", ChoiceEndEvent(1, 0, "stop", ord("c")))
 
 
 def check_ignore_eos(bench: OptionTestBench) -> None:
     for on, reason, tokens in ((True, "length", 9), (False, "eos", 3)):
-        got = bench.run_script(list(b"hi"), stopping__ignore_eos=on, stopping__max_tokens=9)
-        assert (got.ended()[0].reason, got.finished().completion_tokens) == (reason, tokens)
+        driver = bench.run_script(list(b"hi"), stopping__ignore_eos=on, stopping__max_tokens=9)
+        assert (driver.ended()[0].reason, driver.finished().completion_tokens) == (reason, tokens)
 
 
 def check_skip_special_tokens(bench: OptionTestBench) -> None:
@@ -332,7 +339,7 @@ def check_skip_special_tokens(bench: OptionTestBench) -> None:
     assert texts == ["ab", "a<pad>b"]
 
 
-# --- what of the prompt is read, and what is told -----------------------------------------------
+# --- the prompt, and details of the response ------------------------------------------------------
 
 
 def check_truncate_prompt(bench: OptionTestBench) -> None:
@@ -355,10 +362,10 @@ def check_add_special_tokens(bench: OptionTestBench) -> None:
 
 def check_overflow(bench: OptionTestBench) -> None:
     long = {"prompt": "x" * 500}
-    order = bench.order({**long, "stopping.overflow": "truncate"})
-    assert EngineDriver(bench.model).run(order).finished().prompt_tokens == 128 - MANY
-    order = bench.order({**long, "stopping.overflow": "error"})
-    assert EngineDriver(bench.model).run(order).failed().kind == "too_long"
+    command = bench.build_command({**long, "stopping.overflow": "truncate"})
+    assert EngineDriver(bench.model).run(command).finished().prompt_tokens == 128 - MANY
+    command = bench.build_command({**long, "stopping.overflow": "error"})
+    assert EngineDriver(bench.model).run(command).failed().kind == "too_long"
 
 
 def check_echo(bench: OptionTestBench) -> None:
@@ -366,7 +373,7 @@ def check_echo(bench: OptionTestBench) -> None:
 
 
 def check_logprobs(bench: OptionTestBench) -> None:
-    """OVMS tells no alternatives."""
+    """OVMS returns no alternatives."""
     row = next(row for row in bench.case.rows if row.field == "logprobs.top")
     wanted = 0 if row.type == "bool" or bench.case.name.startswith("ovms") else 3
     value = True if row.type == "bool" else min(3, int(row.maximum or 3))
@@ -382,9 +389,9 @@ def check_chat_logprobs(bench: OptionTestBench) -> None:
 
 
 def _check_top_logprobs(bench: OptionTestBench, wanted: int, **options: Any) -> None:
-    got = bench.run(**options)
-    tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
-    assert [token.id for token in tokens] == got.ids() != []
+    driver = bench.run(**options)
+    tokens = [token for piece in driver.select(TextEvent) for token in piece.tokens]
+    assert [token.id for token in tokens] == driver.ids() != []
     assert {len(token.top) for token in tokens} == {wanted}
 
 
@@ -396,10 +403,10 @@ def check_prompt_logprobs(bench: OptionTestBench) -> None:
 
 def check_token_ids(bench: OptionTestBench) -> None:
     for wanted in (True, False):
-        got = EngineDriver(bench.model).run(
-            _add_seed(bench.order({"response_options.token_ids": wanted}))
+        driver = EngineDriver(bench.model).run(
+            _add_seed(bench.build_command({"response_options.token_ids": wanted}))
         )
-        assert bool(got.ids()) == wanted
+        assert bool(driver.ids()) == wanted
 
 
 CASES: Final[Mapping[str, Callable[[OptionTestBench], None]]] = {
@@ -448,7 +455,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, str]]] = {
     "templating.template": ("x", "it is a program, and needs the trust of who runs the gateway"),
     "stopping.spaces_between_special_tokens": (True, "a tokenizer writes them or does not"),
 }
-"""What is not done, and why: the client is told of each."""
+"""Unsupported parameters and the reasons; the loss report lists each."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "stream": "how an answer is framed: the tests of the protocols",
@@ -471,7 +478,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
         "a name",
     ),
 }  # fmt: skip
-"""What is no option of sampling, or of what is told of it."""
+"""Parameters that affect neither sampling nor the details of the response."""
 
 SEARCHES: Final = ("sampling.beam_width", "request.beam_search", "request.beams")
 ALL: Final = tuple(list_endpoint_cases())
@@ -483,18 +490,18 @@ def iterate_rows() -> Iterator[tuple[EndpointCase, Param]]:
 
 
 def parametrize_rows(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Each row of these fields; one that is said alike in several places of a protocol once."""
-    rows, seen = [], []
+    """Parametrize with each parameter row of these fields, without equal rows of one protocol."""
+    rows, names = [], []
     for case, row in iterate_rows():
         key = (case.name.split()[0], case.body, row)
-        if row.field in cases and not _is_irrelevant(case, row) and key not in seen:
-            seen.append(key)
+        if row.field in cases and not _is_irrelevant(case, row) and key not in names:
+            names.append(key)
             rows.append(pytest.param(case, row, id=f"{case.name}: {row.wire}"))
     return pytest.mark.parametrize(("case", "row"), rows)
 
 
 def _is_irrelevant(case: EndpointCase, row: Param) -> bool:
-    """The penalties of a search, where none can be asked for."""
+    """Return whether this is a penalty at an endpoint without the search that it belongs to."""
     penalty = row.field in ("sampling.length_penalty", "sampling.diversity_penalty")
     return penalty and not any(case.supports(field) for field in SEARCHES)
 
@@ -536,7 +543,7 @@ def parametrize_endpoints(*begins: str) -> pytest.MarkDecorator:
 def test_logit_bias_affects_the_tokens_without_a_parameter_table_row(
     case: EndpointCase, tiny: LoadedModel, scripted: Drive
 ) -> None:
-    """They are no scalars, so the tables do not have them."""
+    """The parameter tables have only scalar parameters."""
     check_logit_bias(OptionTestBench(case, tiny, scripted, None))
 
 
@@ -544,7 +551,7 @@ def test_logit_bias_affects_the_tokens_without_a_parameter_table_row(
 def test_triton_flags_select_logprobs_and_prompt_echo(
     case: EndpointCase, tiny: LoadedModel, scripted: Drive
 ) -> None:
-    """Tensors of their own, beside the parameters: what is told of a text besides the text."""
+    """The flags are tensors of their own, beside the parameters."""
     inputs = case.adapter._profile.inputs
     body = msgspec.structs.replace(case, body=lambda options: {"text_input": "Hello", **options})
     bench = OptionTestBench(body, tiny, scripted, None)
@@ -552,10 +559,12 @@ def test_triton_flags_select_logprobs_and_prompt_echo(
     exclude = next(
         name for name in inputs if name.startswith(case.adapter._profile.exclude_prompt_flags)
     )
+
     assert logs
+
     for flag in logs:
-        got = bench.run(**{flag: True})
-        assert all(token.logprob for piece in got.select(TextEvent) for token in piece.tokens)
-        assert sum(len(piece.tokens) for piece in got.select(TextEvent)) == len(got.ids()) > 0
+        driver = bench.run(**{flag: True})
+        assert all(token.logprob for piece in driver.select(TextEvent) for token in piece.tokens)
+        assert sum(len(piece.tokens) for piece in driver.select(TextEvent)) == len(driver.ids()) > 0
     assert bench.run(**{exclude: False}).echo().text == "Hello"
     assert bench.run(**{exclude: True}).select(PromptEchoEvent) == []

@@ -1,4 +1,4 @@
-"""Tool calls of a local model under the options that SDKs send, over a socket."""
+"""A local model's tool calls reach clients as tool calls, with the options that SDKs send."""
 
 import json
 from pathlib import Path
@@ -35,9 +35,9 @@ PARAMETERS = {
 
 
 def write_scripted_model(folder: Path, script: str, template: str) -> None:
-    """A model that writes a script after a prompt of one token, whatever was written before.
+    """Write a model that generates a script after a prompt of one token.
 
-    Its layers are zero, so that a position alone decides about the next token.
+    Its layers are zero, so that the position alone determines the next token.
     """
     tokens = [*script.encode(), EOS]
     size = 448
@@ -94,10 +94,10 @@ async def test_calls_arrive_as_calls_under_every_option(
     messages: Any = [{"role": "user", "content": "hi"}]
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
         for option, fields in OPTIONS.items():
-            answer = await client.chat.completions.create(
+            response = await client.chat.completions.create(
                 model="m", messages=messages, temperature=0, max_tokens=440, **fields
             )
-            [choice] = answer.choices
+            [choice] = response.choices
             calls: Any = choice.message.tool_calls
             assert calls, (option, choice.message.content)
             assert json.loads(calls[0].function.arguments) == ARGUMENTS, option
@@ -110,6 +110,8 @@ async def test_calls_arrive_as_calls_under_every_option(
         )  # fmt: skip
         deltas = [one.choices[0].delta async for one in streamed if one.choices]
         pieces = [call.function for delta in deltas for call in delta.tool_calls or []]
+
         text = "".join((one.arguments or "") for one in pieces if one is not None)
+
         assert json.loads(text) == ARGUMENTS
         assert not "".join(delta.content or "" for delta in deltas)

@@ -1,5 +1,6 @@
-"""Writes the tiny model as a GGUF file, as llama.cpp's converter does."""
+"""Writes the tiny model as a GGUF file, like llama.cpp's converter."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ _NAMES = {
 }
 
 
-def write_gguf(file: Path) -> Path:
-    """Write the GGUF file and return ``file``. Its only token of several bytes is ``he``."""
+def write_gguf(file: Path, choose_kind: Callable[[str], Any] = lambda name: None) -> Path:
+    """Write the GGUF file and return ``file``. Its only token of several bytes is ``he``.
+
+    ``choose_kind`` is called with the name of a matrix and returns its quantization; None: float32.
+    """
     model = tiny_llama()
     writer = gguf.GGUFWriter(str(file), "llama")
     _describe(writer, model.config)
@@ -34,7 +38,12 @@ def write_gguf(file: Path) -> Path:
         data = _interleave_heads(name, weight.numpy(), model.config)
         for theirs, gguf_name in _NAMES.items():
             name = name.replace(theirs, gguf_name)  # noqa: PLW2901 - several parts of it
-        writer.add_tensor(name, np.ascontiguousarray(data))
+        kind = choose_kind(name) if data.ndim > 1 else None
+        data = np.ascontiguousarray(data)
+        if kind is None:
+            writer.add_tensor(name, data)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

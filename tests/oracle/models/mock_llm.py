@@ -1,6 +1,6 @@
 """A model with inputs of its own: it repeats its prompt ``REPETITION`` times.
 
-With the parameter ``FAIL_LAST`` it fails after that, with ``OUTPUT_0_DIM`` it says nothing.
+With the parameter ``FAIL_LAST`` it then fails, with ``OUTPUT_0_DIM`` it returns nothing.
 """
 
 import json
@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
+    """The class that the Python backend loads."""
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

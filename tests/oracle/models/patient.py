@@ -1,4 +1,4 @@
-"""A model that talks for ten seconds, and can be asked how its last talk ended."""
+"""A model that streams for ten seconds and reports how its last stream ended."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ WORDS = 100
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
+    """The class that the Python backend loads."""
 
     def initialize(self, _args: dict[str, str]) -> None:
         self._ended = "it never began"
@@ -24,12 +24,12 @@ class TritonPythonModel:
             if prompt == QUESTION:
                 say(sender, self._ended)
             else:
-                self._ended = talk(sender)
+                self._ended = stream_words(sender)
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def talk(sender: Any) -> str:
-    """Word by word, until nobody listens any more."""
+def stream_words(sender: Any) -> str:
+    """Send word by word until the client disconnects."""
     for k in range(WORDS):
         if sender.is_cancelled():
             return "cancelled"

@@ -1,7 +1,7 @@
-"""A model of the TensorRT-LLM ensemble's shape: it says " w0", " w1" ... to each prompt of a batch.
+"""A model like the TensorRT-LLM ensemble: it answers " w0", " w1" ... to each prompt of a batch.
 
-As the scripted echo of the gateway does, it takes a prompt's words for its tokens and finds every
-token of its own as likely as the other.
+Like the gateway's scripted echo backend, it counts a prompt's words as its tokens, and all of its
+tokens are equally likely.
 """
 
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ import triton_python_backend_utils as pb
 
 LOGPROB = -0.5
 WORDS = 8
-"""It ends by itself after so many."""
+"""Its default number of words."""
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
+    """The class that the Python backend loads."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [pb.InferenceResponse(list(outputs(request))) for request in requests]
 
 
 def outputs(request: Any) -> Iterator[Any]:
-    """The text, and what was asked for beside it: a row for each prompt."""
+    """Build the text and the requested outputs: a row for each prompt."""
     inputs = {t.name(): t.as_numpy() for t in request.inputs()}
     prompts = [one.decode() for one in inputs["text_input"].reshape(-1)]
     count = min(int(inputs["max_tokens"].reshape(-1)[0]), WORDS)

@@ -1,6 +1,6 @@
-"""A model of the vLLM backend's shape: it says " w0", " w1" ... and knows nothing else.
+"""A model like the vLLM backend: it answers " w0", " w1" ....
 
-With the model parameter ``fail_at`` it fails instead of saying that word.
+With the model parameter ``fail_at`` it fails in place of that word.
 """
 
 import json
@@ -12,11 +12,11 @@ import triton_python_backend_utils as pb
 
 EXPLODED = "the worker answered with an error"
 WORDS = 8
-"""It ends by itself after so many."""
+"""Its default number of words."""
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
+    """The class that the Python backend loads."""
 
     def initialize(self, args: dict[str, str]) -> None:
         parameters = json.loads(args["model_config"])["parameters"]
@@ -60,7 +60,7 @@ class TritonPythonModel:
 
 
 def outputs(inputs: dict[str, Any], text: str, choices: int, reason: str, tokens: int) -> list[Any]:
-    """One response: the text, and what was asked for beside it; each as often as choices."""
+    """Build a response: the text and the requested outputs, each for every choice."""
     tensors = [tensor("text_output", [text.encode()] * choices, np.object_)]
     if inputs.get("return_finish_reason", False):
         tensors.append(tensor("finish_reason", [reason.encode()] * choices, np.object_))

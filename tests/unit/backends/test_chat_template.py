@@ -1,4 +1,4 @@
-"""Chat templates: what a model's own makes of a conversation."""
+"""Chat templates render conversations as prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ CHATML = (
 )
 
 
-def make_chat(*turns: tuple[str, str], **more: Any) -> GenerationRequest:
+def make_chat(*turns: tuple[str, str], **fields: Any) -> GenerationRequest:
     messages = tuple(Message(role, (TextPart(text),)) for role, text in turns)  # type: ignore[arg-type]
-    return GenerationRequest(model="m", kind="chat", messages=messages, **more)
+    return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
 def write_tokenizer_config(path: Path, **described: Any) -> Path:
@@ -118,13 +118,13 @@ def test_template_gets_tool_calls_and_tools_as_objects(tmp_path: Path) -> None:
     )
 
 
-def test_template_gets_invalid_json_arguments_as_text(tmp_path: Path) -> None:
+def test_template_gets_invalid_json_arguments_as_an_object(tmp_path: Path) -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments }}{{ none | tojson(indent=2) }}"
     template = ChatTemplate(str(write_tokenizer_config(tmp_path, chat_template=source)))
     call = Message("assistant", tool_calls=(ToolCall("c", "f", "{oops"),))
 
     request = GenerationRequest(model="m", kind="chat", messages=(call,))
-    assert template.render_prompt(request) == "{oopsnull"
+    assert template.render_prompt(request) == "{'arguments': '{oops'}null"
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_template_gets_invalid_json_arguments_as_text(tmp_path: Path) -> None:
 )
 def test_template_error_is_an_invalid_messages_parameter(tmp_path: Path, source: str) -> None:
     template = ChatTemplate(str(write_tokenizer_config(tmp_path, chat_template=source)))
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         template.render_prompt(make_chat(("user", "Hi")))
-    assert caught.value.param == "messages"
+    assert excinfo.value.param == "messages"
 
 
 def test_prompt_of_a_template_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

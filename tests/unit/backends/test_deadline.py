@@ -1,4 +1,4 @@
-"""One deadline for an exchange: it only shrinks."""
+"""A request has one deadline, which only gets earlier."""
 
 import pytest
 
@@ -20,12 +20,16 @@ def test_deadline_decreases_with_time_and_can_be_shortened() -> None:
 
     assert deadline.remaining() == 10
     assert deadline.remaining(3) == 3
+
     clock.time += 8
     assert deadline.remaining(3) == 2
+
     deadline.shorten(60)
     assert deadline.remaining() == 2
+
     deadline.shorten(1)
     assert deadline.remaining() == 1
+
     clock.time += 1
     with pytest.raises(DeadlineExceeded):
         deadline.remaining()
@@ -37,8 +41,10 @@ def test_expiry_within_never_exceeds_the_deadline() -> None:
 
     assert deadline.expiry_within(3) == 103
     assert deadline.expiry_within(30) == 110
+
     clock.time += 9
     assert deadline.expiry_within(3) == 110
+
     clock.time += 1
     with pytest.raises(DeadlineExceeded):
         deadline.expiry_within(3)

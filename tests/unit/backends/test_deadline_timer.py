@@ -1,7 +1,8 @@
-"""Many limits of time, with one timer."""
+"""Many deadlines share one timer."""
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from tests.support.fakes import FakeClock
 
 
 class FakeTimer:
-    """One that a test lets fire."""
+    """A timer that a test fires."""
 
     def __init__(self, due: float, call: Callable[[], None]) -> None:
         self.due = due
@@ -22,7 +23,7 @@ class FakeTimer:
 
 
 class FakeLoop:
-    """Goes on when a test says so, and tells which timers there were."""
+    """A loop whose time a test advances, and which records its timers."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -32,19 +33,24 @@ class FakeLoop:
         self.timers.append(FakeTimer(self.clock() + delay, callback))
         return self.timers[-1]
 
-    def go_on(self, seconds: float) -> None:
-        """So far, with all that fires on the way."""
+    def advance(self, seconds: float) -> None:
+        """Advance the time and fire the timers that are due."""
         end = self.clock() + seconds
         while due := [one for one in self.timers if one.due <= end and not one.cancelled]:
             first = min(due, key=lambda one: one.due)
             self.timers.remove(first)
-            self.clock.now = first.due
+            self.clock.now = max(self.clock.now, first.due)
             first.call()
         self.clock.now = end
 
+    def stall(self, seconds: float) -> None:
+        """Advance the time, and fire the timers that are due only then."""
+        self.clock.now += seconds
+        self.advance(0)
+
 
 class RecordingDeadline:
-    """Notes when it was looked at."""
+    """Records when it was checked."""
 
     def __init__(self) -> None:
         self.looks: list[float] = []
@@ -66,7 +72,8 @@ def test_deadline_fires_at_its_last_set_time() -> None:
     timer.add(late, 120)
     timer.add(later, 120.25)
     timer.add(later, 120.75)
-    loop.go_on(100)
+
+    loop.advance(100)
 
     assert (early.looks, late.looks, later.looks) == ([10], [20], [20.75])
 
@@ -76,15 +83,16 @@ def test_postponed_deadline_fires_at_the_later_time() -> None:
     one, other = RecordingDeadline(), RecordingDeadline()
     timer.add(one, 110)
     timer.add(other, 110.5)
-    loop.go_on(10.25)
+    loop.advance(10.25)
     timer.add(other, 150)
-    loop.go_on(100)
+
+    loop.advance(100)
 
     assert (one.looks, other.looks) == ([10], [50])
 
 
 class PeriodicDeadline(RecordingDeadline):
-    """Says each time when it is next."""
+    """Returns its next time at each check."""
 
     def __init__(self, timer: DeadlineTimer, every: float) -> None:
         super().__init__()
@@ -112,7 +120,7 @@ def test_periodic_deadlines_fire_on_time_independently(
     loop, timer = make_timer()
     there: list[tuple[float, float, PeriodicDeadline]] = []
     for wait, every, stays in timers:
-        loop.go_on(wait)
+        loop.advance(wait)
         one = PeriodicDeadline(timer, every)
         timer.add(one, loop.clock() + every)
         if stays:
@@ -120,7 +128,7 @@ def test_periodic_deadlines_fire_on_time_independently(
         else:
             timer.remove(one)
             assert one.looks == []
-    loop.go_on(61)
+    loop.advance(61)
 
     end = loop.clock() - 100
     for since, every, one in there:
@@ -133,7 +141,7 @@ def test_one_timer_serves_all_deadlines() -> None:
         timer.add(RecordingDeadline(), due)
     assert len([one for one in loop.timers if not one.cancelled]) == 1
 
-    loop.go_on(100)
+    loop.advance(100)
     assert [one for one in loop.timers if not one.cancelled] == []
 
 
@@ -144,7 +152,8 @@ def test_removed_deadline_does_not_fire() -> None:
     timer.add(there, 120)
     timer.remove(gone)
     timer.remove(gone)
-    loop.go_on(100)
+
+    loop.advance(100)
 
     assert (gone.looks, there.looks) == ([], [20])
 
@@ -157,9 +166,10 @@ def test_removed_deadlines_are_freed() -> None:
         one = RecordingDeadline()
         timer.add(one, 500)
         timer.remove(one)
+
     assert len(timer._deadlines) == 1
 
-    loop.go_on(50)
+    loop.advance(50)
     assert stays.looks == [20]
 
 
@@ -169,6 +179,35 @@ def test_closed_timer_fires_no_deadline() -> None:
     timer.add(one, 110)
     timer.close()
     timer.close()
-    loop.go_on(100)
+
+    loop.advance(100)
 
     assert one.looks == []
+
+
+def test_timer_that_fires_late_waits_once_as_long_as_the_loop_was_stalled() -> None:
+    loop, timer = make_timer()
+    silent, answered = RecordingDeadline(), RecordingDeadline()
+    timer.add(silent, 110)
+    timer.add(answered, 110)
+
+    loop.stall(10.3)
+    timer.add(answered, 120)  # what arrived meanwhile is read now
+    loop.advance(0.2)
+    assert silent.looks == []
+
+    loop.stall(0.4)
+    assert silent.looks == [pytest.approx(10.9)]
+
+    loop.advance(20)
+    assert answered.looks == [20]
+
+
+def test_deadline_that_has_passed_when_it_is_set_is_not_late() -> None:
+    loop, timer = make_timer()
+    target = RecordingDeadline()
+
+    timer.add(target, 90)
+    loop.advance(0)
+
+    assert target.looks == [0]

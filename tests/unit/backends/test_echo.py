@@ -1,4 +1,4 @@
-"""The scripted echo says exactly what the conformance cases rely on."""
+"""The scripted echo backend answers as the conformance cases require."""
 
 from contextlib import aclosing
 from typing import Any
@@ -59,11 +59,11 @@ async def collect_response(backend: EchoBackend, request: AnyRequest) -> UnaryRe
 
 
 async def test_echo_returns_its_script_and_counts_words() -> None:
-    answer = await collect_response(HELLO, make_chat())
+    response = await collect_response(HELLO, make_chat())
 
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello world!", "eos")
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
+    assert (response.choices[0].text, response.choices[0].finish_reason) == ("Hello world!", "eos")
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (2, 3)
 
 
 async def test_echo_without_a_script_returns_the_prompt() -> None:
@@ -108,10 +108,10 @@ async def test_echo_returns_logprobs_with_alternatives() -> None:
 
 
 async def test_a_call_of_a_custom_tool_keeps_its_type() -> None:
-    [answer] = (
+    [response] = (
         await collect_response(HELLO, make_chat("use a tool", tools=(Tool("f", kind="custom"),)))
     ).choices
-    assert [(call.name, call.kind) for call in answer.tool_calls] == [("f", "custom")]
+    assert [(call.name, call.kind) for call in response.tool_calls] == [("f", "custom")]
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ async def test_a_call_of_a_custom_tool_keeps_its_type() -> None:
 async def test_echo_calls_tools_on_request(text: str, choice: Any, called: str | None) -> None:
     request = make_chat(text, tools=(Tool("f"), Tool("g")), tool_choice=choice)
 
-    [answer] = (await collect_response(HELLO, request)).choices
+    [response] = (await collect_response(HELLO, request)).choices
 
-    assert [call.name for call in answer.tool_calls] == ([called] if called else [])
-    assert answer.finish_reason == ("tool_calls" if called else "eos")
+    assert [call.name for call in response.tool_calls] == ([called] if called else [])
+    assert response.finish_reason == ("tool_calls" if called else "eos")
     if called:
-        assert answer.tool_calls[0].arguments == '{"x":1}'
+        assert response.tool_calls[0].arguments == '{"x":1}'
 
 
 async def test_echo_rejects_or_truncates_a_long_prompt() -> None:
@@ -143,6 +143,7 @@ async def test_echo_rejects_or_truncates_a_long_prompt() -> None:
     with pytest.raises(ContextTooLong) as e:
         await collect_response(backend, make_chat(long))
     assert (e.value.param, e.value.tokens, e.value.limit) == ("messages", 20, 8)
+
     cut = await collect_response(
         backend, make_chat(long, stopping=StopConditions(overflow="truncate"))
     )
@@ -152,11 +153,11 @@ async def test_echo_rejects_or_truncates_a_long_prompt() -> None:
 async def test_echo_embedding_is_computed_from_the_text() -> None:
     request = EmbeddingRequest(model="m", inputs=("a b", (1, 2)), instruction="q: ")
 
-    answer = await collect_response(HELLO, request)
+    response = await collect_response(HELLO, request)
 
-    assert answer.embeddings == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == 5
+    assert response.embeddings == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
+    assert response.usage is not None
+    assert response.usage.prompt_tokens == 5
 
 
 @pytest.mark.parametrize("prompt", ["a b", (1, 2)])
@@ -172,14 +173,29 @@ async def test_echo_returns_the_prompt_with_logprobs(
 
     text = "a b" if prompt == "a b" else "1 2"
     assert (choice.text, choice.echo_length) == (text + "Hello world!", 3)
+
     every = [None, -0.5, -0.5, -0.5, -0.5] if logprobs else []
     assert [one.logprob for one in choice.logprobs] == every
 
 
 async def test_echo_tokenizes_words() -> None:
     request = TokenizeRequest(model="m", prompt="a b  c")
-    answer = await collect_response(HELLO, request)
-    assert answer.tokens == TokenList((0, 1, 2), ("a", " b", " c"))
+    response = await collect_response(HELLO, request)
+    assert response.tokens == TokenList((0, 1, 2), ("a", " b", " c"))
+
+
+@pytest.mark.parametrize(("context", "most"), [(3, 3), (None, 131_072)])
+async def test_echo_lists_no_more_tokens_than_its_context(context: int | None, most: int) -> None:
+    """Four million took seconds, in which nobody else was served."""
+    backend = EchoBackend(context=context)
+    fitting = await collect_response(backend, TokenizeRequest(model="m", prompt="a " * most))
+    assert fitting.tokens is not None
+    assert len(fitting.tokens.ids) == most
+
+    with pytest.raises(ContextTooLong) as error:
+        await collect_response(backend, TokenizeRequest(model="m", prompt="a " * (most + 1)))
+
+    assert (error.value.param, error.value.limit) == ("prompt", most)
 
 
 async def test_echo_scores_documents_by_shared_words() -> None:
@@ -187,12 +203,31 @@ async def test_echo_scores_documents_by_shared_words() -> None:
     one = RerankRequest(model="m", queries=("Red apple",), documents=documents)
     pairs = RerankRequest(model="m", queries=("red", "green"), documents=("red", "red"))
 
-    answer = await collect_response(HELLO, one)
+    response = await collect_response(HELLO, one)
 
-    assert answer.scores == [0.0, 1.0, 0.5, 0.0]
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == 14
+    assert response.scores == [0.0, 1.0, 0.5, 0.0]
+    assert response.usage is not None
+    assert response.usage.prompt_tokens == 14
     assert (await collect_response(HELLO, pairs)).scores == [1.0, 0.0]
+
+
+async def test_echo_splits_a_query_once_for_all_documents() -> None:
+    """A query of a MiB with 10,000 documents took minutes."""
+
+    class Query(str):
+        """Counts how often it is split."""
+
+        __slots__ = ()
+        splits = 0
+
+        def lower(self) -> str:
+            Query.splits += 1
+            return super().lower()
+
+    request = RerankRequest(model="m", queries=(Query("a b"),), documents=("a", "b", "c"))
+    response = await collect_response(HELLO, request)
+
+    assert (response.scores, Query.splits) == ([1.0, 1.0, 0.0], 1)
 
 
 async def test_echo_rejects_detokenization() -> None:

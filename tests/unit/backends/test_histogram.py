@@ -1,4 +1,4 @@
-"""A histogram's counts and its sum."""
+"""A histogram counts values by bucket, and their sum."""
 
 import pytest
 from hypothesis import given
@@ -29,6 +29,7 @@ def test_extend_equals_repeated_add(parts: list[list[float]]) -> None:
         total = sum(part, total)
         for value in part:
             alone.add(value)
+
     assert together.counts == alone.counts
     assert together.total == total
     # Since Python 3.12 sum() rounds once, and repeated additions each time.

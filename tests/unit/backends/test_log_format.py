@@ -1,4 +1,4 @@
-"""Log messages as text and JSON."""
+"""Log messages as text and as JSON."""
 
 import json
 import logging
@@ -55,11 +55,13 @@ def test_time_of_a_json_message_is_utc() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, "b", None, None)
     record.created = 1_800_000_000.5
     line = json.loads(build_formatter("json").format(record))
+
     assert line["time"] == "2027-01-15T08:00:00.500Z"
 
 
 def test_notice_is_unchanged_in_text_and_one_object_a_line_in_json() -> None:
     assert format_notice("a\nb", "text") == "a\nb"
+
     lines = format_notice("a\nb", "json", logging.ERROR).splitlines()
     assert [json.loads(one)["message"] for one in lines] == ["a", "b"]
     assert {json.loads(one)["level"] for one in lines} == {"error"}
@@ -69,7 +71,9 @@ def test_format_is_inherited_and_else_that_for_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert inherit_log_format({"INTERLINGUA_LOG_FORMAT": "text"}) == "text"
+
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     assert inherit_log_format({}) == choose_log_format("auto") == "json"
+
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert inherit_log_format({}) == "text"

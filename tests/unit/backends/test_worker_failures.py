@@ -1,4 +1,4 @@
-"""What operators learn of a failed attempt: the status and text of the worker, without keys."""
+"""The log of a failed attempt has the worker's status and text, without keys."""
 
 import msgspec
 import pytest
@@ -33,6 +33,7 @@ def test_failure_without_a_response_has_the_reason_of_the_system() -> None:
     assert describe_failure(URL, error) == WorkerFailure(
         URL, "WorkerUnreachable", None, "Connection refused"
     )
+
     error.__cause__ = OSError("the host resolves to a forbidden address")
     assert describe_failure(URL, error).text == "the host resolves to a forbidden address"
 
@@ -40,6 +41,7 @@ def test_failure_without_a_response_has_the_reason_of_the_system() -> None:
 def test_text_is_one_line_of_at_most_300_characters_without_markup() -> None:
     page = "<html>\r\n<head><title>502 Bad Gateway</title></head>\x00\u2028 nginx" + "x" * 9999
     text = describe_failure(URL, make_error(page)).text
+
     assert text.startswith("502 Bad Gateway nginxxx")
     assert len(text) == 300
 
@@ -70,9 +72,11 @@ def test_keys_in_the_text_are_masked(text: str, shown: str) -> None:
 )
 def test_key_that_the_gateway_sent_is_masked_whatever_its_form(make: object) -> None:
     assert callable(make)
+
     credentials = make("odd/one")
     text = "you sent odd/one or odd%2Fone"
     shown = describe_failure(URL, make_error(text), credentials.mask_text).text
+
     assert "odd/one" not in shown
     assert shown.startswith("you sent *** or ")
 
@@ -81,6 +85,7 @@ def test_failures_of_a_request_are_bounded_and_short_in_json() -> None:
     history = AttemptHistory()
     for number in range(MAX_WORKER_FAILURES + 5):
         history.add_failure(WorkerFailure(f"http://w:{number}", "StreamBroken"))
+
     assert [one.worker for one in history.failures] == [
         f"http://w:{number}" for number in range(MAX_WORKER_FAILURES)
     ]

@@ -1,4 +1,4 @@
-"""What is written in one turn is sent together, and nothing overtakes anything."""
+"""Writes of one loop turn are sent together and in order."""
 
 from collections.abc import Callable
 
@@ -24,10 +24,10 @@ class FakeLoop:
             call()
 
 
-class Way:
-    """A connection's way out; all of them keep one list."""
+class FakeTransport:
+    """A transport; all transports record into one list."""
 
-    def __init__(self, sent: list[tuple["Way", bytes]]) -> None:
+    def __init__(self, sent: list[tuple["FakeTransport", bytes]]) -> None:
         self.closes = False
         self._sent = sent
 
@@ -39,19 +39,19 @@ class Way:
 
 
 class BatcherTestBench:
-    """An outbox, the turns of its loop, and what was sent."""
+    """A write batcher, the turns of its loop, and the writes sent."""
 
     def __init__(self) -> None:
         self.turns = FakeLoop()
-        self.sent: list[tuple[Way, bytes]] = []
-        self.outbox = WriteBatcher(lambda: self.turns)
+        self.sent: list[tuple[FakeTransport, bytes]] = []
+        self.batcher = WriteBatcher(lambda: self.turns)
 
-    def way(self) -> Way:
-        return Way(self.sent)
+    def create_transport(self) -> FakeTransport:
+        return FakeTransport(self.sent)
 
-    def send(self, *written: tuple[Way, bytes]) -> None:
-        for way, data in written:
-            self.outbox.send(way, data)
+    def send(self, *written: tuple[FakeTransport, bytes]) -> None:
+        for transport, data in written:
+            self.batcher.send(transport, data)
 
 
 @pytest.fixture
@@ -60,21 +60,23 @@ def bench() -> BatcherTestBench:
 
 
 def test_writes_of_a_loop_iteration_are_sent_in_order_at_its_end(bench: BatcherTestBench) -> None:
-    one, other = bench.way(), bench.way()
+    one, other = bench.create_transport(), bench.create_transport()
     written = [(one, b"1"), (other, b"2"), (one, b"3")]
     bench.send(*written)
+
     assert (bench.sent, len(bench.turns.calls)) == ([], 1)
 
     bench.turns.end()
     assert bench.sent == written
+
     bench.turns.end()
     assert len(bench.sent) == 3
 
 
 def test_number_of_batched_writes_is_limited(bench: BatcherTestBench) -> None:
-    way = bench.way()
+    transport = bench.create_transport()
     for _ in range(20):
-        bench.outbox.send(way, b"x")
+        bench.batcher.send(transport, b"x")
     assert len(bench.sent) == 16
 
     bench.turns.end()
@@ -82,52 +84,60 @@ def test_number_of_batched_writes_is_limited(bench: BatcherTestBench) -> None:
 
 
 def test_single_writer_is_not_delayed(bench: BatcherTestBench) -> None:
-    way = bench.way()
-    bench.outbox.send(way, b"alone")
+    transport = bench.create_transport()
+    bench.batcher.send(transport, b"alone")
     bench.turns.end()
     for _ in range(8):
-        bench.outbox.send(way, b"at once")
+        bench.batcher.send(transport, b"at once")
+
     assert (len(bench.sent), bench.turns.calls) == (9, [])
 
-    bench.outbox.send(way, b"perhaps not alone any more")
-    bench.outbox.send(way, b"indeed")
+    bench.batcher.send(transport, b"perhaps not alone any more")
+    bench.batcher.send(transport, b"indeed")
     assert len(bench.sent) == 9
+
     bench.turns.end()
-    bench.outbox.send(way, b"held back")
+    bench.batcher.send(transport, b"held back")
     assert (len(bench.sent), len(bench.turns.calls)) == (11, 1)
 
 
 def test_closing_transport_gets_no_write(bench: BatcherTestBench) -> None:
-    gone, there = bench.way(), bench.way()
+    gone, there = bench.create_transport(), bench.create_transport()
     bench.send((gone, b"1"), (there, b"2"))
     gone.closes = True
+
     bench.turns.end()
+
     assert bench.sent == [(there, b"2")]
 
 
 def test_flush_sends_pending_writes_once(bench: BatcherTestBench) -> None:
-    way = bench.way()
-    bench.outbox.send(way, b"1")
-    bench.outbox.flush()
-    assert bench.sent == [(way, b"1")]
+    transport = bench.create_transport()
+    bench.batcher.send(transport, b"1")
+    bench.batcher.flush()
+
+    assert bench.sent == [(transport, b"1")]
+
     bench.turns.end()
-    bench.outbox.flush()
-    assert bench.sent == [(way, b"1")]
+    bench.batcher.flush()
+    assert bench.sent == [(transport, b"1")]
 
 
 @given(st.lists(st.sampled_from(["send", "end", "flush"])))
 def test_write_order_is_kept_and_no_write_is_lost(steps: list[str]) -> None:
     bench = BatcherTestBench()
-    ways = [bench.way(), bench.way()]
+    transports = [bench.create_transport(), bench.create_transport()]
     written = []
     for number, step in enumerate(steps):
         if step == "send":
-            written.append((ways[number % 2], b"%d" % number))
+            written.append((transports[number % 2], b"%d" % number))
             bench.send(written[-1])
         elif step == "end":
             bench.turns.end()
         else:
-            bench.outbox.flush()
+            bench.batcher.flush()
         assert bench.sent == written[: len(bench.sent)]
+
     bench.turns.end()
+
     assert bench.sent == written

@@ -1,4 +1,4 @@
-"""What a protocol's tests need: a call, and what an answer says of itself."""
+"""Helpers of the protocols' tests: a client request and response metadata."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ def endpoint(variant: str) -> Endpoint:
 
 @pytest.fixture
 def make_call() -> MakeCall:
-    """A call of a variant, with a body (an object is dumped) and headers."""
+    """Build a client request with a body (an object is encoded) and headers."""
 
     def make(
         variant: str,
@@ -35,6 +35,6 @@ def make_call() -> MakeCall:
 
 
 @pytest.fixture
-def about() -> ResponseContext:
+def response_context() -> ResponseContext:
     context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
     return ResponseContext("r1", 1700000000, "mock", "v1", "mock-8b", context.clock)

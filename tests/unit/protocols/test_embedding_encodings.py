@@ -1,4 +1,4 @@
-"""A client gets the form of vectors that it asked for, whichever the worker sends."""
+"""A client gets embeddings in the requested encoding, whichever the worker sends."""
 
 import json
 from typing import Any
@@ -22,14 +22,16 @@ CONTEXT = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
     ("encoding", "expected"), [(None, FLOATS), ("float", FLOATS), ("base64", BASE64)]
 )
 def test_the_client_s_encoding_counts(encoding: str | None, expected: Any, written: Any) -> None:
-    """A worker's own bytes are passed on only if they have this form."""
+    """A worker's bytes are passed through only if they have this encoding."""
     adapter = OpenAI("vllm")
     [endpoint] = [one for one in adapter.endpoints if one.path == "/v1/embeddings"]
     body = {"model": "m", "input": "a"} | ({"encoding_format": encoding} if encoding else {})
     call = ClientRequest(endpoint, {}, {}, "", json.dumps(body).encode(), endpoint.path)
     passed = adapter.prepare_passthrough(OpenAI(), call, CONTEXT)
+
     assert passed is not None
-    answer = {
+
+    response = {
         "object": "list",
         "data": [{"index": 0, "embedding": written}],
         "model": "w",
@@ -37,9 +39,11 @@ def test_the_client_s_encoding_counts(encoding: str | None, expected: Any, writt
     }
 
     reader = passed.create_reader()
-    reader.feed([json.dumps(answer).encode()])
+    reader.feed([json.dumps(response).encode()])
     data, events = reader.close()
+
     assert (data is None) == (written != expected)
+
     if data is None:
         request = passed.request
         assert isinstance(request, EmbeddingRequest)

@@ -1,4 +1,4 @@
-"""Whatever can be wrong with a JSON body is one error, which says what and where."""
+"""An invalid JSON body gives one error with the reason and the place."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,11 +42,11 @@ OBJECTS: list[tuple[bytes, str, int | None, str]] = [
 def test_malformed_body_reports_problem_and_offset(
     body: bytes, problem: str, at: int | None, message: str
 ) -> None:
-    with pytest.raises(MalformedRequest, match=message) as caught:
+    with pytest.raises(MalformedRequest, match=message) as excinfo:
         read_object(body)
 
-    assert caught.value.problem == problem
-    assert at is None or caught.value.offset == at
+    assert excinfo.value.problem == problem
+    assert at is None or excinfo.value.offset == at
 
 
 def create_client_request(body: bytes) -> ClientRequest:
@@ -60,13 +60,16 @@ def test_read_fields_raises_the_same_error_as_read_object(body: bytes, *, peeked
     if peeked:
         read_unchecked_fields(call)
 
-    with pytest.raises(MalformedRequest) as caught:
+    with pytest.raises(MalformedRequest) as excinfo:
         read_fields(call)
     with pytest.raises(MalformedRequest) as other:
         read_object(body)
 
-    assert str(caught.value) == str(other.value)
-    assert (caught.value.problem, caught.value.offset) == (other.value.problem, other.value.offset)
+    assert str(excinfo.value) == str(other.value)
+    assert (excinfo.value.problem, excinfo.value.offset) == (
+        other.value.problem,
+        other.value.offset,
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,10 +120,10 @@ VALUES: list[tuple[bytes, str]] = [(b'"\xff"', "encoding"), (DEEP, "depth"), (b"
 
 @pytest.mark.parametrize(("raw", "problem"), VALUES)
 def test_malformed_value_reports_its_problem(raw: bytes, problem: str) -> None:
-    with pytest.raises(MalformedRequest) as caught:
+    with pytest.raises(MalformedRequest) as excinfo:
         decode_value(Raw(raw))
 
-    assert caught.value.problem == problem
+    assert excinfo.value.problem == problem
 
 
 def test_values_keep_their_raw_json() -> None:
@@ -157,16 +160,16 @@ def test_ascii_json_has_escapes_for_all_other_characters(value: Any, wire: bytes
     ],
 )
 def test_name_that_differs_from_another_in_case_only_is_refused(body: bytes, name: str) -> None:
-    """A worker that ignores case would read another model or limit in it than the gateway."""
+    """A worker that ignores case could read another value than the gateway."""
     call = create_client_request(body)
 
     assert read_unchecked_fields(call) is None
     for read in (read_fields, lambda call: read_object(call.body)):
         with pytest.raises(
             MalformedRequest, match="differs from another one in case only"
-        ) as caught:
+        ) as excinfo:
             read(call)
-        assert name in caught.value.message
+        assert name in excinfo.value.message
     with pytest.raises(JSON_ERRORS):
         pop_fields(call)
 

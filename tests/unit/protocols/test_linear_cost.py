@@ -1,4 +1,4 @@
-"""The cost of a response grows linearly with its events: no input makes a reader superlinear."""
+"""The cost of a response grows linearly with its events, for any input."""
 
 import json
 import sys
@@ -28,15 +28,15 @@ from protocols.core.interfaces import ClientRequest, ResponseContext
 from tests.unit.protocols.test_worker_claims import PROTOCOLS, build
 
 pytestmark = pytest.mark.slow
-"""Each instruction of Python is traced."""
+"""Each Python instruction is traced."""
 
 FEW, MANY = 25, 250
 MOST: Final = 11
-"""How many times the cost of ``FEW`` events ``MANY`` may cost."""
+"""The cost of ``MANY`` events is at most this multiple of that of ``FEW``."""
 
 
 def count_instructions(run: Callable[[], object]) -> int:
-    """How many instructions of Python run."""
+    """Return the number of Python instructions executed."""
     count = 0
 
     def trace(frame: FrameType, event: str, value: object) -> Any:
@@ -220,12 +220,12 @@ ENDPOINTS: dict[str, tuple[str, str | None, str, Any]] = {
 def test_an_encoder_writes_ten_times_the_events_for_ten_times_the_cost(
     endpoint: tuple[str, str | None, str, Any],
     form: Callable[[int], Sequence[Event]],
-    about: ResponseContext,
+    response_context: ResponseContext,
     *,
     at_once: bool,
 ) -> None:
     def measure(count: int) -> int:
-        encoder = create_encoder(endpoint, about)
+        encoder = create_encoder(endpoint, response_context)
         batches: list[Sequence[Event]] = [form(i) for i in range(count)]
         if at_once:
             batches = [[event for batch in batches for event in batch]]
@@ -245,7 +245,9 @@ def test_an_encoder_writes_ten_times_the_events_for_ten_times_the_cost(
     assert measure(MANY) <= MOST * measure(FEW)
 
 
-def create_encoder(endpoint: tuple[str, str | None, str, Any], about: ResponseContext) -> Any:
+def create_encoder(
+    endpoint: tuple[str, str | None, str, Any], response_context: ResponseContext
+) -> Any:
     name, profile, path, fields = endpoint
     adapter: Any = build_adapter(name, profile, {})
     body = fields | ({"model": "m"} if "serving" not in path and "/v2/" not in path else {})
@@ -254,7 +256,7 @@ def create_encoder(endpoint: tuple[str, str | None, str, Any], about: ResponseCo
     match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
     headers = {"content-type": "application/json"}
     call = ClientRequest(match.endpoint, match.params, headers, "", json.dumps(body).encode(), path)
-    return adapter.create_encoder(call, adapter.decode_request(call), about)
+    return adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
 
 @pytest.mark.parametrize("form", EVENT_FORMS.values(), ids=EVENT_FORMS.keys())

@@ -1,4 +1,4 @@
-"""Rows and structs as JSON Schema: the schema allows what the reader takes."""
+"""Parameter tables and structs as JSON Schema: the schema accepts what the decoder does."""
 
 from typing import Any
 
@@ -157,6 +157,7 @@ def test_type_notation_is_json_schema() -> None:
         "properties": {"id": {"type": "string"}, "created": {"type": "integer"}},
         "required": ["id"],
     }
+
     name = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
     assert types["Item"] == {
         "type": "object",
@@ -191,13 +192,14 @@ def test_unknown_type_is_a_component_reference() -> None:
 
 
 def test_operation_without_a_request_schema_has_no_request_body() -> None:
-    answer, failures = build_response({}), {"400": {"description": "."}}
+    response, failures = build_response({}), {"400": {"description": "."}}
 
-    assert build_operation("Ask.", answer, failures) == {
+    assert build_operation("Ask.", response, failures) == {
         "summary": "Ask.",
-        "responses": {"200": answer, "400": {"description": "."}},
+        "responses": {"200": response, "400": {"description": "."}},
     }
-    body = build_operation("Ask.", answer, failures, request={"type": "object"})["requestBody"]
+
+    body = build_operation("Ask.", response, failures, request={"type": "object"})["requestBody"]
     assert body == {
         "required": True,
         "content": {"application/json": {"schema": {"type": "object"}}},

@@ -1,4 +1,4 @@
-"""What protocols tell of themselves, setting by setting. That it is true: tests/schema."""
+"""The OpenAPI documents of protocols, by option; tests/schema checks that they are true."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ def list_operations(adapter: Any) -> dict[str, Any]:
 
 
 def get_request_schema(adapter: Any, variant: str) -> dict[str, Any]:
-    """The schema of the body that an operation takes."""
+    """Return the schema of an operation's request body."""
     body = list_operations(adapter)[variant]["requestBody"]
     schema: dict[str, Any] = body["content"]["application/json"]["schema"]
     return schema
 
 
 def get_media_types(adapter: Any, variant: str, status: str) -> set[str]:
-    """The media types of an operation's answer."""
+    """Return the media types of an operation's response."""
     return set(list_operations(adapter)[variant]["responses"][status].get("content", {}))
 
 
@@ -65,7 +65,7 @@ def test_triton_schema_lists_the_tensors_of_the_profile() -> None:
 @pytest.mark.parametrize(
     ("operation", "response", "required"),
     [
-        ("rerank_v2", "RerankResponse", ["model", "query", "documents"]),
+        ("rerank_v1", "RerankResponse", ["model", "query", "documents"]),
         ("ranking", "RankingResponse", ["model", "query", "passages"]),
         ("score", "ScoreResponse", ["model"]),
         ("tokenize", "TokenizeResponse", ["model"]),
@@ -97,6 +97,7 @@ def test_ovms_schema_lists_the_fields_of_the_profile() -> None:
     assert {"tools", "stop", "stream_options"} <= today.keys()
     assert not {"tools", "stop", "stream_options"} & early.keys()
     assert "diversity_penalty" in early
+
     answers = OVMS("2024").openapi_fragment().schemas
     assert "usage" not in answers["ChatAnswer"]["properties"]
 
@@ -114,8 +115,10 @@ def test_mindie_schema_lists_the_fields_of_the_profile() -> None:
 
     assert {"tools", "stop", "top_k"} <= today.keys()
     assert not {"tools", "stop", "top_k"} & early.keys()
+
     plain = get_request_schema(MindIE(vllm_validator=False), "chat")["properties"]
     assert plain["temperature"] != today["temperature"]
+
     chunk = MindIE("rc1").openapi_fragment().schemas["ChatChunk"]["properties"]
     assert "usage" not in chunk
 

@@ -1,4 +1,4 @@
-"""Scalar parameters by table: what a row takes, what it refuses, and what is written from it."""
+"""Scalar parameters: what a row of the table accepts, rejects and encodes."""
 
 from importlib import import_module
 from typing import Any, get_args
@@ -64,23 +64,23 @@ REFUSED: list[tuple[ParamType, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "got", "taken"), TAKEN)
-def test_valid_value_of_each_type_is_accepted(kind: ParamType, got: Any, taken: Any) -> None:
-    value = check_param(Param("x", "x", kind), got)
+@pytest.mark.parametrize(("kind", "received", "taken"), TAKEN)
+def test_valid_value_of_each_type_is_accepted(kind: ParamType, received: Any, taken: Any) -> None:
+    value = check_param(Param("x", "x", kind), received)
 
     assert value == taken
     assert type(value) is type(taken)
 
 
-@pytest.mark.parametrize(("kind", "got", "message"), REFUSED)
-def test_invalid_value_of_each_type_is_rejected(kind: ParamType, got: Any, message: str) -> None:
+@pytest.mark.parametrize(("kind", "value", "message"), REFUSED)
+def test_invalid_value_of_each_type_is_rejected(kind: ParamType, value: Any, message: str) -> None:
     row = Param("x", "x", kind)
 
-    with pytest.raises(InvalidParameter) as caught:
-        check_param(row, got)
+    with pytest.raises(InvalidParameter) as excinfo:
+        check_param(row, value)
 
-    assert caught.value.message.startswith(message)
-    assert (caught.value.problem, caught.value.expected) == ("type", row)
+    assert excinfo.value.message.startswith(message)
+    assert (excinfo.value.problem, excinfo.value.expected) == ("type", row)
 
 
 RANGES: list[tuple[dict[str, Any], Any, str, str]] = [
@@ -94,17 +94,17 @@ RANGES: list[tuple[dict[str, Any], Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("limits", "got", "problem", "message"), RANGES)
+@pytest.mark.parametrize(("limits", "value", "problem", "message"), RANGES)
 def test_value_out_of_range_is_rejected(
-    limits: dict[str, Any], got: Any, problem: str, message: str
+    limits: dict[str, Any], value: Any, problem: str, message: str
 ) -> None:
     row = Param(**{"wire": "x", "field": "x", "type": "int", **limits})
 
-    with pytest.raises(InvalidParameter) as caught:
-        check_param(row, got)
+    with pytest.raises(InvalidParameter) as excinfo:
+        check_param(row, value)
 
-    assert caught.value.problem == problem
-    assert caught.value.message.startswith(message)
+    assert excinfo.value.problem == problem
+    assert excinfo.value.message.startswith(message)
 
 
 TABLE = ParamTable(
@@ -117,7 +117,7 @@ TABLE = ParamTable(
 
 
 def encode_fields(**fields: Any) -> dict[str, Raw]:
-    return {name: Raw(json.encode(got)) for name, got in fields.items()}
+    return {name: Raw(json.encode(value)) for name, value in fields.items()}
 
 
 def test_params_are_read_into_request_sections() -> None:
@@ -133,10 +133,10 @@ def test_params_are_read_into_request_sections() -> None:
 
 
 def test_first_invalid_param_in_table_order_is_reported() -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_params(TABLE, encode_fields(n="x", stop=1, temp="x"))
 
-    assert caught.value.param == "temp"
+    assert excinfo.value.param == "temp"
 
 
 @pytest.mark.parametrize("sent", [{"n": 1, "many": 2}, {"many": 2, "n": 1}])
@@ -177,11 +177,11 @@ def test_disabling_value_is_provided_and_not_set() -> None:
 
 
 def test_null_is_rejected_if_not_nullable() -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_params(TABLE, encode_fields(n=None), at="parameters.")
 
-    assert caught.value.param == "parameters.n"
-    assert caught.value.message == "'parameters.n' must be an integer, got null"
+    assert excinfo.value.param == "parameters.n"
+    assert excinfo.value.message == "'parameters.n' must be an integer, got null"
 
 
 def test_read_param_adds_to_existing_params() -> None:
@@ -234,6 +234,7 @@ def test_the_row_of_the_field_that_the_client_sent_is_found() -> None:
     param = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "n"})
     assert param is not None
     assert param.wire == "max_tokens"
+
     both = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "max_completion_tokens"})
     assert both is not None
     assert both.wire == "max_completion_tokens"

@@ -1,4 +1,4 @@
-"""Calls that are passed on as they are, and their answers."""
+"""Requests and responses that are passed through unchanged."""
 
 import itertools
 import json
@@ -26,6 +26,8 @@ from protocols.core.events import (
     ResponseMetadata,
     StreamEnd,
     TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
 )
 from protocols.core.interfaces import (
@@ -76,8 +78,8 @@ def prepare_passthrough(
     variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat"
 ) -> PassthroughRequest | None:
     context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    about = ResponseContext("r1", 1, shown, "v1", "llama", context.clock)
-    return worker.prepare_passthrough(OpenAI(), make_request(variant, body), about)
+    response_context = ResponseContext("r1", 1, shown, "v1", "llama", context.clock)
+    return worker.prepare_passthrough(OpenAI(), make_request(variant, body), response_context)
 
 
 def require_passthrough(
@@ -88,7 +90,7 @@ def require_passthrough(
     return relay
 
 
-# --- the way there --------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_passthrough_body_equals_its_decoded_fields(
 @pytest.mark.parametrize("text", [b"\xff", b"\\ud83d"])
 @pytest.mark.parametrize("field", ["model", "prompt", "user", "x"])
 def test_invalid_unicode_is_not_passed_through(
-    about: ResponseContext, field: str, text: bytes
+    response_context: ResponseContext, field: str, text: bytes
 ) -> None:
     shapes = {"prompt": PROMPTS, "user": OPTIONAL_STRING}
     form = PassthroughRule(
@@ -318,20 +320,26 @@ def test_invalid_unicode_is_not_passed_through(
         body = b",".join(b'"%b":"%b"' % (key.encode(), one) for key, one in fields.items())
         call = ClientRequest(row, {}, {}, "", b"{%b}" % body, row.path)
         assert (
-            PassthroughRules({"text": form}).prepare_passthrough("text", call, about, WRITER)
+            PassthroughRules({"text": form}).prepare_passthrough(
+                "text", call, response_context, WRITER
+            )
             is None
         ) == (text_bytes is text)
 
 
-def test_model_in_path_is_removed_from_the_body(about: ResponseContext) -> None:
+def test_model_in_path_is_removed_from_the_body(response_context: ResponseContext) -> None:
     form = PassthroughRule(
         path="/of/{model}/x", field_types={"prompt": PROMPTS}, worker_params=(), client_params=()
     )
     relays = PassthroughRules({"text": form})
     assert ("text" in relays, "chat" in relays) == (True, False)
+
     row = endpoint("completion")
     call = ClientRequest(row, {}, {}, "", b'{"prompt":"a","model":"chat"}', row.path)
-    relay = relays.prepare_passthrough("text", call, replace(about, backend_model="a/b c"), WRITER)
+    relay = relays.prepare_passthrough(
+        "text", call, replace(response_context, backend_model="a/b c"), WRITER
+    )
+
     assert relay is not None
     assert (relay.upstream_request.path, relay.upstream_request.body) == (
         "/of/a%2Fb%20c/x",
@@ -340,10 +348,10 @@ def test_model_in_path_is_removed_from_the_body(about: ResponseContext) -> None:
 
 
 def test_reject_unknown_option_disables_pass_through(
-    make_call: MakeCall, about: ResponseContext
+    make_call: MakeCall, response_context: ResponseContext
 ) -> None:
     call = make_call("chat", CHAT)
-    assert VLLM.prepare_passthrough(OpenAI(unknown="reject"), call, about) is None
+    assert VLLM.prepare_passthrough(OpenAI(unknown="reject"), call, response_context) is None
 
 
 def test_passthrough_request_fields_for_load_balancing_are_read() -> None:
@@ -352,16 +360,20 @@ def test_passthrough_request_fields_for_load_balancing_are_read() -> None:
     assert isinstance(chat, GenerationRequest)
     assert [message.text for message in chat.messages] == ["hi", "x"]
     assert [message.role for message in chat.messages] == ["user", "assistant"]
+
     turns = [*HI, CALL, RESULT, {"role": "user", "content": [PICTURE, SOUND]}]
     turn = require_passthrough("chat", CHAT | {"messages": turns, "tools": [TOOL]}).request
     assert isinstance(turn, GenerationRequest)
+
     decoded = VLLM.decode_request(make_request("chat", CHAT | {"messages": turns}))
     assert isinstance(decoded, GenerationRequest)
     assert turn.messages == decoded.messages
     assert (chat.n, chat.labels, chat.model) == (2, {"user": "ann"}, "llama")
+
     text = require_passthrough("completion", TEXT | {"stream": True}).request
     assert isinstance(text, GenerationRequest)
     assert (text.prompts, text.stream) == (("a b",), True)
+
     vectors = require_passthrough("embedding", EMBED | {"input": "a"}).request
     assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a",)
@@ -405,9 +417,11 @@ def test_client_read_timeout_is_the_request_timeout() -> None:
         row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path
     )
     context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+
     relay = VLLM.prepare_passthrough(
         OpenAI(), call, ResponseContext("r1", 1, "chat", "v1", "llama", context.clock)
     )
+
     assert relay is not None
     assert relay.request.timeout == 7
 
@@ -416,12 +430,13 @@ def test_client_read_timeout_is_the_request_timeout() -> None:
 def test_passthrough_response_headers(*, stream: bool) -> None:
     headers = dict(require_passthrough("chat", CHAT | {"stream": stream}).build_headers())
     kind = "text/event-stream; charset=utf-8" if stream else "application/json"
+
     assert headers["Content-Type"] == kind
     assert headers["openai-version"] == "2020-10-01"
     assert headers["x-served-model"] == "v1"
 
 
-# --- the way back: whole --------------------------------------------------------------------------
+# --- unary responses ------------------------------------------------------------------------------
 
 ANSWER = (
     b'{"id":"c1","object":"chat.completion","created":1,"model":"llama","odd":1.50,"choices":['
@@ -435,13 +450,13 @@ def read_passthrough(
 ) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
-        data, more = passage.feed([piece])
+        data, next_events = passage.feed([piece])
         out.append(data)
-        events += more
+        events += next_events
         if events and isinstance(events[-1], StreamEnd):
             return out, events
-    data, more = passage.close()
-    return [*out, data], [*events, *more]
+    data, next_events = passage.close()
+    return [*out, data], [*events, *next_events]
 
 
 def test_unary_response_shows_the_public_model_name() -> None:
@@ -458,6 +473,7 @@ def test_response_with_same_or_no_model_name_is_unchanged() -> None:
         require_passthrough("chat", CHAT, shown="llama").create_reader(), ANSWER
     )
     assert out[-1] == ANSWER
+
     nameless = ANSWER.replace(b'"model":"llama",', b"")
     out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), nameless)
     assert out[-1] == nameless
@@ -512,9 +528,11 @@ def test_embeddings_response_is_passed_through() -> None:
     out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), VECTORS)
     assert out[-1] == VECTORS.replace(b"llama", b"chat")
     assert events == [ResponseMetadata("llama"), Usage(2), StreamEnd()]
+
     bare = VECTORS.replace(b',"usage":{"prompt_tokens":2,"total_tokens":2}', b"")
     bare = bare.replace(b'"llama"', b"null")
     out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), bare)
+
     assert (out[-1], events) == (bare, [ResponseMetadata(), StreamEnd()])
 
 
@@ -529,7 +547,7 @@ def test_incomplete_embeddings_response_raises_an_error(
         read_passthrough(require_passthrough("embedding", EMBED).create_reader(), body)
 
 
-# --- the way back: a stream -----------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def format_chunk(delta: str, finish: str = "null") -> bytes:
@@ -540,7 +558,7 @@ def format_chunk(delta: str, finish: str = "null") -> bytes:
 
 
 def format_encoded_chunk(delta: str, finish: str = "null") -> bytes:
-    """A chunk as the encoder writes it."""
+    """Format a chunk like the encoder."""
     return (
         b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"chat","choices":['
         b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}]}\n\n'
@@ -574,6 +592,30 @@ def test_stream_is_passed_through_in_any_packet_size(cuts: list[int]) -> None:
 
     assert join_output(out) == SHOWN
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
+
+
+def test_reasoning_has_one_name_in_a_stream() -> None:
+    """Newer workers send ``reasoning``, with or without a text before it."""
+    for first in (b"reasoning", b"content"):
+        pieces = [
+            format_chunk("X").replace(b'"content":"X"', b'"%b":"%b"' % (key, text))
+            for key, text in ((first, b"a"), (b"reasoning", b"b"), (b"reasoning", b"c"))
+        ]
+        reader = require_passthrough("chat", STREAM_REQUEST).create_reader()
+
+        written = join_output([reader.feed([piece])[0] for piece in pieces])
+
+        assert b'"reasoning":' not in written
+        assert written.count(b'"reasoning_content":') == (3 if first == b"reasoning" else 2)
+
+
+def test_calls_are_translated_for_a_worker_that_takes_only_ids_of_its_own_form() -> None:
+    worker = OpenAI("mistral")
+    history = CHAT | {"messages": [*HI, CALL, RESULT]}
+
+    assert prepare_passthrough("chat", history, worker) is None
+    assert prepare_passthrough("chat", CHAT, worker) is not None
+    assert prepare_passthrough("chat", history, OpenAI("openai")) is not None
 
 
 def test_only_complete_events_are_passed_through() -> None:
@@ -629,7 +671,9 @@ def test_error_event_is_raised_and_not_passed_through() -> None:
 def test_failure_finish_reason_is_raised_after_the_text(word: str) -> None:
     passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     failing = format_chunk("x", f'"{word}"')
+
     data, _ = passage.feed([STREAM[0] + failing])
+
     assert data is not None
     assert data.startswith(FIRST)
     assert b'"content":"x"' in data
@@ -641,13 +685,14 @@ def test_failure_finish_reason_is_raised_after_the_text(word: str) -> None:
 def test_stray_error_line_is_raised_and_not_passed_through() -> None:
     passage = require_passthrough("chat", STREAM_REQUEST).create_reader()
     data, _ = passage.feed([STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1]])
+
     assert data is not None
     assert b"secret" not in data
     assert FORWARDED in data
     assert b"still" not in data
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailed) as excinfo:
         passage.close()
-    assert caught.value.worker_text == "secret"
+    assert excinfo.value.worker_text == "secret"
 
 
 def test_stray_line_in_a_stream_is_dropped() -> None:
@@ -689,7 +734,7 @@ def pass_through(*pieces: bytes, body: Any = STREAM_REQUEST) -> bytes:
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 def test_text_chunks_are_forwarded_unchanged(*, blanks: bool, many: int, at_once: bool) -> None:
     texts = [format_chunk(f" {i} \\n\\u00e9") for i in range(many)]
-    for i, text in enumerate(texts):  # fields of a chunk's own
+    for i, text in enumerate(texts):  # fields of single chunks
         texts[i] = text.replace(b'"choices"', b'"created":%d,"obfuscation":"%b","choices"' % (
             i, b"x" * (i % 5)))  # fmt: skip
     pieces = [STREAM[0], *texts, *STREAM[2:]]
@@ -735,6 +780,32 @@ def test_chunks_with_more_than_text_are_encoded_again(event: bytes, *, at_once: 
     )
 
 
+@pytest.mark.parametrize("pairs", [1, 100])
+def test_each_event_of_a_batch_has_the_name_once_or_is_encoded_again(pairs: int) -> None:
+    """One name too many in one event does not make up for one that the next event spells otherwise.
+
+    Given a batch in which events with two names and events with another spelling take turns, so
+    that there are as many names as events, when it is passed through, then each is encoded.
+    """
+    twice = STREAM[1].replace(b'"choices"', b'"model":"llama","choices"')
+    otherwise = STREAM[1].replace(b'"model":', b'"model" :')
+
+    shown = pass_through(STREAM[0], b"".join([twice, otherwise, STREAM[1]] * pairs), *STREAM[2:])
+
+    encoded = format_encoded_chunk('{"content":"lo"}')
+    assert shown == SHOWN.replace(FORWARDED, (encoded + encoded + FORWARDED) * pairs)
+    assert b"llama" not in shown
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_event_nested_too_deep_is_an_error_of_the_worker(*, at_once: bool) -> None:
+    deep = b'"x":%b%b,"choices"' % (b"[" * 100_000, b"]" * 100_000)
+    pieces = [*STREAM[:2], STREAM[1].replace(b'"choices"', deep), *STREAM[2:]]
+
+    with pytest.raises(WorkerFailed, match="nested too deep"):
+        pass_through(*([b"".join(pieces)] if at_once else pieces))
+
+
 def test_comments_between_events_are_removed() -> None:
     for pieces in ([*STREAM[:1], b": still\n\n", *STREAM[1:]], [b": still\n\n".join(STREAM)]):
         assert pass_through(*pieces) == SHOWN
@@ -749,6 +820,7 @@ def test_nonstandard_and_repeated_finish_reasons_are_removed() -> None:
 def test_text_after_the_finish_reason_raises_stream_broken(*, at_once: bool) -> None:
     end = format_chunk("", '"stop"').replace(b'"choices"', b'"usage":{"prompt_tokens":1},"choices"')
     pieces = [*STREAM[:2], end, STREAM[1]]
+
     with pytest.raises(StreamBroken):
         read_passthrough(
             require_passthrough("chat", STREAM_REQUEST).create_reader(),
@@ -769,7 +841,9 @@ def test_stream_usage_is_sent_only_if_requested() -> None:
 def test_tool_call_argument_object_is_encoded_as_a_string() -> None:
     call = b'"delta":{"tool_calls":[{"function":{"name":"f","arguments":{"x":1}}}]}'
     event = STREAM[1].replace(b'"delta":{"content":"lo"}', call)
+
     output = pass_through(STREAM[0], event, format_chunk("", '"stop"'), STREAM[3])
+
     assert b'"arguments":"{\\"x\\":1}"' in output
     assert b'"finish_reason":"tool_calls"' in output
     assert b'"id":"call_0_0","type":"function"' in output
@@ -789,8 +863,170 @@ def test_text_before_between_and_after_tool_calls_is_written_in_order() -> None:
     )
     marks = re.findall(rb'"content":"lo"|"arguments":"."', output)
     lo, opening, closing = b'"content":"lo"', b'"arguments":"{"', b'"arguments":"}"'
+
     assert marks == [lo, lo, opening, lo, closing, lo]
     assert output.count(b'"finish_reason":"tool_calls"') == 1
+
+
+def format_call_chunk(call: bytes, delta: bytes = b"") -> bytes:
+    """A chunk with a fragment of a tool call and further fields of its delta."""
+    return STREAM[1].replace(b'"content":"lo"', b'"tool_calls":[%b]%b' % (call, delta))
+
+
+def format_arguments(text: bytes, index: int = 0) -> bytes:
+    """A chunk with a piece of a call's arguments."""
+    return format_call_chunk(b'{"index":%d,"function":{"arguments":"%b"}}' % (index, text))
+
+
+FIRST_CALL = format_call_chunk(
+    b'{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":"{"}}'
+)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_arguments_of_a_call_are_forwarded_unchanged(*, at_once: bool) -> None:
+    # given a call whose later chunks have a key that no encoder would write
+    pieces = [format_arguments(text) for text in (b"1", b"2", b"3", b"", b"}")]
+    odd = [one.replace(b'"choices"', b'"odd":1.50,"choices"') for one in pieces]
+    events = [STREAM[0], FIRST_CALL, pieces[0], *odd[1:], format_chunk("", '"tool_calls"')]
+
+    # when it is passed through
+    reader = require_passthrough("chat", STREAM_REQUEST).create_reader()
+    chunks = [b"".join(events)] if at_once else events
+    out, read = read_passthrough(reader, *chunks, STREAM[3])
+
+    # then they are as the worker wrote them, but for the model's name, and all were read
+    assert b"".join(odd[1:]).replace(b"llama", b"chat") in join_output(out)
+    assert "".join(one.text for one in read if isinstance(one, ToolCallDelta)) == "{123}"
+    assert join_output(out).count(b'"finish_reason":"tool_calls"') == 1
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_calls_that_a_worker_counts_from_one_are_counted_from_zero(*, at_once: bool) -> None:
+    first = FIRST_CALL.replace(b'"index":0,"id"', b'"index":1,"id"')
+    pieces = [format_arguments(text, index=1) for text in (b"1", b"2", b"}")]
+    events = [STREAM[0], first, *pieces, format_chunk("", '"tool_calls"')]
+
+    output = pass_through(*([b"".join(events)] if at_once else events), STREAM[3])
+
+    assert output.count(b'"tool_calls":[{"index":0') == 5
+    assert b'"tool_calls":[{"index":1' not in output
+
+
+def test_another_call_in_a_last_event_without_blank_line_is_another_call() -> None:
+    pieces = [format_arguments(text) for text in (b'\\"a\\":', b"1", b"}")]
+    second = format_call_chunk(b'{"index":0,"function":{"name":"g","arguments":"{}"}}')
+    last = second.replace(b'"finish_reason":null', b'"finish_reason":"tool_calls"').strip()
+
+    output = pass_through(STREAM[0], FIRST_CALL, *pieces, last)
+
+    assert b'"index":1,"id":"call_0_1"' in output
+
+
+HALVES = {
+    "no second": ("\\ud83d",),
+    "second in the next event": ("\\ud83d", "\\ude00"),
+    "events between": ("\\ud83d", "", "", "\\ude00"),
+    "no first": ("\\ude00",),
+}
+"""The texts with half a character, and what stands for them in the answer."""
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+@pytest.mark.parametrize("position", range(6))
+@pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
+def test_nothing_overtakes_a_text_with_half_a_character(
+    halves: Sequence[str], position: int, *, at_once: bool
+) -> None:
+    # given a stream of 6 texts, before one of which a worker splits a character
+    texts = [f"{i}," for i in range(6)]
+    shown = "\U0001f600" if len(halves) > 1 else "\ufffd"
+    sent = [*texts[:position], *halves, *texts[position:]]
+    pieces = [*map(format_chunk, sent), *STREAM[2:]]
+
+    # when it is passed through
+    reader = require_passthrough("chat", STREAM_REQUEST).create_reader()
+    out, events = read_passthrough(reader, *([b"".join(pieces)] if at_once else pieces))
+
+    # then the client and the record have all texts in their order, and the end behind them
+    expected = "".join([*texts[:position], shown, *texts[position:]])
+    written = [one[6:] for one in join_output(out).split(b"\n\n")[:-1]]
+    chunks = [json.loads(one)["choices"][0] for one in written[:-1]]
+    assert "".join(one["delta"].get("content", "") for one in chunks) == expected
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == expected
+    assert (chunks[-1]["finish_reason"], written[-1]) == ("stop", b"[DONE]")
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+@pytest.mark.parametrize("position", range(5))
+@pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
+def test_nothing_overtakes_an_argument_with_half_a_character(
+    halves: Sequence[str], position: int, *, at_once: bool
+) -> None:
+    # given a call whose arguments have a character that a worker splits
+    parts = ['\\"a', '\\":\\"', "b", "c", '\\"}']
+    shown = "\U0001f600" if len(halves) > 1 else "\ufffd"
+    sent = [format_arguments(one.encode()) for one in [*parts[:position], *halves]]
+    sent += [format_arguments(one.encode()) for one in parts[position:]]
+    pieces = [STREAM[0], FIRST_CALL, *sent, format_chunk("", '"tool_calls"'), STREAM[3]]
+
+    # when it is passed through
+    reader = require_passthrough("chat", STREAM_REQUEST).create_reader()
+    out, events = read_passthrough(reader, *([b"".join(pieces)] if at_once else pieces))
+
+    # then they are whole and in their order, for the client and for the record
+    texts = [one.replace("\\", "") for one in parts]
+    expected = "{" + "".join([*texts[:position], shown, *texts[position:]])
+    written = [one[6:] for one in join_output(out).split(b"\n\n")[:-1]]
+    deltas = [json.loads(one)["choices"][0]["delta"] for one in written[:-1]]
+    calls = [call for one in deltas for call in one.get("tool_calls", [])]
+    assert "".join(one["function"].get("arguments", "") for one in calls) == expected
+    assert "".join(e.text for e in events if isinstance(e, ToolCallDelta)) == expected
+
+
+def test_reader_of_a_stream_shows_whether_it_forwards() -> None:
+    reader = require_passthrough("chat", STREAM_REQUEST).create_reader()
+    assert repr(reader) == "<StreamPassthroughReader decoding, 0 bytes pending>"
+    reader.feed([STREAM[0], STREAM[1][:5]])
+    assert repr(reader) == "<StreamPassthroughReader forwarding, 5 bytes pending>"
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_call_without_id_after_complete_forwarded_arguments_is_another_call(
+    *, at_once: bool
+) -> None:
+    # given a worker that begins a second call at the index of the first, whose arguments are whole
+    pieces = [format_arguments(text) for text in (b'\\"a\\":', b"1", b"}")]
+    second = format_call_chunk(b'{"index":0,"function":{"name":"g","arguments":"{}"}}')
+    events = [STREAM[0], FIRST_CALL, *pieces, second, format_chunk("", '"tool_calls"')]
+
+    output = pass_through(*([b"".join(events)] if at_once else events), STREAM[3])
+
+    assert b'"index":1,"id":"call_0_1"' in output
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        format_arguments(b"2", index=1),
+        format_call_chunk(b'{"index":0,"function":{"arguments":"2"},"id":null}'),
+        format_call_chunk(b'{"index":0,"function":{"arguments":"2"}}', b',"content":"x"'),
+        format_arguments(b"2").replace(b'"id":"c"', b'"id":"d"'),
+        format_arguments(b"2").replace(b'"choices"', b'"model":"llama","choices"'),
+    ],
+    ids=["another call", "null id", "text", "another chunk id", "two names"],
+)
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_chunks_with_more_than_arguments_are_encoded_again(other: bytes, *, at_once: bool) -> None:
+    begin = [FIRST_CALL, FIRST_CALL.replace(b'"index":0,"id":"c1"', b'"index":1,"id":"c2"')]
+    marked = other.replace(b'"choices"', b'"odd":1.50,"choices"')
+    events = [STREAM[0], *begin, format_arguments(b"1"), format_arguments(b"1"), marked]
+    events.append(format_chunk("", '"tool_calls"'))
+
+    output = pass_through(*([b"".join(events)] if at_once else events), STREAM[3])
+
+    assert marked.replace(b"llama", b"chat") not in output
+    assert b'"arguments":"2"' in output
 
 
 def test_reasoning_chunks_are_forwarded_unchanged() -> None:
@@ -798,6 +1034,7 @@ def test_reasoning_chunks_are_forwarded_unchanged() -> None:
     out, events = read_passthrough(
         require_passthrough("chat", STREAM_REQUEST).create_reader(), reasoning, reasoning, *STREAM
     )
+
     assert reasoning.replace(b"llama", b"chat") in join_output(out)
     assert [e.text for e in events if isinstance(e, ReasoningDelta)] == ["lo", "lo"]
     assert FORWARDED in join_output(out)
@@ -815,7 +1052,9 @@ def test_another_model_name_is_replaced_if_the_first_is_the_public_name(*, at_on
     other = STREAM[1].replace(b'"llama"', b'"other"')
     pieces = [*STREAM[:2], other, *STREAM[2:]]
     reader = require_passthrough("chat", STREAM_REQUEST, shown="llama").create_reader()
+
     out, _ = read_passthrough(reader, *([b"".join(pieces)] if at_once else pieces))
+
     assert b"other" not in join_output(out)
     assert join_output(out).count(b'"model":"llama"') == 5
 
@@ -833,7 +1072,9 @@ def test_id_in_a_nested_object_is_not_the_chunk_id() -> None:
     chunks = [msgspec.json.decode(one[6:]) for one in expected.split(b"\n\n")[:-2]]
     for chunk in chunks[1:]:
         chunk["choices"][0]["delta"]["id"] = "x"
+
     output = pass_through(*outer).split(b"\n\n")[:-2]
+
     assert [msgspec.json.decode(one[6:]) for one in output] == chunks
 
 
@@ -857,7 +1098,9 @@ def test_completion_stream_logprobs_have_cumulative_offsets() -> None:
     pieces = [piece + b"null}]}\n\n", piece + b"null}]}\n\n", piece + b'"stop"}]}\n\n', STREAM[3]]
     relay = require_passthrough("completion", TEXT | {"logprobs": 1, "stream": True})
     output = join_output(read_passthrough(relay.create_reader(), *pieces)[0])
+
     offsets = [output.index(b'"text_offset":[%d]' % place) for place in (0, 2, 4)]
+
     assert offsets == sorted(offsets)
 
 
@@ -865,7 +1108,6 @@ def test_completion_stream_logprobs_have_cumulative_offsets() -> None:
     ("old", "new"),
     [
         (b'"stop"', b'"eos_token"'),
-        (b'"stop"', b"null"),
         (b'"finish_reason":"stop"', b'"finish_r\\u0065ason":"eos_token"'),
         (b'"content":"Hi"', b'"tool_calls":[{"function":{"name":"f","arguments":{}}}]'),
         (b'"content":"Hi"', b'"function_call": {"name":"f","arguments":"{}"}'),
@@ -879,29 +1121,80 @@ def test_nonstandard_unary_response_is_encoded_again(old: bytes, new: bytes) -> 
     assert isinstance(events[-1], StreamEnd)
 
 
+def test_unary_response_without_finish_reason_is_an_error() -> None:
+    reader = require_passthrough("chat", CHAT).create_reader()
+
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        read_passthrough(reader, ANSWER.replace(b'"stop"', b"null"))
+
+
+STANDARD_CALL = (
+    b'"content":null,"tool_calls":[{"id":"call-1","type":"function","function":'
+    b'{"name":"f","arguments":"{}"}}]'
+)
+
+
+def build_tool_answer(old: bytes = b"", new: bytes = b"") -> bytes:
+    """An answer with a tool call as the protocol has it, and ``new`` in the place of ``old``."""
+    response = ANSWER.replace(b'"content":"Hi"', STANDARD_CALL).replace(b'"stop"', b'"tool_calls"')
+    assert old in response
+    return response.replace(old, new)
+
+
+@pytest.mark.parametrize("old_and_new", [(), (b"null,", b'"Let me see.",'), (b'"{}"', b'""')])
+def test_unary_response_with_standard_tool_calls_is_passed_through(
+    old_and_new: tuple[bytes, ...],
+) -> None:
+    response = build_tool_answer(*old_and_new)
+    out, events = read_passthrough(require_passthrough("chat", CHAT).create_reader(), response)
+    assert out[-1] == response.replace(b"llama", b"chat")
+    assert ToolCallStart in map(type, events)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b':"tool_calls"', b':"stop"'),
+        (b':"tool_calls"', b':"function_call"'),
+        (b'"content":null', b'"content":""'),
+        (b'"id":"call-1",', b""),
+        (b'"type":"function",', b""),
+        (b'"type":"function"', b'"type":"custom"'),
+        (b'"{}"', b"{}"),
+        (b',"arguments":"{}"', b""),
+        (b'"}}]', b'"}},{"id":"call-1","type":"function","function":{"name":"g","arguments":""}}]'),
+    ],
+)  # fmt: skip
+def test_unary_response_with_other_tool_calls_is_encoded_again(old: bytes, new: bytes) -> None:
+    response = build_tool_answer(old, new)
+    out, events = read_passthrough(require_passthrough("chat", CHAT).create_reader(), response)
+    assert out[-1] is None
+    assert ToolCallStart in map(type, events)
+
+
 def test_unary_response_with_empty_tool_calls_is_passed_through() -> None:
-    answer = ANSWER.replace(
+    response = ANSWER.replace(
         b'"content":"Hi"', b'"content":"Hi","tool_calls": [ ],"function_call":null'
     )
-    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), answer)
-    assert out[-1] == answer.replace(b"llama", b"chat")
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), response)
+    assert out[-1] == response.replace(b"llama", b"chat")
 
 
 def test_model_name_in_nested_objects_is_replaced() -> None:
-    answer = ANSWER.replace(b'"odd":1.50', b'"routed":{"model":"llama"}')
-    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), answer)
-    assert out[-1] == answer.replace(b"llama", b"chat")
+    response = ANSWER.replace(b'"odd":1.50', b'"routed":{"model":"llama"}')
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), response)
+    assert out[-1] == response.replace(b"llama", b"chat")
 
 
 @pytest.mark.parametrize("spelling", [b'"model" : "llama"', b'"model":"ll\\u0061ma"'])
 def test_model_name_with_blanks_or_escapes_is_replaced(spelling: bytes) -> None:
-    answer = ANSWER.replace(b'"model":"llama"', spelling)
-    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), answer)
+    response = ANSWER.replace(b'"model":"llama"', spelling)
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), response)
     assert out[-1] is None or json.loads(out[-1])["model"] == "chat"
 
 
 def count_reader_calls(pieces: Sequence[bytes]) -> int:
-    """How many functions run, Python's and C's, to read these pieces."""
+    """Return the number of Python and C functions called to read these pieces."""
     reader, calls = require_passthrough("chat", STREAM_REQUEST).create_reader(), 0
 
     def count(frame: object, event: str, value: object) -> None:
@@ -942,6 +1235,7 @@ def test_passthrough_cost_grows_linearly_with_the_events(form: Any, *, at_once: 
 
     cost(10)
     few, many = cost(200), cost(2_000)
+
     assert many < 10.5 * few
 
 
@@ -961,20 +1255,24 @@ def test_events_without_data_are_removed_from_a_batch(blank: bytes) -> None:
 
 def test_tokens_of_a_unary_response_without_usage_are_counted_by_its_log_probabilities() -> None:
     tokens = b",".join([b'{"token":"H","logprob":-0.5}'] * 3)
-    answer = ANSWER.replace(
+    response = ANSWER.replace(
         b'"finish_reason"', b'"logprobs":{"content":[%b]},"finish_reason"' % tokens
     )
-    bare = answer.partition(b',"usage"')[0] + b"}"
-    for body, count in ((answer, 1), (bare, 3)):
+    bare = response.partition(b',"usage"')[0] + b"}"
+    for body, count in ((response, 1), (bare, 3)):
         out, events = read_passthrough(require_passthrough("chat", CHAT).create_reader(), body)
         assert out[-1] == body.replace(b"llama", b"chat")
         assert sum(e.tokens for e in events if isinstance(e, TextDelta)) == count
 
 
 def test_embeddings_with_implausible_usage_are_decoded() -> None:
-    answer = VECTORS.replace(b'"prompt_tokens":2', b'"prompt_tokens":-2')
-    answer = answer.replace(b'"AAAA"', b'"AAAAAA=="')
-    out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), answer)
+    response = VECTORS.replace(b'"prompt_tokens":2', b'"prompt_tokens":-2')
+    response = response.replace(b'"AAAA"', b'"AAAAAA=="')
+
+    out, events = read_passthrough(
+        require_passthrough("embedding", EMBED).create_reader(), response
+    )
+
     assert out[-1] is None
     assert [type(event) for event in events] == [
         ResponseMetadata, Embedding, Embedding, StreamEnd

@@ -1,4 +1,4 @@
-"""An answer in one piece is read, and passed on, the same however it is cut."""
+"""A unary response is read and passed through the same, however it is split."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.wire_responses import read_text_response
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
 from protocols.passthrough import NameReplacer, UnaryPassthroughReader
 from tests.unit.protocols.chat.streams import (
     build_chunk,
@@ -40,7 +42,7 @@ REQUEST = GenerationRequest(model="worker's", kind="chat")
 
 
 def list_responses() -> Iterator[dict[str, Any]]:
-    """One, and each that differs from it."""
+    """Return a response, and variants with one difference each."""
     yield ANSWER
     for name in ANSWER:
         yield {key: value for key, value in ANSWER.items() if key != name}
@@ -51,7 +53,7 @@ def list_responses() -> Iterator[dict[str, Any]]:
     yield ANSWER | {"usage": {"prompt_tokens": 3}}
     yield ANSWER | {"usage": {"prompt_tokens": 3, "completion_tokens": 0}}
     yield ANSWER | {"choices": [CHOICE, CHOICE]}
-    for more in (
+    for fields in (
         {"finish_reason": "length"},
         {"finish_reason": "tool_calls"},
         {"finish_reason": None},
@@ -64,7 +66,7 @@ def list_responses() -> Iterator[dict[str, Any]]:
         {"text": "Hello"},
         {"delta": {"content": "other"}},
     ):
-        yield ANSWER | {"choices": [CHOICE | more]}
+        yield ANSWER | {"choices": [CHOICE | fields]}
     for message in (
         {"content": ""},
         {"content": None},
@@ -79,9 +81,58 @@ def list_responses() -> Iterator[dict[str, Any]]:
 
 
 def decode_parts(decoder: ResponseDecoder, parts: Sequence[bytes]) -> Any:
-    """All that it reads of these parts, to the error that ends it."""
+    """Return what is decoded from these parts, and the error that ends it."""
     outputs = run_steps(decoder.feed, decoder.close, parts)
     return (flatten(outputs[0]), *outputs[1:]) if isinstance(outputs, tuple) else flatten(outputs)
+
+
+class PatientDecoder(GenerationDecoder):
+    """A decoder without the early exit for a response that is one text."""
+
+    def _read_text_response(self, body: bytearray) -> list[Event]:
+        del body
+        return []
+
+
+MORE_FIELDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"odd": 1},
+    {"usage": {"prompt_tokens": 3, "completion_tokens": 1 << 40}},
+)
+
+
+@pytest.mark.parametrize("response", [*list_responses()])
+def test_early_exit_for_one_text_changes_no_event(response: dict[str, Any]) -> None:
+    for fields in MORE_FIELDS:
+        body = [msgspec.json.encode(response | fields)]
+        decoders = (kind(REQUEST, source="openai") for kind in (GenerationDecoder, PatientDecoder))
+        first, second = (decode_parts(decoder, body) for decoder in decoders)
+        assert first == second
+
+
+@pytest.mark.parametrize("response", [*list_responses()])
+def test_text_response_of_passthrough_has_the_events_of_the_skimming_decoder(
+    response: dict[str, Any],
+) -> None:
+    for fields in MORE_FIELDS:
+        body = msgspec.json.encode(response | fields)
+        text = read_text_response(body, UsageReader(REQUEST))
+        if text is not None:
+            decoder = GenerationDecoder(REQUEST, skips_logprobs=True, source="openai")
+            assert flatten([text[1]]) == decode_parts(decoder, [body])
+
+
+def test_text_response_is_read_whatever_its_unknown_keys_and_logprobs() -> None:
+    logprobs = {"content": [{"token": "Hello", "logprob": -0.5}]}
+    for response in (
+        ANSWER,
+        ANSWER | {"odd": 1},
+        ANSWER | {"choices": [CHOICE | {"logprobs": logprobs}]},
+        ANSWER | {"choices": [{"index": 0, "text": "\N{ROCKET}", "finish_reason": "length"}]},
+    ):
+        for ascii_only in (False, True):
+            body = json.dumps(response, ensure_ascii=ascii_only).encode()
+            assert read_text_response(body, UsageReader(REQUEST)) is not None
 
 
 BODIES = st.one_of(
@@ -133,6 +184,7 @@ def test_response_without_usage_is_decoded_at_its_end() -> None:
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
     assert passage.feed([body[:30]]) == (b"", [])
+
     passage.feed([body[30:]])
     raw, events = passage.close()
 
@@ -145,5 +197,6 @@ def test_stream_response_to_a_unary_request_is_decoded_at_once() -> None:
     first: tuple[bytes | None, Sequence[Event]] = passage.feed([format_text_event("a")])
 
     assert TextDelta("a") in first[1]
+
     passage.feed([format_event(build_chunk(finish="stop")) + b"data: [DONE]\n\n"])
     assert passage.close()[0] is None

@@ -1,4 +1,4 @@
-"""A model's limit and defaults in requests that are passed through: nothing else changes."""
+"""A model's limit and defaults apply to passed-through requests: nothing else changes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +55,7 @@ def pass_through(
 def find_changes(
     adapter: Any, path: str, body: Mapping[str, Any], settings: ModelSettings
 ) -> dict[str, Any]:
-    """The fields of the worker's body that differ from those without settings."""
+    """Return the fields of the worker's body that the settings change."""
     plain = pass_through(adapter, path, body, ModelSettings())
     passed = pass_through(adapter, path, body, settings)
     assert plain is not None
@@ -119,7 +119,7 @@ LONG = MESSAGE | {"max_tokens": 5000, "thinking": {"type": "enabled", "budget_to
         ),
     ],
 )
-def test_only_what_the_settings_name_changes(
+def test_only_the_fields_in_the_settings_change(
     adapter: Any,
     path: str,
     body: Mapping[str, Any],

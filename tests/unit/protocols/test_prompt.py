@@ -1,4 +1,4 @@
-"""Conversations as one prompt."""
+"""Conversations are rendered as one prompt."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ NO_TEMPLATE = UnsupportedParameter("messages", "approximated", "no chat template
 
 
 class UppercaseRenderer:
-    """A template that shouts."""
+    """A template that writes capitals."""
 
     def render_prompt(self, request: GenerationRequest) -> str:
         return "|".join(message.text.upper() for message in request.messages)

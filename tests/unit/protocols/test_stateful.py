@@ -1,4 +1,4 @@
-"""Every field that refers to what a server keeps has a decision, which is what happens."""
+"""Every field that refers to server state has a decision, and the decision holds."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ NAME: Final = re.compile(
     r"(?:^|_)(previous|thread|conversation|container|session|sequence|cache|batch|store|background|"
     r"file|continue|resume|parent|context|memory|compaction|prompt|credit|profile)(?:_|$)"
 )
-"""Words of names that may refer to what a server keeps."""
+"""Words in names of fields that may refer to server state."""
 SDK_FIELDS: Final = {
     "openai": {
         *chat_create_params.CompletionCreateParamsBase.__annotations__,
@@ -53,11 +53,11 @@ STATELESS: Final = {
     "num_return_sequences": "how many answers",
     "stop_sequences": "texts",
 }
-"""Names with such a word that refer to nothing, and why."""
+"""Names with such a word that refer to no state, and why."""
 
 
 def list_request_fields(protocol: str) -> Iterator[str]:
-    """The fields of a protocol's requests: parameter tables, request schemas, clients' types."""
+    """Return a protocol's request fields: parameter tables, schemas, and clients' types."""
     registry = ProtocolRegistry(PROTOCOLS)
     for profile in registry.get_profiles(protocol):
         adapter = registry.create_adapter(protocol, profile, {})
@@ -101,17 +101,16 @@ ROWS: Final = [
 
 
 @pytest.mark.parametrize(("protocol", "row"), ROWS, ids=lambda one: getattr(one, "field", one))
-def test_target_that_drops_a_field_does_what_the_table_says(
-    protocol: str, row: StatefulField
-) -> None:
+def test_target_that_drops_a_field_follows_the_table(protocol: str, row: StatefulField) -> None:
     for start in row.starts:
         drop_field(protocol, row.field, start)
     if row.decision == "reported":
         drop_field(protocol, row.field, "x")
         return
-    with pytest.raises(ClientError) as caught:
+
+    with pytest.raises(ClientError) as excinfo:
         drop_field(protocol, row.field, "x")
-    assert (caught.value.param, caught.value.message) == (row.field, row.refusal)
+    assert (excinfo.value.param, excinfo.value.message) == (row.field, row.refusal)
 
 
 @pytest.mark.parametrize("value", [None, False, "", [], {}, 0])
@@ -147,7 +146,7 @@ def test_value_that_can_not_be_decoded_is_refused(raw: bytes) -> None:
 
 
 def test_lost_thread_is_a_missing_object_with_the_name_of_the_message() -> None:
-    with pytest.raises(StoredObjectNotFound) as caught:
+    with pytest.raises(StoredObjectNotFound) as excinfo:
         drop_field("anthropic", "thread", {"type": "continue", "previous_message_id": "msg_7"})
 
-    assert caught.value.id == "msg_7"
+    assert excinfo.value.id == "msg_7"

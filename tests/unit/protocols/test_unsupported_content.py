@@ -1,4 +1,4 @@
-"""Images, audio, videos and files reach the worker, or are reported, or are refused."""
+"""Images, audio, videos and files reach the worker, are reported, or are rejected."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -66,7 +66,7 @@ def test_worker_gets_the_content_or_the_loss_names_it(name: str, profile: str, l
         losses = adapter.unsupported_parameters(request, {})
         body = adapter.encode_request(request).body
     except ClientError:
-        return  # refused
+        return  # rejected
 
     assert DATA.encode() in body or label in list_lost_content(losses)
 
@@ -75,10 +75,10 @@ def test_worker_gets_the_content_or_the_loss_names_it(name: str, profile: str, l
 def test_refusal_names_the_first_part_that_is_lost(label: str) -> None:
     losses = (UnsupportedParameter("messages", "dropped", f"{label}, names", "messages"),)
 
-    with pytest.raises(UnsupportedFeature, match=f"does not support {label}") as caught:
+    with pytest.raises(UnsupportedFeature, match=f"does not support {label}") as excinfo:
         refuse_lost_content(build_request(label), losses)
 
-    assert caught.value.param == "messages[1].content[1].type"
+    assert excinfo.value.param == "messages[1].content[1].type"
 
 
 def test_other_losses_and_requests_without_messages_are_not_refused() -> None:

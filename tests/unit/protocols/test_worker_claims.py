@@ -1,4 +1,4 @@
-"""Token counts and other numbers that workers report: implausible ones are ignored."""
+"""Implausible token counts and other numbers of workers are ignored."""
 
 import json
 from typing import Any
@@ -102,7 +102,7 @@ def write_events(*events: Any) -> bytes:
 
 
 def write(name: str, prompt: Any, completion: Any, *, stream: bool) -> bytes:
-    """A worker's response "Hello" with these token counts."""
+    """Build a worker's response "Hello" with these token counts."""
     fields: dict[str, Any]
     match name:
         case "triton":
@@ -235,6 +235,7 @@ def test_the_last_usage_is_not_replaced_by_an_earlier_one_when_it_is_implausible
                       {"prompt_tokens": 1, "completion_tokens": -1})
     ]  # fmt: skip
     end = head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
     events = read("openai", write_events(*chunks, end) + b"data: [DONE]\n\n", stream=True)
 
     assert select(events, Usage) == []
@@ -288,8 +289,10 @@ def test_an_implausible_time_of_creation_is_ignored(created: Any) -> None:
     assert select(read("openai", wire, stream=False), ResponseMetadata)[0].created is None
 
 
-def test_a_mindie_response_lists_a_bounded_number_of_steps(about: ResponseContext) -> None:
-    encoder = TextEncoder(PROFILES["2x"], PROMPT, about, ())
+def test_a_mindie_response_lists_a_bounded_number_of_steps(
+    response_context: ResponseContext,
+) -> None:
+    encoder = TextEncoder(PROFILES["2x"], PROMPT, response_context, ())
     response: UnaryResponse = aggregate(
         [TextDelta("a"), ChoiceEnd("eos"), Usage(1, 3_000_000), StreamEnd()]
     )

@@ -1,4 +1,4 @@
-"""Seeds that a worker can't take: they are sent exactly, or reported as a loss."""
+"""A seed beyond a worker's range is sent exactly or reported as lost."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ PROMPT: dict[str, Any] = {"kind": "completion", "prompts": ("hi",)}
 
 
 def find_seed(value: Any) -> Any:
-    """The value of the only field whose name ends with "seed"."""
+    """Return the value of the only field whose name ends with "seed"."""
     if isinstance(value, str) and value.startswith("{"):
         value = json.loads(value)
     if not isinstance(value, dict):

@@ -1,17 +1,23 @@
-"""An HTTP client for one test, and an answer's body."""
+"""An HTTP client for one test, and a response's body."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from backends.http.client import AsyncioHttpClient
-from backends.http.interfaces import UpstreamResponse
+from backends.http.interfaces import DEFAULT_MAX_HEAD, UpstreamResponse
 
 
 @asynccontextmanager
 async def open_client(
-    *, idle: float = 4.0, keep: int = 64, ca: str | None = None
+    *,
+    idle: float = 4.0,
+    keep: int = 64,
+    ca: str | None = None,
+    max_response_head: int = DEFAULT_MAX_HEAD,
 ) -> AsyncIterator[AsyncioHttpClient]:
-    upstream = AsyncioHttpClient(idle_timeout=idle, max_idle=keep, ca=ca)
+    upstream = AsyncioHttpClient(
+        idle_timeout=idle, max_idle=keep, ca=ca, max_response_head=max_response_head
+    )
     await upstream.start()
     try:
         yield upstream
@@ -20,11 +26,12 @@ async def open_client(
 
 
 async def read_body(reading: UpstreamResponse) -> bytes:
-    """The body, read to its end; the connection is given back, or cut where it breaks."""
-    body = b""
+    """Read the body to its end; the connection is returned to the pool, or closed on an error."""
+    body = bytearray()
     try:
         while pieces := await reading.read():
-            body += b"".join(pieces)
+            for piece in pieces:
+                body += piece
     finally:
         reading.release()
-    return body
+    return bytes(body)

@@ -1,4 +1,4 @@
-"""The HTTP client by itself: what it writes, which connection it takes, whom it trusts."""
+"""The HTTP client: its requests, its connection pool, and TLS verification."""
 
 import asyncio
 import socket
@@ -67,6 +67,7 @@ async def test_per_request_headers_are_not_sent_with_the_next_request() -> None:
 
     first, second = ([*one.headers] for one in worker.requests)
     shared, after = ["host", "content-type"], ["accept-encoding", "content-length"]
+
     assert first == [*shared, "x-id", "x-key", *after]
     assert second == [*shared, *after]
 
@@ -95,6 +96,7 @@ async def test_status_and_headers_are_available_before_the_body() -> None:
         reading = await upstream.send(worker.url, ASK, 2.0)
         assert reading.status == 418
         assert reading.headers == {"x-tea": "yes", "content-length": "4"}
+
         go_on.set()
         assert await read_body(reading) == b"fine"
 
@@ -105,32 +107,36 @@ async def test_read_returns_the_received_data() -> None:
     async with ScriptedWorker(reply) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         assert b"".join(await reading.read()) == b"ab"
+
         second.set()
         assert await reading.read() == [b"c"]
         assert await reading.read() == []
+
         reading.release()
 
 
 async def test_data_received_before_a_disconnect_can_be_read() -> None:
-    """The consumer was busy: by the time it reads, the connection is long gone."""
+    """The consumer is slow: when it reads, the connection is already closed."""
     reply: Reply = [CHUNKED + chunk(b"a") + chunk(b"b"), CLOSE]
     async with ScriptedWorker(reply) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         await asyncio.sleep(0.1)
+
         assert b"".join(await reading.read()) == b"ab"
         for _ in range(2):
             with pytest.raises(StreamBroken):
                 await reading.read()
+
         reading.abort()
 
 
-# ── connections ─────────────────────────────────────────────────────────────────────────────────
+# ── connections ───────────────────────────────────────────────────────────────────────────────────
 
 
 async def get_used_connections(
     upstream: AsyncioHttpClient, worker: ScriptedWorker, times: int
 ) -> list[int]:
-    """The connections that the next requests use, one after the other."""
+    """Return the connections that the next requests use, one after the other."""
     before = worker.request_count
     for _ in range(times):
         await send_and_read(upstream, worker.url)
@@ -138,7 +144,7 @@ async def get_used_connections(
 
 
 async def send_concurrently(upstream: AsyncioHttpClient, url: str, times: int) -> None:
-    """So many requests at a time, which end in their order."""
+    """Send concurrent requests that end in order."""
     readings = [await upstream.send(url, ASK, 2.0) for _ in range(times)]
     for reading in readings:
         await read_body(reading)
@@ -174,7 +180,9 @@ async def test_aborted_connection_is_not_reused() -> None:
         reading = await upstream.send(worker.url, ASK, 2.0)
         reading.abort()
         reading.abort()
+
         await worker.wait_for_disconnect()
+
         assert await get_used_connections(upstream, worker, 2) == [1, 1]
 
 
@@ -184,7 +192,9 @@ async def test_idle_connection_is_preferred_to_a_new_one() -> None:
         first = await upstream.send(worker.url, ASK, 2.0)
         second = await upstream.send(worker.url, ASK, 2.0)
         await read_body(first)
+
         second.abort()
+
         assert await get_used_connections(upstream, worker, 2) == [0, 0]
 
 
@@ -199,12 +209,14 @@ async def test_connection_released_before_the_end_is_closed() -> None:
 async def test_try_send_requires_an_idle_connection() -> None:
     async with ScriptedWorker(OK) as worker, open_client() as upstream:
         assert upstream.try_send(worker.url, ASK) is None
+
         await read_body(await upstream.send_on_new_connection(worker.url, ASK, 2.0))
         reading = upstream.try_send(worker.url, ASK)
         assert reading is not None
         assert reading.read_available() == []
         assert await reading.wait_headers()
         assert await read_body(reading) == b"fine"
+
         await read_body(await upstream.send_on_new_connection(worker.url, ASK, 2.0))
 
     assert [one.connection for one in worker.requests] == [0, 0, 1]
@@ -213,9 +225,11 @@ async def test_try_send_requires_an_idle_connection() -> None:
 async def test_idle_connection_closed_by_the_worker_has_no_response() -> None:
     async with ScriptedWorker(OK, [CLOSE]) as worker, open_client() as upstream:
         assert await send_and_read(upstream, worker.url) == b"fine"
+
         reading = upstream.try_send(worker.url, ASK)
         assert reading is not None
         assert not await reading.wait_headers()
+
         reading.release()
         assert upstream.connections.open == 0
 
@@ -223,8 +237,10 @@ async def test_idle_connection_closed_by_the_worker_has_no_response() -> None:
 async def test_abort_before_the_headers_raises_stream_broken() -> None:
     async with ScriptedWorker(OK, [HANG]) as worker, open_client() as upstream:
         assert await send_and_read(upstream, worker.url) == b"fine"
+
         reading = upstream.try_send(worker.url, ASK)
         assert reading is not None
+
         asyncio.get_running_loop().call_later(0.05, reading.abort)
         with pytest.raises(StreamBroken):
             await reading.wait_headers()
@@ -233,7 +249,7 @@ async def test_abort_before_the_headers_raises_stream_broken() -> None:
 async def test_cancelled_wait_for_headers_closes_the_connection() -> None:
     async with ScriptedWorker(OK, [HANG], [HANG]) as worker, open_client() as upstream:
         assert await send_and_read(upstream, worker.url) == b"fine"
-        for _ in range(2):  # over a connection that rests, then over a new one
+        for _ in range(2):  # on an idle connection, then on a new one
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(upstream.send(worker.url, ASK, 2.0), 0.05)
             await asyncio.sleep(0.05)
@@ -252,6 +268,7 @@ async def test_read_after_abort_raises_stream_broken() -> None:
         reading = await upstream.send(worker.url, ASK, 2.0)
         await asyncio.sleep(0.05)
         assert reading.complete
+
         reading.abort()
         assert reading.read_available() == []
         with pytest.raises(StreamBroken):
@@ -295,6 +312,7 @@ async def test_unread_response_does_not_leak_into_the_next_response() -> None:
         await send_and_read(upstream, worker.url)
         left = await upstream.send(worker.url, ASK, 2.0)
         left.release()
+
         taken = await upstream.send(worker.url, ASK, 2.0)
 
         assert left.read_available() == []
@@ -311,7 +329,7 @@ async def test_cookies_are_not_stored() -> None:
     assert all("cookie" not in one.headers for one in worker.requests)
 
 
-# ── whom it talks to ────────────────────────────────────────────────────────────────────────────
+# ── TLS and addresses ─────────────────────────────────────────────────────────────────────────────
 
 
 def make_tls_context() -> ssl.SSLContext:
@@ -354,15 +372,17 @@ async def test_abort_closes_a_tls_connection_immediately() -> None:
 
 
 async def test_connect_timeout_applies_to_a_worker_with_a_full_backlog() -> None:
-    """The listener's queue is full, so that the kernel answers no further handshake."""
+    """The listener's queue is full, so that the kernel completes no handshake."""
     async with open_client() as upstream:
         with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
             host, port = listener.getsockname()
             crowd = [asyncio.open_connection(host, port) for _ in range(4)]
             waiting = asyncio.gather(*crowd, return_exceptions=True)
             await asyncio.sleep(0.1)
+
             with pytest.raises(WorkerUnreachable):
                 await upstream.send(f"http://{host}:{port}", ASK, 0.2)
+
             waiting.cancel()
 
 
@@ -427,9 +447,9 @@ def test_worker_key_must_be_printable_and_is_never_shown() -> None:
     keyed = WorkerConfig("http://a", credentials=make_bearer_credentials("s3cret"))
     assert "s3cret" not in repr(keyed) + repr(keyed.credentials)
     for make in (make_bearer_credentials, partial(make_query_credentials, "key")):
-        with pytest.raises(ValueError, match="printable") as caught:
+        with pytest.raises(ValueError, match="printable") as excinfo:
             make("s3cret\r\nX: y")
-        assert "s3cret" not in str(caught.value)
+        assert "s3cret" not in str(excinfo.value)
 
 
 @pytest.mark.parametrize(
@@ -458,9 +478,30 @@ def test_worker_credentials_are_added_to_a_request_and_masked_where_it_is_shown(
     assert "s3cret" not in repr((shown, shown_headers))
     assert "bWU6" not in repr(shown_headers)
     assert shown.path == ("/v1/x?a=1" if headers else "/v1/x?a=1&key=***")
+
     quoted = f"no such key: {headers[1] if headers else path}"
     assert "s3cret" not in credentials.mask_text(quoted)
     assert credentials.mask_text("nothing secret") == "nothing secret"
+
+
+def test_configured_headers_replace_those_of_the_request_and_are_masked() -> None:
+    """Names have no case; a short value is no secret and stays readable in a worker's text."""
+    headers = {"X-Title": "My secret app", "anthropic-version": "1"}
+    credentials = make_bearer_credentials("s3cret").add_headers(headers)
+    request = UpstreamRequest("/v1/x", b"{}", (("Anthropic-Version", "2"), ("accept", "a")))
+
+    sent, added = credentials.authorize(request, (("x-title", "theirs"), ("x-request-id", "r")))
+    _, shown = credentials.hide_secrets().authorize(request, ())
+
+    assert sent.headers == (("accept", "a"),)
+    assert added == (
+        ("x-request-id", "r"),
+        ("Authorization", "Bearer s3cret"),
+        ("X-Title", "My secret app"),
+        ("anthropic-version", "1"),
+    )
+    assert {value for _, value in shown} == {"***"}
+    assert credentials.mask_text("My secret app, 1") == "***, 1"
 
 
 async def test_unstarted_client_raises_internal_error() -> None:

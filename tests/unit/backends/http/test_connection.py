@@ -1,4 +1,4 @@
-"""What a worker may send, and what is made of it."""
+"""The responses that a worker may send on a connection, and the errors of invalid ones."""
 
 import asyncio
 import gc
@@ -39,7 +39,7 @@ def make_raw_head(*headers: str) -> bytes:
     return "\r\n".join(["HTTP/1.1 200 OK", *headers, "", ""]).encode()
 
 
-LONG = f"a: {'x' * 9000}\r\n".encode()
+LONG = f"a: {'x' * 66_000}\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ LONG = f"a: {'x' * 9000}\r\n".encode()
         [make_raw_head("content-length: 4", "transfer-encoding: chunked") + b"0\r\n\r\n", HANG],
         [make_raw_head("content-length: -1"), HANG],
         [make_raw_head("content-length: 4x") + b"fine", HANG],
-        [make_raw_head(f"a: {'x' * 9000}", "content-length: 4") + b"fine", HANG],
-        [make_raw_head(*[f"a{n}: x" for n in range(200)], "content-length: 4") + b"fine", HANG],
+        [make_raw_head(f"a: {'x' * 66_000}", "content-length: 4") + b"fine", HANG],
+        [make_raw_head(*[f"a{n}: x" for n in range(300)], "content-length: 4") + b"fine", HANG],
         [b"HTTP/1.1 200 OK\r\na: ", *[b"x" * 5000] * 40, HANG],
         [b"HTTP/1.1 200 OK\r\n", LONG + b"b: ", HANG],
         [make_raw_head("transfer-encoding: chunked") + b"0\r\n" + LONG + b"\r\n", HANG],
         [
-            make_raw_head("transfer-encoding: chunked") + b"0\r\n" + b"a: x\r\n" * 200 + b"\r\n",
+            make_raw_head("transfer-encoding: chunked") + b"0\r\n" + b"a: x\r\n" * 300 + b"\r\n",
             HANG,
         ],
         [*[b"HTTP/1.1 100 Continue\r\n\r\n" * 1000] * 10, HANG],
@@ -87,6 +87,21 @@ async def test_invalid_http_response_is_rejected_and_the_connection_closed(reply
         with pytest.raises(WorkerFailed):
             await send_and_read(upstream, worker)
         await worker.wait_for_disconnect()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[f"a: {'x' * 20_000}"], [f"a{n}: {'x' * 500}" for n in range(125)]],
+    ids=["one long header", "many headers"],
+)
+async def test_head_of_a_response_has_a_configured_limit(headers: list[str]) -> None:
+    reply = [make_raw_head(*headers, "content-length: 4") + b"fine"]
+    async with ScriptedWorker(reply) as worker:
+        async with open_client() as client:
+            assert await send_and_read(client, worker) == b"fine"
+        async with open_client(max_response_head=19_000) as client:
+            with pytest.raises(WorkerFailed, match=r"19000 bytes \(max_response_head\)"):
+                await send_and_read(client, worker)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +145,9 @@ async def test_informational_responses_are_skipped() -> None:
         assert reading.status == 200
         assert "link" not in reading.headers
         assert await read_body(reading) == b"fine"
+
         await send_and_read(upstream, worker)
+
     assert worker.connections == 1
 
 
@@ -139,8 +156,10 @@ async def test_connection_is_not_reused_after_switching_protocols() -> None:
     async with ScriptedWorker([switch, HANG], OK) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         assert reading.status == 101
+
         reading.release()
         assert await send_and_read(upstream, worker) == b"fine"
+
     assert worker.connections == 2
 
 
@@ -153,10 +172,11 @@ async def test_body_without_content_length_ends_at_connection_close() -> None:
 
 
 async def test_aborted_body_without_content_length_raises_stream_broken() -> None:
-    """Nothing tells the body's end but the connection's, and that was ours."""
+    """The body ends with the connection, which the client closed itself."""
     async with ScriptedWorker([head("200 OK"), b"fi", HANG]) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         assert b"".join(await reading.read()) == b"fi"
+
         reading.abort()
         await worker.wait_for_disconnect()
         with pytest.raises(StreamBroken):
@@ -183,15 +203,17 @@ async def test_slow_reader_applies_backpressure_to_the_worker() -> None:
     async with run_server(answer) as url, open_client() as upstream:
         reading = await upstream.send(url, ASK, 2.0)
         still = -1
+
         while still != written:
             still = written
             await asyncio.sleep(0.3)
+
         assert 0 < written < 300
         assert len(await read_body(reading)) == 400 << 16
 
 
 async def test_response_before_the_full_request_closes_the_connection() -> None:
-    """What is left of the question would be read as the next one."""
+    """The worker would read the rest of the request as the next one."""
     early = ScriptedWorker([make_reply(b"no", status="413 Too Large"), HANG], OK, read_body=False)
     async with early as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, UpstreamRequest("/", b"x" * (32 << 20)), 2.0)
@@ -262,7 +284,7 @@ async def test_closing_the_client_aborts_running_requests() -> None:
 
 
 async def test_closed_connection_leaves_no_reference_cycle() -> None:
-    """Neither with its parser nor with a response that was abandoned."""
+    """Neither the parser nor an abandoned response refers back."""
     loop = asyncio.get_running_loop()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What the HTTP client tells of its connections, and what a pool tells of those of another."""
+"""The HTTP client counts its connections, and a pool those of another client."""
 
 import asyncio
 import socket
@@ -57,6 +57,7 @@ def test_client_without_connection_counts_reports_zero(upstream: Any) -> None:
         draw=Random(7).random,
         http_client=upstream,
     )
+
     assert pool.connections == ConnectionCounts()
     assert pool.queued_request_ids == []
     assert not pool.in_panic

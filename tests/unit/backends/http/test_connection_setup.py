@@ -1,4 +1,4 @@
-"""A new connection, to a worker of one address or of several."""
+"""A new connection to a worker with one or several addresses."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from tests.support.fakes import ScriptedWorker, make_reply
 
 
 class RecordingProtocol(asyncio.Protocol):
-    """Knows what it is connected by."""
+    """A protocol that records its transport."""
 
     line: Any = None
 
@@ -21,7 +21,7 @@ class RecordingProtocol(asyncio.Protocol):
 
 
 class AbortingProtocol(asyncio.Protocol):
-    """Ends as it begins, and knows that it has."""
+    """A protocol that aborts its connection at once."""
 
     lost = False
 
@@ -75,6 +75,7 @@ async def test_connection_aborted_on_connect_is_reported_lost() -> None:
         target = WorkerOrigin("worker.example", port, tls=False, host_header="", base_path="")
         met: Any = await client._connect_any([make_address(port)], target, None, meet)
         await asyncio.sleep(0)
+
         assert met.lost
 
 

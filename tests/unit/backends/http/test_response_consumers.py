@@ -1,4 +1,4 @@
-"""One who listens gets what comes at once, for as long as it takes more."""
+"""A consumer gets data as soon as it arrives, until it rejects some."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ ASK = UpstreamRequest("/", b"{}")
 
 @asynccontextmanager
 async def open_response(reply: Reply) -> AsyncIterator[UpstreamResponse]:
-    """The answer of a worker, of which the head has come."""
+    """Open a response whose head has arrived."""
     async with ScriptedWorker(reply) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         yield reading
@@ -25,7 +25,7 @@ async def open_response(reply: Reply) -> AsyncIterator[UpstreamResponse]:
 
 
 class RecordingConsumer:
-    """Takes what comes; no more after each of ``full``."""
+    """A consumer that records data, and pauses after each of ``full``."""
 
     def __init__(self, *full: bytes) -> None:
         self.received: list[bytes] = []
@@ -62,13 +62,13 @@ async def test_consumer_gets_data_received_before_registration() -> None:
         await asyncio.sleep(0.05)
         assert reading.complete
         assert await reading.forward_to(listener)
-        assert await reading.forward_to(listener), "it is still all"
+        assert await reading.forward_to(listener), "the consumer got all data"
 
     assert b"".join(listener.received) == b"onetwo"
 
 
 async def test_consumer_is_called_without_a_task_switch() -> None:
-    """It is called by what reads from the socket."""
+    """The socket's read callback calls it."""
     within: list[asyncio.Task[object] | None] = []
 
     def take(pieces: list[bytes]) -> bool:
@@ -87,8 +87,10 @@ async def test_consumer_is_called_without_a_task_switch() -> None:
 async def test_data_after_the_consumer_stops_is_buffered() -> None:
     listener = RecordingConsumer(b"two")
     pieces: Reply = [CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two"), 0.05, chunk(b"three") + END]
+
     async with open_response(pieces) as reading:
         assert not await reading.forward_to(listener)
+
         await asyncio.sleep(0.1)
         assert listener.received == [b"one", b"two"]
         assert await reading.forward_to(listener)

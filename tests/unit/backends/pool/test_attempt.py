@@ -1,4 +1,4 @@
-"""One request at one worker: an answer in one piece means the same however it comes."""
+"""One request to one worker: a unary response means the same however it arrives."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ PIECES = st.tuples(st.none() | st.just(b"raw"), EVENTS)
 
 
 class FakeResponse:
-    """An answer whose body is there at once, or after its head."""
+    """A response whose body arrives with its head or after it."""
 
     status = 200
     headers: Mapping[str, str] = {}
@@ -58,11 +58,11 @@ class FakeResponse:
         self.complete = False
 
     def release(self) -> None:
-        """Nobody reads any more."""
+        """Do nothing."""
 
 
 class FakeHttpClient:
-    """Answers by one body."""
+    """An HTTP client whose responses have this body."""
 
     def __init__(self, reading: UpstreamResponse) -> None:
         self._reading = reading
@@ -72,20 +72,20 @@ class FakeHttpClient:
         return self._reading
 
     async def send_on_new_connection(self, *_: object) -> NoReturn:
-        raise AssertionError("there is a connection that rests")
+        raise AssertionError("there is an idle connection")
 
     async def send(self, *_: object) -> NoReturn:
-        raise AssertionError("it is not asked for that way")
+        raise AssertionError("this method is not used")
 
     async def start(self) -> None:
-        """It is."""
+        """Do nothing."""
 
     async def aclose(self) -> None:
-        """It is."""
+        """Do nothing."""
 
 
 class FakePassthroughDecoder:
-    """A Passage that means what it was told to."""
+    """A passthrough decoder with a scripted meaning."""
 
     def __init__(self, fed: StreamItem, closed: StreamItem | GatewayError) -> None:
         self._fed = fed
@@ -103,7 +103,7 @@ class FakePassthroughDecoder:
 
 
 class AttemptOutcome(NamedTuple):
-    """What came of it, and what is known of its worker then."""
+    """The result of an attempt and its effect on the worker."""
 
     result: Sequence[StreamItem] | GatewayError
     over: bool
@@ -154,7 +154,7 @@ async def run_attempt(
 
 
 def _fail_if_called(*_: object) -> NoReturn:
-    raise AssertionError("it is no error")
+    raise AssertionError("no error was expected")
 
 
 @given(
@@ -196,6 +196,8 @@ async def test_a_large_response_is_decoded_in_a_thread(
 
     monkeypatch.setattr(FakePassthroughDecoder, "close", close)
     end: StreamItem = None, []
+
     result = await run_attempt(b"x" * size, end, end, at_once=False)
+
     assert (result.over, result.accepted, result.failure) == (True, True, None)
     assert [thread != threading.get_ident() for thread in threads] == [in_thread]

@@ -1,4 +1,4 @@
-"""How long a worker may be silent: a watch for each answer, and one timer for them all."""
+"""Timeouts of a silent worker: one deadline for each response, one timer for all."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def get_loop_time() -> float:
 
 
 class CountingAttemptTimeouts(AttemptTimeouts):
-    """A watch that counts how often it cuts its answer off."""
+    """Timeouts that count how often they abort their response."""
 
     times = 0
 
@@ -29,7 +29,7 @@ class CountingAttemptTimeouts(AttemptTimeouts):
 
 
 class TimeoutsTestBench:
-    """A watch, and how often it cut its answer off."""
+    """Timeouts of a response, and how often they aborted it."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ async def test_each_attempt_is_aborted_once_at_its_own_timeout() -> None:
 
     assert [one.why for one in (late, later, never)] == ["first_token", "total", ""]
     assert [one.times for one in (late, later, never)] == [1, 1, 0]
+
     timer.close()
 
 
@@ -77,13 +78,17 @@ async def test_received_data_postpones_the_idle_timeout() -> None:
         now.now += 15
         one.watch.record_read()
         one.watch.on_deadline(now())
+
     assert one.times == 0
+
     now.now += 19
     one.watch.on_deadline(now())
     assert one.times == 0
+
     now.now += 1
     one.watch.on_deadline(now())
     assert (one.times, one.why) == (1, "idle")
+
     timer.close()
 
 
@@ -102,6 +107,7 @@ async def test_attempt_that_does_not_wait_is_not_aborted(
 
     assert one.times == 0
     assert other.times == 1
+
     timer.close()
 
 
@@ -115,6 +121,7 @@ async def test_attempt_past_its_timeout_is_aborted_at_the_next_wait() -> None:
     await asyncio.sleep(0.05)
 
     assert one.why == "first_token"
+
     timer.close()
 
 
@@ -131,8 +138,10 @@ async def test_finished_attempts_leave_no_deadlines() -> None:
         timer.remove(one.watch)
 
     assert len(timer._deadlines) == 1
+
     await asyncio.sleep(0.3)
     assert stays.why == "first_token"
+
     timer.close()
 
 
@@ -140,6 +149,7 @@ async def test_only_a_broken_stream_is_attributed_to_the_timeout() -> None:
     timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
     one = TimeoutsTestBench(timer)
     assert one.watch.get_cause(BROKEN) is BROKEN
+
     one.watch.cancel_wait()
     failed = WorkerFailed("it failed")
 
@@ -153,34 +163,40 @@ async def test_cancelled_attempt_opens_no_connection() -> None:
     one = TimeoutsTestBench(timer)
     one.watch.start_wait(get_loop_time())
     one.watch.cancel_wait()
-    with pytest.raises(DeadlineExceeded) as caught:
+
+    with pytest.raises(DeadlineExceeded) as excinfo:
         await one.watch.wait_response(_fail_if_awaited())
 
-    assert caught.value.phase == "first_token"
+    assert excinfo.value.phase == "first_token"
+
     timer.remove(one.watch)
     timer.close()
 
 
 async def _fail_if_awaited() -> UpstreamResponse:
-    raise AssertionError("it is not begun")
+    raise AssertionError("no response was started")
 
 
 async def test_start_after_the_total_timeout_raises_deadline_exceeded() -> None:
     now = FakeClock()
     timer = DeadlineTimer(now, asyncio.get_running_loop)
     one = TimeoutsTestBench(timer, first=5.0, total=50.0)
+
     with pytest.raises(DeadlineExceeded):
         one.watch.start_wait(now() + 50.0)
+
     one.watch.start_wait(now())
     one.watch.on_deadline(now() + 5.0)
 
     assert one.why == "first_token"
+
     timer.close()
 
 
 async def test_wait_after_the_total_timeout_raises_deadline_exceeded() -> None:
     timer = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
     one = TimeoutsTestBench(timer, total=0.0)
-    with pytest.raises(DeadlineExceeded) as caught:
+
+    with pytest.raises(DeadlineExceeded) as excinfo:
         one.watch.wait_next()
-    assert caught.value.phase == "total"
+    assert excinfo.value.phase == "total"

@@ -1,4 +1,4 @@
-"""Whether a worker may be asked, by a clock that is a number."""
+"""The circuit breaker ejects and readmits a worker, with a clock that a test sets."""
 
 from collections.abc import Callable
 
@@ -34,22 +34,22 @@ def test_new_worker_is_available_without_limits() -> None:
     )
     assert (
         health.get_unavailable_until(0.0),
-        health.get_limit(None, 9),
-        health.get_limit(4, 9),
-    ) == (None, None, 4)
+        health.get_limit("a"),
+        health.get_limits(),
+    ) == (None, None, {})
 
 
-# ── probes ──────────────────────────────────────────────────────────────────────────────────────
+# ── health probes ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_three_failed_health_checks_eject_and_two_successes_readmit() -> None:
-    health, seen = WorkerHealth(), list[bool]()
+    health, states = WorkerHealth(), list[bool]()
     for now, ok in enumerate([False, False, True, False, False, False, False, True, False, True]):
         health.record_health_check(now, ok)
-        seen.append(health.is_available(now))
+        states.append(health.is_available(now))
     health.record_health_check(10, ok=True)
 
-    assert seen == [True] * 5 + [False] * 5
+    assert states == [True] * 5 + [False] * 5
     assert get_states(health, 10, 10_000) == ["up", "up"]
 
 
@@ -107,7 +107,7 @@ def test_failures_before_an_ejection_are_not_counted_afterwards() -> None:
     assert health.get_state(6) == "up"
 
 
-# ── requests that fail ──────────────────────────────────────────────────────────────────────────
+# ── failed requests ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_five_consecutive_failures_eject_the_worker_temporarily() -> None:
@@ -208,15 +208,15 @@ def test_in_flight_requests_do_not_extend_an_ejection() -> None:
 
 
 def test_successes_during_an_ejection_readmit_the_worker() -> None:
-    """They come where every worker is out, and all are asked."""
+    """Ejected workers get requests when every worker is ejected."""
     health = WorkerHealth()
     record_failures(health, 0.0)
     health.record_failure(15.0)
     assert health.get_unavailable_until(15.0) == 45.0
 
-    for answer in "ggggbggggg":
-        (health.record_success if answer == "g" else health.record_failure)(25.0)
-        if answer == "b":
+    for response in "ggggbggggg":
+        (health.record_success if response == "g" else health.record_failure)(25.0)
+        if response == "b":
             assert health.get_state(25.0) == "out"
 
     assert (health.get_state(25.0), health.get_weight_factor(25.0)) == ("up", 0.1)
@@ -231,9 +231,8 @@ def record_event(health: WorkerHealth, what: str, now: float) -> None:
         case "none":
             health.record_connect_failure(now)
         case "429":
-            health.record_rate_limit(now, 5.0)
+            health.record_rate_limit(now, 5.0, in_flight=3)
         case "429 of one":
-            health.get_limit(None, 1)
             health.record_rate_limit(now, 60.0)
         case _:
             health.record_health_check(now, what == "probe")
@@ -277,7 +276,7 @@ def test_healthy_worker_stays_healthy_without_events(
         for later in (now, now + 1.0, now + 400.0) if health.healthy else ():
             assert health.get_state(later) == "up"
             assert not health.is_rate_limited(later)
-            assert health.get_limit(8, 3) == 8
+            assert health.get_limit() is None
     now += 400.0
     for _ in range(2):
         health.record_health_check(now, ok=True)
@@ -285,7 +284,7 @@ def test_healthy_worker_stays_healthy_without_events(
     assert health.healthy
 
 
-# ── connections that it does not take ───────────────────────────────────────────────────────────
+# ── refused connections ───────────────────────────────────────────────────────────────────────────
 
 
 def test_connect_failure_backoff_grows_to_30_seconds() -> None:
@@ -380,112 +379,115 @@ def test_connect_failure_in_half_open_state_does_not_extend_the_ejection() -> No
     assert (health.get_unavailable_until(15.0), health.get_state(15.5)) == (15.5, "trial")
 
 
-# ── too many requests ───────────────────────────────────────────────────────────────────────────
+# ── too many requests ─────────────────────────────────────────────────────────────────────────────
 
 
 def test_rate_limit_response_lowers_the_limit_without_ejection() -> None:
     health = WorkerHealth()
-    health.get_limit(None, 20)
 
     for now in range(100):
-        health.record_rate_limit(now)
+        health.record_rate_limit(now, in_flight=20)
         assert health.get_state(now) == "up"
 
-    assert health.get_limit(None, 20) == 1
+    assert health.get_limit() == 1
 
 
 def test_simultaneous_rate_limit_responses_count_as_one() -> None:
     health = WorkerHealth()
-    health.get_limit(None, 20)
 
     for _ in range(15):
-        health.record_rate_limit(3.0)
-    assert health.get_limit(None, 12) == 14
-    health.record_rate_limit(4.0)
-    assert health.get_limit(None, 12) == 8
+        health.record_rate_limit(3.0, in_flight=20)
+    assert health.get_limit() == 14
+    health.record_rate_limit(4.0, in_flight=12)
+    assert health.get_limit() == 8
 
 
-@pytest.mark.parametrize(("configured", "limit"), [(None, 7), (5, 5), (9, 7)])
-def test_adaptive_limit_never_exceeds_the_configured_limit(
-    configured: int | None, limit: int
-) -> None:
+def test_limits_of_models_are_bounded_and_the_oldest_is_dropped() -> None:
     health = WorkerHealth()
-    health.get_limit(configured, 10)
+    for number in range(256):
+        health.record_rate_limit(3.0, model=f"m{number}", in_flight=20)
+    health.record_rate_limit(3.0, model="m0", in_flight=20)
+    health.record_rate_limit(3.0, model="new", in_flight=20)
 
-    health.record_rate_limit(0.0)
+    limits = health.get_limits()
+    assert len(limits) == 256
+    assert {"m0", "m2", "new"} <= limits.keys()
+    assert "m1" not in limits
 
-    assert health.get_limit(configured, 10) == limit
+
+def test_rate_limit_response_limits_its_model_only() -> None:
+    health = WorkerHealth()
+
+    health.record_rate_limit(0.0, 30.0, model="a")
+    health.record_success(31.0, "b")
+
+    assert health.get_limits() == {"a": 1}
+    assert health.get_limit("b") is None
+    assert (health.is_rate_limited(5.0, "a"), health.is_rate_limited(5.0, "b")) == (True, False)
 
 
 def test_successes_raise_the_adaptive_limit_gradually() -> None:
     health = WorkerHealth()
-    health.get_limit(None, 10)
-    health.record_rate_limit(0.0)
+    health.record_rate_limit(0.0, in_flight=10)
 
     limits = list[int | None]()
     for _ in range(3):
         for _ in range(8):
             health.record_success(5.0)
-        limits.append(health.get_limit(None, 10))
+        limits.append(health.get_limit())
 
     assert limits == [8, 9, 9]
 
 
 def test_adaptive_limit_does_not_grow_before_retry_after() -> None:
     health = WorkerHealth()
-    health.get_limit(None, 2)
-    health.record_rate_limit(0.0, 20.0)
+    health.record_rate_limit(0.0, 20.0, in_flight=2)
 
     for now in (5.0, 19.9):
         health.record_success(now)
-    assert health.get_limit(None, 1) == 1
+    assert health.get_limit() == 1
     health.record_success(20.0)
-    assert health.get_limit(None, 1) == 2
+    assert health.get_limit() == 2
 
 
 def test_retry_after_is_capped_at_one_minute() -> None:
     health = WorkerHealth()
-    health.get_limit(None, 2)
-    health.record_rate_limit(0.0, 86400.0)
+    health.record_rate_limit(0.0, 86400.0, in_flight=2)
 
     health.record_success(60.0)
 
-    assert health.get_limit(None, 1) is None
+    assert health.get_limit() is None
 
 
 def test_worker_that_rejected_its_only_request_pauses_until_retry_after() -> None:
     busy, well = FakeWorker("busy"), FakeWorker("well")
-    busy.health.get_limit(None, 1)
     busy.health.record_rate_limit(0.0, 9.0)
 
     assert select_available([busy, well], 8.9, 0.5) == [well]
     assert select_available([busy, well], 9.0, 0.5) == [busy, well]
-    assert select_available([busy], 5.0, 0.5) == [busy], "there is nobody else"
+    assert select_available([busy], 5.0, 0.5) == [busy], "no other worker is available"
     assert busy.health.get_state(5.0) == "up"
 
 
 def test_worker_that_rejected_one_of_many_requests_stays_available() -> None:
     busy, well = FakeWorker("busy"), FakeWorker("well")
-    busy.health.get_limit(None, 2)
-    busy.health.record_rate_limit(0.0, 9.0)
+    busy.health.record_rate_limit(0.0, 9.0, in_flight=2)
 
     assert select_available([busy, well], 5.0, 0.5) == [busy, well]
 
 
 def test_adaptive_limit_is_removed_one_minute_after_the_last_rejection() -> None:
     health = WorkerHealth()
-    health.get_limit(8, 8)
-    health.record_rate_limit(0.0)
-    health.get_limit(8, 5)
-    health.record_rate_limit(30.0)
+    health.record_rate_limit(0.0, in_flight=8)
+    health.record_rate_limit(30.0, in_flight=5)
 
     health.record_success(89.0)
-    assert health.get_limit(8, 3) == 3
+    assert health.get_limit() == 3
     health.record_success(90.0)
-    assert health.get_limit(8, 3) == 8
+    assert health.get_limit() is None
 
 
-# ── who of all may be asked ─────────────────────────────────────────────────────────────────────
+# ── selectable workers ────────────────────────────────────────────────────────────────────────────
 
 
 class FakeWorker(Struct, eq=False):
@@ -495,7 +497,7 @@ class FakeWorker(Struct, eq=False):
 
 
 def make_workers(*kinds: str, busy: int = 0) -> list[FakeWorker]:
-    """At the moment 100: up, out, trial, away (took no connection)."""
+    """Make four workers at time 100: up, ejected, on trial, and unreachable."""
     members = [FakeWorker(f"{kind}{n}", in_flight=busy) for n, kind in enumerate(kinds)]
     for one in members:
         match one.name[:-1]:

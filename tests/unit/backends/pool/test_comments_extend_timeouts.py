@@ -37,7 +37,7 @@ def make_attempt(
 
 
 def send_comments(attempt: Attempt, clock: Clock, seconds: float) -> float:
-    """A comment each second; returns after how many seconds the response was aborted, or all."""
+    """Send a comment each second; return the seconds until the response was aborted."""
     begin = clock.now
     while clock.now < begin + seconds and not attempt.aborted:
         clock.now += 1
@@ -52,6 +52,7 @@ def send_comments(attempt: Attempt, clock: Clock, seconds: float) -> float:
 async def test_first_token_may_come_late_while_comments_come() -> None:
     clock = Clock()
     attempt = make_attempt(clock)
+
     attempt.start_wait(clock.now)
 
     assert send_comments(attempt, clock, 500) == 500
@@ -63,6 +64,7 @@ async def test_comments_keep_a_stream_up_to_the_longest_silence() -> None:
     clock = Clock()
     attempt = make_attempt(clock)
     attempt.has_started = True
+
     attempt.wait_next()
 
     assert send_comments(attempt, clock, 1000) == 600
@@ -84,12 +86,13 @@ async def test_stream_without_comments_ends_at_the_idle_timeout() -> None:
     assert attempt.aborted
 
 
-async def test_content_begins_the_longest_silence_anew() -> None:
+async def test_content_restarts_the_longest_silence() -> None:
     clock = Clock()
     attempt = make_attempt(clock)
     attempt.has_started = True
     attempt.wait_next()
     send_comments(attempt, clock, 500)
+
     attempt.wait_next(had_content=True)
 
     assert send_comments(attempt, clock, 1000) == 600
@@ -99,6 +102,7 @@ async def test_longest_silence_never_shortens_a_timeout() -> None:
     clock = Clock()
     attempt = make_attempt(clock, idle=300, idle_max=10)
     attempt.has_started = True
+
     attempt.wait_next()
 
     assert send_comments(attempt, clock, 1000) == 300
@@ -110,6 +114,7 @@ async def test_rest_of_a_body_is_not_extended_by_comments() -> None:
     attempt.has_started = True
     attempt.wait_next()
     attempt.set_drain_deadline(1)
+
     attempt.wait_next()
 
     assert send_comments(attempt, clock, 100) == 1

@@ -1,26 +1,21 @@
-"""Discovery over sources that the test scripts, by pauses that the test ends."""
+"""Discovery with scripted sources and sleeps that the test ends."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.discovery import DiscoveryError, WorkerDiscovery
+from tests.support.waiting import wait_until
 
 A, B, C = (WorkerConfig(f"http://10.0.0.{last}:80") for last in (1, 2, 3))
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - many a thing may come true
-            await asyncio.sleep(0)
-
-
 class ScriptedSource:
-    """A Source that names what it was told to; an exception is raised."""
+    """A source that returns scripted workers; an exception is raised."""
 
     def __init__(self, *looks: Sequence[WorkerConfig] | Exception, every: float = 10.0) -> None:
         self.looks = list(looks)
@@ -36,7 +31,7 @@ class ScriptedSource:
 
 
 class HangingSource:
-    """A Source that never tells."""
+    """A source that never returns."""
 
     interval = 10.0
 
@@ -52,7 +47,7 @@ class HangingSource:
 
 
 class ControlledSleep:
-    """Pauses that last until the test ends them; ``asked`` are their seconds."""
+    """Sleeps that last until the test ends them; ``requested`` are the durations."""
 
     def __init__(self) -> None:
         self.lookup_times: list[float] = []
@@ -63,14 +58,14 @@ class ControlledSleep:
         await self._going.acquire()
 
     async def end(self, source: ScriptedSource) -> None:
-        """End one; ``source`` has looked again, and pauses again, when this returns."""
+        """End a sleep; return once ``source`` was queried and sleeps again."""
         pauses = len(self.lookup_times)
         self._going.release()
         await wait_until(lambda: len(self.lookup_times) > pauses)
 
 
 class RecordingPool:
-    """What was told to it, sets of URLs' last digits."""
+    """Records the sets of workers that it gets, as the last digits of their URLs."""
 
     def __init__(self) -> None:
         self.sets: list[str] = []
@@ -212,6 +207,7 @@ async def test_start_waits_a_limited_time_for_the_first_discovery() -> None:
     await discovery.start(within=0.01)
 
     assert pool.sets == ["12"]
+
     await discovery.aclose()
 
 
@@ -230,7 +226,7 @@ async def test_unstarted_discovery_can_be_closed() -> None:
     await WorkerDiscovery("gpu", [A], [], RecordingPool().replace).aclose()
 
 
-# --- the admin's word ----------------------------------------------------------------------------
+# --- changes by the admin -------------------------------------------------------------------------
 
 
 async def test_admin_adds_and_removes_workers() -> None:
@@ -267,12 +263,13 @@ async def test_removed_worker_stays_removed_while_listed_by_a_source() -> None:
         await pauses.end(source)
 
         assert pool.sets == ["12", "2", "23"]
+
         discovery.add(A)
         assert pool.sets[-1] == "123"
 
 
 async def test_removal_is_forgotten_when_no_source_lists_the_worker() -> None:
-    """An address may be another worker's later."""
+    """The address may belong to another worker later."""
     source = ScriptedSource([A, B], [B], [A, B])
     async with run_discovery(source) as (discovery, pool, pauses):
         discovery.remove(A.url)
@@ -314,6 +311,7 @@ async def test_number_of_discovered_workers_is_limited(caplog: pytest.LogCapture
 async def test_manual_workers_list_admin_changes() -> None:
     discovery = WorkerDiscovery("gpu", [A, B], [], lambda _: None)
     assert discovery.manual_workers == ()
+
     discovery.add(C)
     discovery.remove(A.url)
     assert sorted(discovery.manual_workers) == [A.url, C.url]

@@ -1,4 +1,4 @@
-"""What a source makes of the answers it gets; who answers is scripted."""
+"""Discovery by DNS, with a scripted resolver."""
 
 import asyncio
 import socket
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backends import aio
 from backends.aio import BackgroundCall
 from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.discovery import DiscoveryError
@@ -24,6 +25,7 @@ from backends.pool.dns_resolver import (
     parse_server_address,
 )
 from backends.pool.settings import DnsSettings, WorkerTemplate
+from tests.support.waiting import PATIENCE
 
 SK_1 = make_bearer_credentials("sk-1")
 
@@ -37,10 +39,10 @@ class FakeResolver:
 
     async def query(self, name: str, record_type: RecordType) -> DnsAnswer:
         self.queries.append(f"{record_type} {name}")
-        answer = self.answers.get(f"{record_type} {name}", DnsAnswer(name_exists=False))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response = self.answers.get(f"{record_type} {name}", DnsAnswer(name_exists=False))
+        if isinstance(response, Exception):
+            raise response
+        return response
 
 
 def make_address_answer(*addresses: str, ttl: int = 30) -> DnsAnswer:
@@ -51,8 +53,8 @@ def make_service_answer(*targets: ServiceTarget, ttl: int = 30) -> DnsAnswer:
     return DnsAnswer(targets=targets, ttl=ttl)
 
 
-def make_address_source(zone: FakeResolver, **more: Any) -> DnsSource:
-    return DnsSource(DnsSettings("w.local:8000", nameserver="127.0.0.1", **more), resolver=zone)
+def make_address_source(zone: FakeResolver, **options: Any) -> DnsSource:
+    return DnsSource(DnsSettings("w.local:8000", nameserver="127.0.0.1", **options), resolver=zone)
 
 
 def get_urls(workers: Sequence[WorkerConfig]) -> list[str]:
@@ -188,14 +190,14 @@ async def test_dns_query_timeout_fails() -> None:
         await DnsSource(settings, resolver=Silent()).list_workers()
 
 
-# --- the system's way ----------------------------------------------------------------------------
+# --- the system's resolver ------------------------------------------------------------------------
 
 
 async def test_system_resolver_is_used_without_a_nameserver() -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
-        calls.append((*args, more))
+    def getaddrinfo(*args: Any, **options: Any) -> list[Any]:
+        calls.append((*args, options))
         return [(2, 1, 6, "", ("10.0.0.7", 8000)), (10, 1, 6, "", ("fd00::1", 8000, 0, 0))]
 
     source = DnsSource(DnsSettings("w:8000", refresh_interval=7), getaddrinfo=getaddrinfo)
@@ -216,7 +218,7 @@ async def test_localhost_is_resolved_by_the_system_resolver() -> None:
 
 @pytest.mark.parametrize("fault", [socket.gaierror(-2, "not known"), UnicodeError("label")])
 async def test_system_resolver_error_fails(fault: Exception) -> None:
-    def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
+    def getaddrinfo(*args: Any, **options: Any) -> list[Any]:
         raise fault
 
     with pytest.raises(DiscoveryError, match="w: "):
@@ -226,7 +228,7 @@ async def test_system_resolver_error_fails(fault: Exception) -> None:
 async def test_hanging_system_resolver_is_called_once() -> None:
     go, calls = threading.Event(), []
 
-    def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
+    def getaddrinfo(*args: Any, **options: Any) -> list[Any]:
         calls.append(args)
         go.wait(5)
         return [(2, 1, 6, "", ("10.0.0.7", 8000))]
@@ -235,6 +237,7 @@ async def test_hanging_system_resolver_is_called_once() -> None:
     for _ in range(3):
         with pytest.raises(DiscoveryError, match="no answer"):
             await source.list_workers()
+
     go.set()
 
     assert get_urls(await _list_workers_with_retries(source)) == ["http://10.0.0.7:8000"]
@@ -242,7 +245,7 @@ async def test_hanging_system_resolver_is_called_once() -> None:
 
 
 async def _list_workers_with_retries(source: DnsSource) -> Sequence[WorkerConfig]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 return await source.list_workers()
@@ -251,11 +254,12 @@ async def _list_workers_with_retries(source: DnsSource) -> Sequence[WorkerConfig
 
 
 def test_hanging_background_call_does_not_block_the_event_loop_shutdown() -> None:
-    go, messages = threading.Event(), list[str]()
+    go, done, messages = threading.Event(), threading.Event(), list[str]()
 
     def call() -> str:
-        go.wait(5)
+        go.wait(30)
         messages.append("done")
+        done.set()
         return "late"
 
     async def main() -> None:
@@ -265,11 +269,45 @@ def test_hanging_background_call_does_not_block_the_event_loop_shutdown() -> Non
 
     asyncio.run(main())
     assert messages == []
-    threads = [thread for thread in threading.enumerate() if thread.name == "background-call"]
+
     go.set()
-    for thread in threads:
-        thread.join(5)
+    assert done.wait(30)
     assert messages == ["done"]
+
+
+async def test_call_whose_thread_could_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system may have no more threads for a while."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    call = BackgroundCall(lambda: "found")
+    with monkeypatch.context() as patch:
+        patch.setattr(aio, "start_new_thread", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await call.wait_result()
+
+    async with asyncio.timeout(30):
+        assert await call.wait_result() == "found"
+
+
+async def test_event_loop_does_not_wait_until_the_thread_of_a_call_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine a new thread may run much later."""
+    waiting = list[int]()
+    wait = threading.Condition.wait
+
+    def record_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
+        waiting.append(threading.get_ident())
+        return wait(condition, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", record_wait)
+    assert await BackgroundCall(lambda: "found").wait_result() == "found"
+
+    assert threading.get_ident() not in waiting
 
 
 def test_dnspython_is_imported_only_with_a_nameserver() -> None:
@@ -285,7 +323,7 @@ def test_dnspython_is_imported_only_with_a_nameserver() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4], check=True)
 
 
-# --- services ------------------------------------------------------------------------------------
+# --- SRV records ----------------------------------------------------------------------------------
 
 SERVICE = "_http._tcp.w.local"
 
@@ -298,7 +336,7 @@ def make_service_source(zone: FakeResolver, scheme: Any = "http") -> DnsSource:
 
 async def test_srv_targets_use_the_additional_addresses() -> None:
     zone = FakeResolver()
-    answer = make_service_answer(
+    response = make_service_answer(
         ServiceTarget(0, 10, 8000, "a.w.local"), ServiceTarget(0, 30, 8001, "b.w.local")
     )
     additional = (
@@ -306,7 +344,7 @@ async def test_srv_targets_use_the_additional_addresses() -> None:
         HostAddresses("x.w.local", ("10.0.0.9",), 1),
     )
     zone.answers = {
-        f"SRV {SERVICE}": msgspec.structs.replace(answer, additional=additional),
+        f"SRV {SERVICE}": msgspec.structs.replace(response, additional=additional),
         "A b.w.local": make_address_answer("10.0.0.2", "10.0.0.3", ttl=7),
     }
     source = make_service_source(zone)
@@ -324,7 +362,7 @@ async def test_srv_targets_use_the_additional_addresses() -> None:
 
 async def test_only_resolvable_srv_targets_of_the_first_priority_are_used() -> None:
     zone = FakeResolver()
-    answer = make_service_answer(
+    response = make_service_answer(
         ServiceTarget(2, 1, 80, "c.w.local"),
         ServiceTarget(1, 0, 80, "a.w.local"),
         ServiceTarget(0, 1, 0, "b.w.local"),
@@ -332,7 +370,7 @@ async def test_only_resolvable_srv_targets_of_the_first_priority_are_used() -> N
         ServiceTarget(1, 0, 80, "gone.w.local"),
         ServiceTarget(1, 0, 80, "a\\046b"),
     )
-    zone.answers = {f"SRV {SERVICE}": answer, "A a.w.local": make_address_answer("10.0.0.1")}
+    zone.answers = {f"SRV {SERVICE}": response, "A a.w.local": make_address_answer("10.0.0.1")}
 
     workers = await make_service_source(zone).list_workers()
 

@@ -1,4 +1,4 @@
-"""Queries and what is read of the responses, made here byte by byte."""
+"""DNS queries and responses, byte by byte."""
 
 from contextlib import suppress
 from typing import Any
@@ -25,7 +25,7 @@ NAME = b"\x01w\x05local\x00"
 QUESTION = NAME + b"\x00\x01\x00\x01"
 EVIL = b"\x04evil\x00"
 AT_QUESTION = b"\xc0\x0c"
-"""A pointer to where the question has its name."""
+"""A compression pointer to the question's name."""
 SERVICE = b"\x05_http\x04_tcp\x01w\x05local\x00"
 
 
@@ -34,9 +34,14 @@ def encode_uint16(number: int) -> bytes:
 
 
 def make_header(
-    answers: int = 0, more: int = 0, *, number: int = 7, flags: int = 0x8180, questions: int = 1
+    answers: int = 0,
+    additional: int = 0,
+    *,
+    number: int = 7,
+    flags: int = 0x8180,
+    questions: int = 1,
 ) -> bytes:
-    return b"".join(map(encode_uint16, (number, flags, questions, answers, 0, more)))
+    return b"".join(map(encode_uint16, (number, flags, questions, answers, 0, additional)))
 
 
 def make_record(kind: int, data: bytes, *, name: bytes = AT_QUESTION, ttl: int = 30) -> bytes:
@@ -50,8 +55,8 @@ def make_record(kind: int, data: bytes, *, name: bytes = AT_QUESTION, ttl: int =
     )
 
 
-def make_a_record(last: int, **more: Any) -> bytes:
-    return make_record(A, bytes((10, 0, 0, last)), **more)
+def make_a_record(last: int, **fields: Any) -> bytes:
+    return make_record(A, bytes((10, 0, 0, last)), **fields)
 
 
 def decode_response(
@@ -70,32 +75,32 @@ def decode_answer(data: bytes, name: str = "w.local", record_type: RecordType = 
 
 
 def test_a_records_give_addresses_and_the_lowest_ttl() -> None:
-    answer = decode_answer(
+    response = decode_answer(
         make_header(3) + QUESTION + make_a_record(1) + make_a_record(2, ttl=5) + make_a_record(1)
     )
 
-    assert answer == DnsAnswer(addresses=("10.0.0.1", "10.0.0.2"), ttl=5)
+    assert response == DnsAnswer(addresses=("10.0.0.1", "10.0.0.2"), ttl=5)
 
 
-def test_aaaa_record_gives_an_ipv6_address() -> None:
+def test_aaaa_record_has_an_ipv6_address() -> None:
     question = NAME + encode_uint16(AAAA) + encode_uint16(1)
 
-    answer = decode_answer(
+    response = decode_answer(
         make_header(1) + question + make_record(AAAA, bytes(15) + b"\x01"), record_type="AAAA"
     )
 
-    assert answer.addresses == ("::1",)
+    assert response.addresses == ("::1",)
 
 
 def test_srv_record_with_additional_addresses() -> None:
-    target = b"\x01b\xc0\x17"  # b.w.local: the question has w.local from its 24th byte on
+    target = b"\x01b\xc0\x17"  # b.w.local: w.local is at byte 24, in the question
     service = make_record(SRV, encode_uint16(1) + encode_uint16(60) + encode_uint16(8000) + target)
     additional = make_a_record(4, name=b"\x01B\x01w\x05LOCAL\x00") + make_record(
         AAAA, bytes(16), name=target
     )
     unused = make_record(TXT, b"\x00", name=target)
 
-    answer = decode_answer(
+    response = decode_answer(
         make_header(1, 3)
         + SERVICE
         + encode_uint16(SRV)
@@ -107,8 +112,8 @@ def test_srv_record_with_additional_addresses() -> None:
         "SRV",
     )
 
-    assert answer.targets == (ServiceTarget(1, 60, 8000, "b.w.local"),)
-    assert answer.additional == (
+    assert response.targets == (ServiceTarget(1, 60, 8000, "b.w.local"),)
+    assert response.additional == (
         HostAddresses("b.w.local", ("10.0.0.4",), 30),
         HostAddresses("b.w.local", ("::",), 30),
     )
@@ -117,20 +122,20 @@ def test_srv_record_with_additional_addresses() -> None:
 def test_srv_record_with_root_target_has_no_host() -> None:
     service = make_record(SRV, bytes(6) + b"\x00")
 
-    answer = decode_answer(
+    response = decode_answer(
         make_header(1) + SERVICE + encode_uint16(SRV) + encode_uint16(1) + service,
         "_HTTP._tcp.w.local.",
         "SRV",
     )
 
-    assert answer.targets == (ServiceTarget(0, 0, 0, ""),)
+    assert response.targets == (ServiceTarget(0, 0, 0, ""),)
 
 
 def test_cname_is_followed_and_its_ttl_counts() -> None:
     other = b"\x01x\x05local\x00"
     aliases = make_record(CNAME, other, ttl=3)
 
-    answer = decode_answer(
+    response = decode_answer(
         make_header(3)
         + QUESTION
         + make_a_record(1, name=other)
@@ -138,7 +143,7 @@ def test_cname_is_followed_and_its_ttl_counts() -> None:
         + make_a_record(2, name=EVIL)
     )
 
-    assert answer == DnsAnswer(addresses=("10.0.0.1",), ttl=3)
+    assert response == DnsAnswer(addresses=("10.0.0.1",), ttl=3)
 
 
 def test_cname_loop_is_malformed() -> None:
@@ -191,7 +196,7 @@ def test_truncated_response_keeps_the_tc_flag() -> None:
 def test_special_bytes_in_a_name_are_escaped() -> None:
     target = b"\x03a.b\x02\xffC\x00"
 
-    answer = decode_answer(
+    response = decode_answer(
         make_header(1)
         + SERVICE
         + encode_uint16(SRV)
@@ -201,10 +206,10 @@ def test_special_bytes_in_a_name_are_escaped() -> None:
         "SRV",
     )
 
-    assert answer.targets == (ServiceTarget(0, 0, 0, "a\\.b.\\255c"),)
+    assert response.targets == (ServiceTarget(0, 0, 0, "a\\.b.\\255c"),)
 
 
-# --- what is none --------------------------------------------------------------------------------
+# --- invalid responses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,7 +290,7 @@ def test_malformed_dns_message_is_rejected(data: bytes) -> None:
 
 
 def test_compression_pointer_chain_is_limited() -> None:
-    """Each points to the one before: honest in each step, and too many of them."""
+    """Each pointer is valid on its own, but there are too many."""
     first = len(make_header() + QUESTION) + 2 + 10
     chain = AT_QUESTION + b"".join(encode_uint16(0xC000 | first + 2 * n) for n in range(200))
     last = encode_uint16(0xC000 | first + 2 * 200)
@@ -296,10 +301,10 @@ def test_compression_pointer_chain_is_limited() -> None:
         )
 
     some = encode_uint16(0xC000 | first + 2 * 10)
-    answer = decode_answer(
+    response = decode_answer(
         make_header(2) + QUESTION + make_record(NULL, chain) + make_a_record(1, name=some)
     )
-    assert answer.addresses == ("10.0.0.1",)
+    assert response.addresses == ("10.0.0.1",)
 
 
 @given(st.binary(max_size=300))

@@ -1,4 +1,4 @@
-"""The log says why a worker is ejected, whatever text the error has."""
+"""The log has the reason of an ejection, whatever text the error has."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is told of a choice is what would be chosen, and the telling changes nothing."""
+"""An explained selection is the one that would be made, and explaining changes nothing."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,7 +22,7 @@ URLS = ["http://a:1", "http://b:1", "http://c:1"]
 
 
 class RecordingObserver(Struct):
-    """A watch that keeps what it is told."""
+    """Records what it is notified of."""
 
     dry_run: bool = False
     choices: list[tuple[WorkerSelection, UpstreamRequest]] = field(default_factory=list)
@@ -42,16 +42,16 @@ class RecordingObserver(Struct):
 def make_reporter(
     pool: WorkerPool, settings: PoolSettings | None = None
 ) -> tuple[RecordingObserver, SelectionReporter]:
-    seen = RecordingObserver()
+    observer = RecordingObserver()
     request = GenerationRequest(kind="chat", model="m")
     wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
     work = AttemptRequest(request, wire, (), _fail_if_called, _fail_if_called, deadline)
-    return seen, SelectionReporter(seen, settings or pool_settings(), pool, work)
+    return observer, SelectionReporter(observer, settings or pool_settings(), pool, work)
 
 
 def _fail_if_called(*_: object) -> NoReturn:
-    raise AssertionError("nothing is answered here")
+    raise AssertionError("no response is expected")
 
 
 def make_pool(policy: PolicyName = "round_robin", most: int | None = None) -> WorkerPool:
@@ -71,14 +71,14 @@ def get_availability(choice: WorkerSelection) -> Sequence[str]:
 async def test_explained_worker_is_the_selected_worker(policy: PolicyName) -> None:
     pool = make_pool(policy)
     for _ in URLS:
-        seen, show = make_reporter(pool)
-        if policy != "two_choices":  # its luck is drawn anew
+        observer, show = make_reporter(pool)
+        if policy != "two_choices":  # it draws new random numbers
             show.observe_selection(SelectionCriteria(set()))
         show.observe_selection(SelectionCriteria(set()))
         place = await pool.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
-            assert {choice.expected_url for choice, _ in seen.choices} == {place.worker.name}
-        [wire] = {wire for _, wire in seen.choices}
+            assert {choice.expected_url for choice, _ in observer.choices} == {place.worker.name}
+        [wire] = {wire for _, wire in observer.choices}
         assert wire.headers[0][0] == "Authorization"
 
 
@@ -87,11 +87,11 @@ async def test_explanation_shows_busy_tried_and_ejected_workers() -> None:
     first = await pool.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     second = pool.workers[1]
     pool.workers[2].record_failure(WorkerUnreachable("it is gone"))
-    seen, show = make_reporter(pool, pool_settings(policy="round_robin"))
+    observer, show = make_reporter(pool, pool_settings(policy="round_robin"))
 
     show.observe_selection(SelectionCriteria({second.key}))
 
-    [(choice, wire)] = seen.choices
+    [(choice, wire)] = observer.choices
     assert first.worker is pool.workers[0]
     assert get_availability(choice) == ["full", "tried", "no"]
     assert [one.score for one in choice.candidates] == [None, None, None]
@@ -110,19 +110,19 @@ async def test_explanation_shows_busy_tried_and_ejected_workers() -> None:
 async def test_explanation_shows_all_workers_full_in_a_full_pool() -> None:
     pool = make_pool(most=1)
     await pool.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
-    seen, show = make_reporter(pool)
+    observer, show = make_reporter(pool)
 
     show.observe_selection(SelectionCriteria(set()))
 
-    assert get_availability(seen.choices[0][0]) == ["full", "full", "full"]
+    assert get_availability(observer.choices[0][0]) == ["full", "full", "full"]
 
 
 def test_explanation_shows_the_worker_and_its_request_without_its_key() -> None:
     pool = make_pool()
     member = pool.workers[1]
-    seen, show = make_reporter(pool)
+    observer, show = make_reporter(pool)
 
     show.observe_attempt(member)
 
-    [(url, wire)] = seen.sent
+    [(url, wire)] = observer.sent
     assert (url, wire.headers) == (URLS[1], (("Authorization", "***"),))

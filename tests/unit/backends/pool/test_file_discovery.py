@@ -1,4 +1,4 @@
-"""A file that lists workers, changed in every way that files are changed."""
+"""Discovery by a file, which is changed in every usual way."""
 
 import threading
 from pathlib import Path
@@ -40,6 +40,7 @@ async def test_overwritten_file_is_read_when_stable(tmp_path: Path) -> None:
 
     path.write_bytes(encode_workers(1))
     assert await list_last_digits(source) == "12"
+
     path.write_bytes(encode_workers(1, 2, 3))
     assert await list_last_digits(source) == "12"
     assert await list_last_digits(source) == "123"
@@ -58,7 +59,7 @@ async def test_replaced_file_is_read_immediately(tmp_path: Path) -> None:
 
 
 async def test_changed_symlink_is_read_immediately(tmp_path: Path) -> None:
-    """Kubernetes: workers.json -> ..data/workers.json, and ..data -> a folder, swapped whole."""
+    """Kubernetes: workers.json -> ..data/workers.json, where ..data is a link that changes."""
     for name, last in (("first", 1), ("second", 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "workers.json").write_bytes(encode_workers(last))
@@ -66,6 +67,7 @@ async def test_changed_symlink_is_read_immediately(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
     path.symlink_to("..data/workers.json")
     source = FileSource(path, parse_workers)
+
     assert await list_last_digits(source) == "1"
 
     (tmp_path / "..data_tmp").symlink_to("second")
@@ -126,9 +128,11 @@ async def test_missing_worker_file_fails_until_restored(tmp_path: Path) -> None:
 
     path.write_bytes(encode_workers(1))
     assert await list_last_digits(source) == "1"
+
     path.unlink()
     with pytest.raises(DiscoveryError, match="no such file"):
         await source.list_workers()
+
     path.write_bytes(encode_workers(1))
     assert await list_last_digits(source) == "1"
 
@@ -168,4 +172,5 @@ async def test_worker_file_read_timeout_fails(
     monkeypatch.setattr("backends.pool.discovery._READ_TIMEOUT", 0.01)
     with pytest.raises(DiscoveryError, match="not read within"):
         await FileSource(path, slow).list_workers()
+
     go.set()

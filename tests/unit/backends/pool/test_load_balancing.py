@@ -1,4 +1,4 @@
-"""Which worker is asked: pure decisions, and laws that they keep."""
+"""Load balancing policies: which worker is picked, and properties of the choice."""
 
 import math
 import random
@@ -49,7 +49,7 @@ def make_hash_policy(name: PolicyName = "prefix") -> LoadBalancingPolicy:
     return make_policy(name, lambda: 0.0)
 
 
-# ── in turn ─────────────────────────────────────────────────────────────────────────────────────
+# ── round robin ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_round_robin_interleaves_a_heavier_worker() -> None:
@@ -85,7 +85,7 @@ def test_round_robin_forgets_removed_workers() -> None:
     assert len(policy._credit) < 100
 
 
-# ── by load ─────────────────────────────────────────────────────────────────────────────────────
+# ── least load ────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(STATES)
@@ -147,7 +147,7 @@ def test_two_choices_draws_two_distinct_workers_by_weight() -> None:
 
 
 def test_two_choices_handles_a_draw_at_the_upper_bound() -> None:
-    """The sum of the weights may be rounded: a mark at it is still the last worker's."""
+    """The sum of the weights may be rounded: a draw at the sum is the last worker's."""
     workers = [FakeWorker(0, 0.1, 9), FakeWorker(1, 0.2, 9), FakeWorker(2, 0.3)]
 
     assert make_two_choices(1.0, 0.0).pick_worker(workers).key == 2
@@ -166,7 +166,7 @@ def test_two_choices_distributes_load_by_weight() -> None:
     ]
 
 
-# ── one place for one key ───────────────────────────────────────────────────────────────────────
+# ── consistent hashing ────────────────────────────────────────────────────────────────────────────
 
 
 def assign_workers(workers: list[FakeWorker], keys: int = 500) -> list[str]:
@@ -175,7 +175,7 @@ def assign_workers(workers: list[FakeWorker], keys: int = 500) -> list[str]:
 
 
 def test_hash_policy_assigns_keys_deterministically() -> None:
-    """Known answers: replicas and later runs must agree on them."""
+    """Replicas and later runs must agree on these assignments."""
     workers = make_workers([1, 1, 1, 1])
     placed = [2, 1, 3, 0, 1, 1, 2, 1, 2, 1, 2, 1]
     seated = [0, 0, 1, 1, 1, 2, 2, 1]
@@ -237,6 +237,7 @@ def test_hash_policy_bounds_the_load_of_each_worker(
 
     all_of_them = 1 + sum(load.in_flight for load in workers)
     part = all_of_them * one.weight / sum(load.weight for load in workers)
+
     assert one.in_flight + 1 <= max(2, math.ceil(bound * part))
 
 
@@ -255,6 +256,7 @@ def test_overloaded_worker_is_skipped_for_the_next_in_hash_order() -> None:
     assert taken[:2] == [first.name] * 2
     assert taken[2] == next_one.name
     assert Counter(taken)[first.name] == 3
+
     first.in_flight = 0
     assert make_hash_policy().pick_worker(workers, ask) is first
 
@@ -266,6 +268,7 @@ def test_session_policy_tolerates_more_load_than_prefix_policy(name: PolicyName,
     own = make_hash_policy(name).pick_worker(workers, ask)
     for one in workers:
         one.in_flight = 10
+
     for _ in range(50):
         own.in_flight += make_hash_policy(name).pick_worker(workers, ask) is own
 
@@ -287,7 +290,7 @@ def test_session_key_may_be_any_string() -> None:
     )
 
 
-# ── all of them ─────────────────────────────────────────────────────────────────────────────────
+# ── all policies ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -298,7 +301,7 @@ def test_single_worker_is_always_picked(name: PolicyName) -> None:
     assert all(policy.pick_worker([only], RoutingKey(1, "a")) is only for _ in range(5))
 
 
-# ── what is compared ────────────────────────────────────────────────────────────────────────────
+# ── scores ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "two_choices"])
@@ -317,6 +320,7 @@ def test_picked_worker_has_the_best_score(
     scores = policy.score_workers(workers, ask)
 
     assert scores == policy.score_workers(workers, ask)
+
     best = {"least": min, "most": max}[scores.winner](scores.by_worker.values())
     assert scores.by_worker[policy.pick_worker(workers, ask).key] == best
 

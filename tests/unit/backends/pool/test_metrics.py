@@ -1,4 +1,4 @@
-"""What a pool counts of what it does."""
+"""The metrics of a pool."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,10 @@ def test_only_allowed_retries_are_counted(
 ) -> None:
     tally = PoolMetrics()
     retry = RetryState(RetrySettings(), RetryBudget(0, least), metrics=tally)
+
     for error in errors:
         retry.allows_retry(error, 0.0, accepted=False)
+
     assert (dict(tally.retries), tally.exhausted) == (retries, exhausted)
 
 
@@ -63,25 +65,32 @@ async def test_queue_time_is_recorded_only_for_queued_requests() -> None:
     pool = make_pool(clock, tally, max=1)
     deadline = Deadline(clock, 60)
     place = await pool.acquire(SelectionCriteria(set()), deadline)
+
     assert sum(tally.queue_times.counts) == 0
+
     waits = asyncio.create_task(pool.acquire(SelectionCriteria(set()), deadline, "r2"))
     await asyncio.sleep(0)
     assert pool.queued_request_ids == ["r2"]
     with pytest.raises(Overloaded):
         await pool.acquire(SelectionCriteria(set()), deadline)
+
     clock.now += 3
     pool.release(place)
     pool.release(await waits)
+
     assert tally.queue_times.total == 3
     assert pool.queued_request_ids == []
     assert tally.shed == {"queue_full": 1}
+
     pool.close_queue()
 
 
 async def test_shed_requests_are_counted_by_reason() -> None:
     clock, tally = FakeClock(), PoolMetrics()
     pool = make_pool(clock, tally, wait=0.01)
+
     await pool.acquire(SelectionCriteria(set()), Deadline(clock, 60))
+
     with pytest.raises(DeadlineExceeded):
         await pool.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(Overloaded):
@@ -101,7 +110,9 @@ def test_slot_times_are_counted_in_batches_and_before_a_scrape(times: int) -> No
         clock.now += seconds
         pool.release(place)
         duration = duration + 0.1 * (seconds - duration) if number else seconds
+
     assert sum(tally.request_durations.counts) == times // 256 * 256
+
     pool.count_slot_times()
     assert sum(tally.request_durations.counts) == times
     assert tally.request_durations.total == sum(1.0 + number % 7 for number in range(times))
@@ -111,7 +122,9 @@ def test_slot_times_are_counted_in_batches_and_before_a_scrape(times: int) -> No
 def test_pool_panics_below_the_healthy_threshold() -> None:
     clock = FakeClock()
     pool = make_pool(clock, PoolMetrics(), 4)
+
     assert not pool.in_panic
+
     for number, member in enumerate(pool.workers):
         for _ in range(20):
             member.health.record_failure(clock())
@@ -119,7 +132,7 @@ def test_pool_panics_below_the_healthy_threshold() -> None:
 
 
 class FakeResponse:
-    """An answer that takes so long for each read."""
+    """A response with these durations of its reads."""
 
     status = 200
     headers: Mapping[str, str] = MappingProxyType({})
@@ -162,7 +175,9 @@ async def test_longest_gap_excludes_the_wait_for_the_first_token(
         await reads.read()
         watch.has_started = True
     watch.set_drain_deadline(1.0)
+
     timer.close()
+
     assert watch.longest_gap == pytest.approx(longest)
 
 
@@ -182,7 +197,9 @@ async def test_longest_gap_is_measured_for_a_consumer() -> None:
     watch.wait_next()
     await reads.listen(take)
     watch.set_drain_deadline(1.0)
+
     timer.close()
+
     assert watch.longest_gap == pytest.approx(2.0)
 
 
@@ -210,6 +227,8 @@ def test_trace_context_of_the_client_is_forwarded(
 def test_unneeded_client_headers_are_not_forwarded() -> None:
     context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
     headers = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
+
     wire, own = filter_headers(UpstreamRequest("/", b"{}", headers, "PUT"), context)
+
     assert wire == UpstreamRequest("/", b"{}", (("Content-Type", "text/plain"),), "PUT")
     assert own == (("req-id", "mine"), ("x-request-id", "r"))

@@ -1,4 +1,4 @@
-"""What was measured of late, by a clock that is a number."""
+"""Moving averages, with a clock that a test sets."""
 
 import math
 
@@ -15,6 +15,7 @@ def test_average_is_none_before_the_first_value() -> None:
     smoothed = PeakEwma()
 
     assert smoothed.get_value(5.0) is None
+
     smoothed.add(5.0, 0.4)
     assert smoothed.get_value(5.0) == 0.4
 
@@ -25,6 +26,7 @@ def test_peak_ewma_rises_immediately_and_falls_gradually() -> None:
 
     smoothed.add(1.0, 3.0)
     assert smoothed.get_value(1.0) == 3.0
+
     smoothed.add(11.0, 1.0)
     assert smoothed.get_value(11.0) == pytest.approx(1.0 + 2.0 / math.e)
 
@@ -39,14 +41,14 @@ def test_peak_ewma_decays_without_new_values() -> None:
 
 @given(STEPS)
 def test_peak_ewma_lies_between_its_values(steps: list[tuple[float, float]]) -> None:
-    smoothed, now, seen = PeakEwma(), 0.0, list[float]()
+    smoothed, now, values = PeakEwma(), 0.0, list[float]()
     for pause, seconds in steps:
         now += pause
         smoothed.add(now, seconds)
-        seen.append(seconds)
+        values.append(seconds)
         value = smoothed.get_value(now)
         assert value is not None
-        assert min(seen) - 1e-9 <= value <= max(seen) + 1e-9
+        assert min(values) - 1e-9 <= value <= max(values) + 1e-9
         assert value >= seconds - 1e-9
 
 

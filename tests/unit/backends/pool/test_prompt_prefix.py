@@ -1,4 +1,4 @@
-"""The number of a prompt's beginning: what shares it, and what does not."""
+"""The hash of a prompt's prefix: which prompts share it."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ HI = make_chat(make_message("user", "hi"))
 
 
 def test_prompt_prefix_hash_is_stable_across_machines() -> None:
-    """Known answers: replicas and later runs must agree on them."""
+    """Replicas and later runs must agree on these hashes."""
     requests = [HI, make_completion("hi"), make_completion((1, 2))]
 
     assert [hash_prefix(one) for one in requests] == [
@@ -90,12 +90,13 @@ def test_prompt_beginning_and_model_change_the_prefix_hash(
 
 
 def test_prefix_hash_ignores_text_after_the_prefix_length() -> None:
-    """It is the documents and rules in front that a cache shares, and not the question."""
+    """A cache shares the documents and rules at the start, and not the question."""
     one = make_chat(make_message("system", LONG), make_message("user", "a?"))
     other = make_chat(make_message("system", LONG + "b"), make_message("user", "c?"))
 
     assert hash_prefix(one) == hash_prefix(other) != hash_prefix(HI)
     assert hash_prefix(make_completion(LONG + "a")) == hash_prefix(make_completion(LONG + "b"))
+
     tokens = tuple(range(256))
     assert hash_prefix(make_completion((*tokens, 1))) == hash_prefix(make_completion((*tokens, 2)))
     assert hash_prefix(make_completion((1, *tokens))) != hash_prefix(make_completion((2, *tokens)))

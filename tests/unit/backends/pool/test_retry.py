@@ -1,4 +1,4 @@
-"""Whether another worker may be asked."""
+"""Whether a failed request may be retried on another worker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How many requests may be tried again."""
+"""The retry budget limits how many requests may be retried."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from backends.pool.retry import RetryBudget
 
 
 def spend_retries(budget: RetryBudget, now: float) -> int:
-    """How many tries the budget has for one moment, all of which are used up."""
+    """Use up the budget at one moment, and return the number of retries."""
     tries = 0
     while budget.allows_retry(now):
         budget.record_retry(now)
@@ -34,6 +34,7 @@ def test_share_below_one_request_allows_no_retry() -> None:
         budget.record_request(0.0)
 
     assert not budget.allows_retry(0.0)
+
     budget.record_request(0.0)
     assert spend_retries(budget, 0.0) == 1
 

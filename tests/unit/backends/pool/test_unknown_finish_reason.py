@@ -1,4 +1,4 @@
-"""An unknown finish reason ends a whole answer: no other worker is tried, and none is ejected."""
+"""An unknown finish reason ends a unary response without a retry or an ejection."""
 
 import pytest
 

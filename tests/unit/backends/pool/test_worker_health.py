@@ -1,4 +1,4 @@
-"""What a worker's answers say of its health, and what is told of it."""
+"""A worker's health by its responses, and its report."""
 
 import logging
 
@@ -88,7 +88,7 @@ def test_client_error_resets_the_failure_count() -> None:
 @pytest.mark.parametrize("error", [RateLimitExceeded("x"), Overloaded("x")])
 def test_overload_response_lowers_the_limit_without_ejection(error: GatewayError) -> None:
     one = make_worker(consecutive_failures=1)
-    one.in_flight = 10
+    one.in_flight_by_model = {"": 10}
 
     one.record_failure(error, overloaded=True)
 
@@ -100,6 +100,7 @@ def test_successful_connection_readmits_the_worker() -> None:
     one = make_worker(clock)
     one.record_failure(WorkerUnreachable("x"))
     clock.now += 1.0
+
     assert one.report().state == "trial"
 
     one.record_connected()
@@ -111,12 +112,13 @@ def test_health_checks_eject_and_readmit_the_worker() -> None:
     one = make_worker(checks=HealthCheckSettings(fall=2, rise=2))
     one.model_limits_from.add("m")
     states = []
+
     for ok in (True, False, False, True, True):
         one.record_health_check(ok=ok)
         states.append(one.report().state)
 
     assert states == ["up", "up", "out", "out", "up"]
-    assert not one.model_limits_from, "it may be another release now"
+    assert not one.model_limits_from, "the worker may be another release now"
 
 
 def test_ejected_worker_loses_its_cached_model_limits() -> None:
@@ -139,6 +141,7 @@ def test_only_health_state_changes_are_logged(caplog: pytest.LogCaptureFixture) 
     clock.now += 1.0
     for _ in range(50):
         one.record_connected()
+
     for _ in range(50):
         one.record_health_check(ok=False)
 

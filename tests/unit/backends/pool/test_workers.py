@@ -1,4 +1,4 @@
-"""Who may be asked, by a clock that the test moves."""
+"""Slots of workers and the queue for them, with a clock that a test sets."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,22 +38,26 @@ def make_pool(
 
 
 class SlotClient:
-    """Takes places of one roster."""
+    """Takes slots of one set of workers."""
 
     def __init__(self, pool: WorkerPool, clock: FakeClock) -> None:
         self._pool = pool
         self._clock = clock
 
-    async def take(self, tried: set[int] | None = None, priority: int = 128) -> WorkerSlot:
-        criteria = SelectionCriteria(tried or set(), priority=priority)
+    async def take(
+        self, tried: set[int] | None = None, priority: int = 128, model: str = ""
+    ) -> WorkerSlot:
+        criteria = SelectionCriteria(tried or set(), priority=priority, model=model)
         return await self._pool.acquire(criteria, Deadline(self._clock, 60))
 
-    def later(self, tried: set[int] | None = None, priority: int = 128) -> asyncio.Task[WorkerSlot]:
-        return asyncio.get_running_loop().create_task(self.take(tried, priority))
+    def later(
+        self, tried: set[int] | None = None, priority: int = 128, model: str = ""
+    ) -> asyncio.Task[WorkerSlot]:
+        return asyncio.get_running_loop().create_task(self.take(tried, priority, model))
 
 
 async def run_pending_tasks() -> None:
-    """Lets every task come to where it waits."""
+    """Run every task until it waits."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -86,6 +90,7 @@ async def test_unreachable_worker_is_probed_by_one_request_after_its_backoff() -
 
     assert all(place.worker is not first.worker for place in others)
     assert sum(place.worker is first.worker for place in after) == 1
+
     first.worker.record_connected()
     assert first.worker in [(await ask.take()).worker for _ in range(2)]
 
@@ -101,6 +106,7 @@ async def test_all_workers_are_selected_if_all_are_unreachable() -> None:
 
     assert not pool.ready
     assert {(await ask.take()).worker.key for _ in range(2)} == {0, 1}
+
     clock.now += 0.5
     assert pool.ready
 
@@ -136,7 +142,26 @@ async def test_rate_limit_response_lowers_the_concurrency_of_a_worker() -> None:
         await ask.take()
 
 
-# --- who waits ------------------------------------------------------------------------------------
+async def test_model_at_its_limit_blocks_no_other_model() -> None:
+    clock = FakeClock()
+    pool = make_pool(clock, count=1)
+    ask = SlotClient(pool, clock)
+    [worker] = pool.workers
+    first = await ask.take(model="a")
+    worker.record_failure(RateLimitExceeded("busy", retry_after=30.0), model="a")
+    waiting = [ask.later(model="a"), ask.later(model="b")]
+    await run_pending_tasks()
+
+    assert [one.done() for one in waiting] == [False, True]
+    other = ask.later(model="b")
+    pool.release(await waiting[1])
+    await run_pending_tasks()
+    assert (waiting[0].done(), other.done()) == (False, True)
+    pool.release(first)
+    assert (await waiting[0]).model == "a"
+
+
+# --- queue ----------------------------------------------------------------------------------------
 
 
 async def test_tried_worker_is_not_selected_again() -> None:
@@ -150,7 +175,7 @@ async def test_tried_worker_is_not_selected_again() -> None:
 
 
 async def test_free_slot_is_assigned_to_the_first_eligible_queued_request() -> None:
-    """The first in the queue has tried this worker already: the second gets the place."""
+    """The first in the queue has tried this worker already, so the second gets the slot."""
     clock = FakeClock()
     pool = make_pool(clock, places=1)
     ask = SlotClient(pool, clock)
@@ -158,11 +183,13 @@ async def test_free_slot_is_assigned_to_the_first_eligible_queued_request() -> N
     first = ask.later({a.worker.key})
     second = ask.later()
     await run_pending_tasks()
+
     assert pool.queue_length == 2
 
     pool.release(a)
     await run_pending_tasks()
     assert (first.done(), second.done()) == (False, True)
+
     pool.release(b)
 
     assert ((await first).worker, (await second).worker) == (b.worker, a.worker)
@@ -190,7 +217,7 @@ async def test_queue_is_fifo_within_a_priority() -> None:
 
 
 async def test_new_request_does_not_overtake_queued_requests() -> None:
-    """The slot became free without a notification; the first waiting request still gets it."""
+    """The slot became free without a notification; the first queued request still gets it."""
     clock = FakeClock()
     pool = make_pool(clock, places=1)
     ask = SlotClient(pool, clock)
@@ -206,6 +233,7 @@ async def test_new_request_does_not_overtake_queued_requests() -> None:
     await run_pending_tasks()
 
     assert (waiting.done(), newcomer.done()) == (True, False)
+
     newcomer.cancel()
 
 
@@ -252,11 +280,11 @@ async def test_queue_length_and_wait_are_limited() -> None:
 
     with pytest.raises(Overloaded):
         await ask.take()
-    with pytest.raises(DeadlineExceeded) as caught:
+    with pytest.raises(DeadlineExceeded) as excinfo:
         await waiting
 
-    assert caught.value.phase == "queue"
-    assert caught.value.retry_after == 1.0
+    assert excinfo.value.phase == "queue"
+    assert excinfo.value.retry_after == 1.0
     assert pool.queue_length == 0
 
 
@@ -270,11 +298,13 @@ async def test_higher_priority_request_replaces_the_last_in_a_full_queue() -> No
 
     with pytest.raises(Overloaded):
         await ask.take(priority=200)
+
     high = ask.later(priority=0)
     await run_pending_tasks()
 
     with pytest.raises(Overloaded):
         await low
+
     pool.release(place)
     pool.release(await high)
     assert (await normal).worker is place.worker
@@ -291,6 +321,7 @@ async def test_replaced_request_can_be_cancelled_at_the_same_time() -> None:
     high = ask.later(priority=0)
     low.cancel()
     await run_pending_tasks()
+
     pool.release(place)
 
     assert (await high).worker is place.worker
@@ -298,7 +329,7 @@ async def test_replaced_request_can_be_cancelled_at_the_same_time() -> None:
 
 
 async def test_overloaded_error_estimates_retry_after() -> None:
-    """Each takes 10 s, 2 at a time; with 3 waiting the next begins after some 20 s."""
+    """Requests take 10 s, 2 at a time; with 3 in the queue the next starts after about 20 s."""
     clock = FakeClock()
     pool = make_pool(clock, count=1, places=2, queue=QueueSettings(max=3))
     ask = SlotClient(pool, clock)
@@ -309,10 +340,11 @@ async def test_overloaded_error_estimates_retry_after() -> None:
     waiting = [ask.later() for _ in range(3)]
     await run_pending_tasks()
 
-    with pytest.raises(Overloaded) as caught:
+    with pytest.raises(Overloaded) as excinfo:
         await ask.take()
 
-    assert caught.value.retry_after == 20.0
+    assert excinfo.value.retry_after == 20.0
+
     for task in waiting:
         task.cancel()
 
@@ -333,7 +365,7 @@ async def test_closing_the_pool_rejects_queued_requests() -> None:
     assert pool.queue_length == 0
 
 
-# --- limits and the set ---------------------------------------------------------------------------
+# --- limits and changes of the set ----------------------------------------------------------------
 
 
 async def test_pool_concurrency_limit_is_applied() -> None:
@@ -343,6 +375,7 @@ async def test_pool_concurrency_limit_is_applied() -> None:
     places = [await ask.take() for _ in range(4)]
     waiting = ask.later()
     await run_pending_tasks()
+
     assert not waiting.done()
 
     pool.release(places[0])
@@ -390,8 +423,10 @@ async def test_removed_worker_finishes_requests_and_gets_no_new_ones() -> None:
     pool.replace_workers([b.worker.config])
 
     assert {(await ask.take()).worker for _ in range(4)} == {b.worker}
+
     pool.release(a)
     assert a.worker.in_flight == 0
+
     pool.replace_workers(make_configs(2))
     assert a.worker not in pool.workers
 
@@ -455,11 +490,11 @@ async def test_worker_report_contains_state_and_limits() -> None:
     assert (good.latency, good.weight) == (None, 1)
 
 
-# --- guests ---------------------------------------------------------------------------------------
+# --- shadow requests ------------------------------------------------------------------------------
 
 
 class ShadowClient:
-    """Takes a place that it leaves when it is told to."""
+    """Takes a slot and returns it when notified."""
 
     def __init__(self, pool: WorkerPool, clock: FakeClock, tried: set[int] | None = None) -> None:
         self._pool = pool
@@ -492,9 +527,11 @@ async def test_shadow_request_is_preempted_by_a_client_request(room: int) -> Non
 
     assert [guest.left for guest in guests] == [1, 1]
     assert first.worker.in_flight == second.worker.in_flight == 2
+
     late = SlotClient(pool, clock).later()
     await run_pending_tasks()
     assert late.done() is (room == 0)
+
     pool.release(first)
     assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], WorkerSlot) is (
         room > 0
@@ -513,12 +550,15 @@ async def test_shadow_request_has_the_lowest_priority_and_preempts_nothing() -> 
     pool.release(held)
     place = await client
     assert not guest.done()
+
     pool.release(place)
     there = ShadowClient(pool, clock)
     other = asyncio.get_running_loop().create_task(there.come())
     await guest
     await run_pending_tasks()
+
     assert not other.done()
+
     other.cancel()
 
 
@@ -526,6 +566,7 @@ async def test_shadow_request_is_not_preempted_if_its_slot_is_unusable() -> None
     clock = FakeClock()
     pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=5, wait=0.01))
     guest = ShadowClient(pool, clock)
+
     place = await guest.come()
 
     with pytest.raises(DeadlineExceeded):
@@ -538,6 +579,7 @@ async def test_finished_shadow_request_is_not_preempted() -> None:
     pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=0))
     guest = ShadowClient(pool, clock)
     pool.release(await guest.come())
+
     await SlotClient(pool, clock).take()
 
     with pytest.raises(Overloaded, match="busy"):

@@ -1,4 +1,4 @@
-"""Fixtures of the tiny model."""
+"""Makes the fixtures of the tiny model available."""
 
 from tests.support.tiny_model import (
     driven,

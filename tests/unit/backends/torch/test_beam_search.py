@@ -1,4 +1,4 @@
-"""BeamSearch, compared with transformers' beam search and with a simple reference."""
+"""Beam search, compared with transformers' and with a simple reference."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ STEPS = 12
 
 @torch.inference_mode()
 def compute_logprobs(model: Any, prompt: list[int], texts: list[list[int]]) -> torch.Tensor:
-    """What may follow each text: (texts, vocabulary)."""
+    """Return log probabilities of the next token of each text: (texts, vocabulary)."""
     ids = torch.tensor([prompt + text for text in texts])
     logits: torch.Tensor = model(ids).logits[:, -1]
     return logits.log_softmax(-1)
@@ -23,7 +23,7 @@ def compute_logprobs(model: Any, prompt: list[int], texts: list[list[int]]) -> t
 def run_search(
     model: Any, prompt: list[int], width: int, ends: set[int], penalty: float
 ) -> list[tuple[float, list[int]]]:
-    """All that Search finds in at most STEPS tokens."""
+    """Return all texts that the search finds in at most STEPS tokens."""
     texts: list[list[int]] = [[] for _ in range(width)]
     search: BeamSearch[list[int]] = BeamSearch(width, len(ends), penalty)
 
@@ -75,20 +75,23 @@ def test_first_continuation_of_a_beam_keeps_its_slot() -> None:
     search: BeamSearch[tuple[int, int]] = BeamSearch(3, 1, 1.0)
     first = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(3, 4)
     placed = search.advance(first, 1, lambda slot, token: ((slot, token), False))
+
     assert sorted(beam.hypothesis for beam in placed) == [(0, 0), (0, 1), (0, 2)]
     assert placed[0].hypothesis == (0, 0)
+
     lines = torch.tensor([[0.1, 0.1, 0.1, 0.7], [0.9, 0.1, 0, 0], [0.6, 0.4, 0, 0]]).log()
     slots = {beam.hypothesis[1]: slot for slot, beam in enumerate(placed)}
     placed = search.advance(
         lines[[placed[s].hypothesis[1] for s in range(3)]], 2, lambda s, t: ((s, t), False)
     )
+
     # 0.5 x 0.7, 0.3 x 0.9 and 0.15 x 0.6: each has its own child.
     assert [beam.parent for beam in placed] == [0, 1, 2]
     assert {beam.hypothesis for beam in placed} == {(slots[0], 3), (slots[1], 0), (slots[2], 0)}
 
 
 def test_beams_repeat_after_a_forced_token_and_diverge_later() -> None:
-    """As after a forced beginning: the search is as wide as ever once there is a choice again."""
+    """After a forced beginning the beams are equal, until there is a choice again."""
     search: BeamSearch[tuple[int, ...]] = BeamSearch(3, 1, 1.0)
     texts: list[tuple[int, ...]] = [(), (), ()]
 
@@ -98,7 +101,9 @@ def test_beams_repeat_after_a_forced_token_and_diverge_later() -> None:
     forced = torch.full((3, 4), float("-inf"))
     forced[:, 2] = 0.0
     texts = [beam.hypothesis for beam in search.advance(forced, 1, grow)]
+
     assert texts == [(2,)] * 3
+
     free = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(3, 4)
     texts = [beam.hypothesis for beam in search.advance(free, 2, grow)]
     assert sorted(texts) == [(2, 0), (2, 1), (2, 2)]
@@ -107,7 +112,9 @@ def test_beams_repeat_after_a_forced_token_and_diverge_later() -> None:
 def test_finished_beam_outside_the_width_is_dropped() -> None:
     search: BeamSearch[int] = BeamSearch(1, 1, 1.0)
     line = torch.tensor([[0.6, 0.4]]).log()
+
     (beam,) = search.advance(line, 1, lambda _, token: (token, token == 1))
+
     assert (beam.hypothesis, search.finished, search.is_done) == (0, [], False)
 
 

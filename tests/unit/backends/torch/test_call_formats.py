@@ -1,4 +1,4 @@
-"""One table of call formats: what is read can be enforced, and the other way round."""
+"""The table of tool call formats: each format that is parsed can be enforced, and vice versa."""
 
 import copy
 import functools
@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
-from backends.torch.argument_syntax import write_json
+from backends.torch.argument_syntax import TagArguments, write_json
 from backends.torch.call_formats import CALL_FORMATS, CallFormat, ParsedCall
 from backends.torch.detokenizer import ReadyText
 from backends.torch.ipc import (
@@ -22,7 +22,7 @@ from backends.torch.ipc import (
     FunctionChoice,
     FunctionDefinition,
     GenerateCommand,
-    OutputFormat,
+    OutputRule,
     PromptInput,
     StopParams,
     ToolArgumentsEvent,
@@ -87,7 +87,7 @@ def load_table() -> Any:
 
 
 def find_refusal(constraint: OutputConstraint, text: str) -> str | None:
-    """Where the grammar refuses a text; None if it accepts the whole of it."""
+    """Return where the grammar rejects a text, or None if it accepts the entire text."""
     source = build_output_grammar(constraint, {})
     entries = [_build_grammar_entry(LLMatcher, part) for part in source]
     matcher = LLMatcher(load_table(), msgspec.json.encode({"grammars": entries}).decode())
@@ -143,7 +143,9 @@ def test_grammar_refuses_what_the_schema_forbids(call_format: CallFormat) -> Non
         text = call_format.format_calls([FunctionCall("", "weather", write_json({**good, **bad}))])
         assert find_refusal(constraint, text) is not None
     two = call_format.format_calls([FunctionCall("", "now", "{}")] * 2)
+
     assert find_refusal(constraint, two) is not None
+
     other = call_format.format_calls([FunctionCall("", "other", "{}")])
     assert find_refusal(constraint, other) is not None
 
@@ -162,8 +164,8 @@ def run_script(
     scripted: Drive, call_format: CallFormat, script: str, choice: FunctionChoice, **fields: Any
 ) -> Any:
     """Run a conversation with a model that writes this script where the grammar permits it."""
-    got, runner = scripted(script)
-    manager = got.engine._grammar_manager
+    driver, runner = scripted(script)
+    manager = driver.engine._grammar_manager
     template = f"x{{# tools {call_format.template_sign} #}}"
     tokenizer = copy.deepcopy(manager._tokenizer)
     tokenizer.chat_template = template
@@ -172,7 +174,7 @@ def run_script(
     functions = tuple(msgspec.structs.replace(one, strict=strict) for one in FUNCTIONS)
     prompt_input = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
     runner.prompt = runner._prompt = 1
-    return got.run(
+    return driver.run(
         GenerateCommand(
             1, prompt_input, EngineSamplingParams(temperature=0), StopParams(max_tokens=500),
             function_choice=choice, **fields,
@@ -180,10 +182,10 @@ def run_script(
     )  # fmt: skip
 
 
-def collect(got: Any) -> list[tuple[str, Any]]:
-    starts = got.select(ToolCallEvent)
+def collect(driver: Any) -> list[tuple[str, Any]]:
+    starts = driver.select(ToolCallEvent)
     texts = [
-        "".join(one.text for one in got.select(ToolArgumentsEvent) if one.call == start.call)
+        "".join(one.text for one in driver.select(ToolArgumentsEvent) if one.call == start.call)
         for start in starts
     ]
     return [(one.name, msgspec.json.decode(text)) for one, text in zip(starts, texts, strict=True)]
@@ -195,10 +197,11 @@ def test_calls_are_returned_under_every_option(
     scripted: Drive, call_format: CallFormat, option: str
 ) -> None:
     script = call_format.format_calls([FunctionCall("", "weather", write_json(VALUES[0]))])
-    got = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
-    assert collect(got) == [("weather", VALUES[0])]
-    assert got.text().strip() == ""
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+    driver = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
+
+    assert collect(driver) == [("weather", VALUES[0])]
+    assert driver.text().strip() == ""
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
@@ -209,8 +212,10 @@ def test_an_option_enforces_the_familys_own_format(
     """The model starts a call with an invalid argument: the grammar makes it valid."""
     bad = {**VALUES[0], "days": 99}
     script = call_format.format_calls([FunctionCall("", "weather", write_json(bad))])
-    got = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
-    [(name, value)] = collect(got)[:1]
+    driver = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
+
+    [(name, value)] = collect(driver)[:1]
+
     assert name == "weather"
     assert jsonschema_rs.is_valid(SCHEMA, value)
 
@@ -218,11 +223,13 @@ def test_an_option_enforces_the_familys_own_format(
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
 def test_text_is_still_free_under_an_option(scripted: Drive, call_format: CallFormat) -> None:
     opening = "<|channel|>final<|message|>" if call_format.family == "gpt-oss" else ""
-    got = run_script(scripted, call_format, f"{opening}No, a < b.", OPTIONS["strict"], strict=True)
-    assert (got.text(), collect(got)) == ("No, a < b.", [])
+    driver = run_script(
+        scripted, call_format, f"{opening}No, a < b.", OPTIONS["strict"], strict=True
+    )
+    assert (driver.text(), collect(driver)) == ("No, a < b.", [])
 
 
-SCHEMA_FORMAT = OutputFormat(
+SCHEMA_FORMAT = OutputRule(
     "json", '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},'
     '"required":["a"],"additionalProperties":false}',
 )  # fmt: skip
@@ -232,21 +239,24 @@ SCHEMA_FORMAT = OutputFormat(
 def test_reasoning_may_precede_a_response_format_and_a_required_call(mark: ReasoningMark) -> None:
     between = "<|start|>assistant" if mark.answer_opening else ""
     reasoning = f"{mark.opening}I {{ think.{mark.closing}{between}"
-    answer = mark.answer_opening + '{"a": 1}'
+    response = mark.answer_opening + '{"a": 1}'
     constraint = OutputConstraint(SCHEMA_FORMAT, reasoning=mark)
-    for text in (reasoning + answer, answer):
+    for text in (reasoning + response, response):
         assert find_refusal(constraint, text) is None
         rules = OutputRules(mark, None, {}, is_open=False, marker_tokens=frozenset())
         parser = rules.make_parser()
         outputs = [*parser.feed(ReadyText(text, [])), *parser.close()]
         assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == '{"a": 1}'
+
     assert find_refusal(constraint, reasoning + mark.answer_opening + "no") is not None
+
     [*_, hermes] = CALL_FORMATS
     required = OutputConstraint(None, FunctionChoice(BOTH, required=True), FUNCTIONS, hermes, mark)
     assert (
         find_refusal(required, reasoning + hermes.format_calls([FunctionCall("", "now", "{}")]))
         is None
     )
+
     if not mark.answer_opening:
         opened = msgspec.structs.replace(constraint, is_open=True)
         assert find_refusal(opened, f"hm{mark.closing}\n\n" + '{"a": 1}') is None
@@ -271,8 +281,51 @@ def test_a_call_ends_reasoning_that_was_not_closed(call_format: CallFormat) -> N
     script = "Let me see.\n" + call_format.format_calls([FunctionCall("", "now", "{}")])
     mark = REASONING_MARKS[-1]
     rules = OutputRules(mark, call_format, SCHEMAS, is_open=True, marker_tokens=frozenset())
+
     assert parse([script], rules) == ("Let me see.", "", ["now"])
     assert parse(list(script), rules) == ("Let me see.", "", ["now"])
+
     spoken = f"I could write {call_format.opening}.</think>No."
     reasoning = f"I could write {call_format.opening}."
     assert parse(list(spoken), rules) == (reasoning, "No.", [])
+
+
+# --- arguments in nested tags ---------------------------------------------------------------------
+
+NESTED = TagArguments("<{key}>", "</{key}>", "item")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<tags><item>a</item><item>b c</item></tags>", {"tags": ["a", "b c"]}),
+        ("<tags>\n<item>1</item>\n</tags>", {"tags": ["1"]}),
+        ("<place><lat>5</lat></place>", {"place": {"lat": 5}}),
+        ('<tags>["a"]</tags><place>{"lat": 5}</place>', {"tags": ["a"], "place": {"lat": 5}}),
+        ("<other><item>1</item><item>x</item></other>", {"other": [1, "x"]}),
+        ("<other><one><two>true</two></one></other>", {"other": {"one": {"two": True}}}),
+        ("<city>a < b</city><days>3</days>", {"city": "a < b", "days": 3}),
+    ],
+)
+def test_lists_and_objects_are_read_from_nested_tags(text: str, expected: dict[str, Any]) -> None:
+    assert NESTED.read(text, SCHEMA) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["<place>" + "".join(f"<k{i}>" for i in range(5000)), "<place><lat>1</lat>x</place>"]
+)
+def test_malformed_nested_tags_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="text between the arguments"):
+        NESTED.read(text, SCHEMA)
+
+
+def test_deeply_nested_tags_are_refused() -> None:
+    names = [f"k{i}" for i in range(3000)]
+    text = "".join(f"<{name}>" for name in names) + "".join(f"</{name}>" for name in names[::-1])
+    with pytest.raises(ValueError, match="nested too deeply"):
+        NESTED.read(text, SCHEMA)
+
+
+def test_key_of_a_list_entry_may_be_an_argument() -> None:
+    schema = {"properties": {"order": {"properties": {"item": {"type": "string"}}}}}
+    assert NESTED.read("<order><item>5</item></order>", schema) == {"order": {"item": "5"}}

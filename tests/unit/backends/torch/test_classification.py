@@ -1,4 +1,4 @@
-"""Classification of texts, compared with transformers' pipeline."""
+"""Classification of texts equals transformers' pipeline."""
 
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def test_numbers_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("problem", "total"), [("multi_label_classification", None), ("single_label_classification", 1)]
 )
-def test_labels_exclude_each_other_unless_the_model_says_otherwise(
+def test_labels_exclude_each_other_unless_the_model_is_multi_label(
     tmp_path: Path, problem: str, total: float | None
 ) -> None:
     location = save_model(tmp_path, labels=3, problem_type=problem)
@@ -103,6 +103,7 @@ def test_one_label_that_is_no_regression_has_a_probability(tmp_path: Path) -> No
 def test_tokens_are_taken_as_they_are(classifier: Any) -> None:
     ids = tuple(classifier.tokenizer.encode("bad", add_special_tokens=False))
     by_tokens = classify(classifier, ClassifyCommand(1, (ids,)))
+
     by_text = classify(classifier, ClassifyCommand(1, ("bad",), special_tokens=False))
 
     assert by_tokens.numbers == by_text.numbers

@@ -1,4 +1,4 @@
-"""Detokenization: properties that hold however a text is split into tokens."""
+"""Detokenization does not depend on how a text is split into tokens."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def decode_bytes(ids: Any) -> str:
 def run_output_text(
     data: bytes, stops: tuple[str, ...], *, include: bool = False
 ) -> tuple[str, int, Any]:
-    """What goes out if each byte is a token; the number of tokens; the stop that was found."""
+    """Return the output with each byte as a token, the token count, and the matched stop."""
     script = OutputText(Detokenizer(decode_bytes, []), stops, include=include)
     text, tokens = "", 0
     for byte in data:
@@ -34,7 +34,7 @@ def run_output_text(
 
 
 def find_expected_output(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The text up to the stop string that is complete first."""
+    """Return the text before the stop string that is complete first."""
     for end in range(1, len(text) + 1):
         for stop in sorted(filter(None, stops), key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -48,9 +48,10 @@ STOPS = st.lists(st.text("abcé€ ", min_size=1, max_size=4), max_size=4).map(t
 
 @given(TEXTS, STOPS)
 def test_output_text_ends_before_the_first_stop_string(text: str, stops: tuple[str, ...]) -> None:
-    got, tokens, stopped = run_output_text(text.encode(), stops)
+    output, tokens, stopped = run_output_text(text.encode(), stops)
     want, stop = find_expected_output(text, stops)
-    assert (got, stopped) == (want, stop)
+
+    assert (output, stopped) == (want, stop)
     assert tokens <= len(text.encode())
     if stop is None:
         assert tokens == len(text.encode())
@@ -60,9 +61,10 @@ def test_output_text_ends_before_the_first_stop_string(text: str, stops: tuple[s
 
 @given(st.binary(max_size=40))
 def test_streamed_text_equals_the_decoded_bytes(data: bytes) -> None:
-    got, tokens, _ = run_output_text(data, ())
+    text, tokens, _ = run_output_text(data, ())
     whole = decode_bytes(data)
-    assert got.rstrip("\ufffd") == whole.rstrip("\ufffd")
+
+    assert text.rstrip("\ufffd") == whole.rstrip("\ufffd")
     assert tokens == len(data)
 
 
@@ -78,9 +80,11 @@ def test_possible_stop_string_is_held_back() -> None:
     for byte in b"abST":
         script.add_token(OutputToken(byte, None), scan=True)
     release = script.pop_ready()
+
     assert release is not None
     assert (release.text, [t.id for t in release.tokens]) == ("ab", [97, 98])
     assert script.pop_ready() is None
+
     rest = script.close()
     assert rest is not None
     assert (rest.text, len(rest.tokens)) == ("ST", 2)
@@ -106,4 +110,5 @@ def test_token_bytes_of_a_sentencepiece_tokenizer(token: str, data: bytes) -> No
     inner = Tokenizer(models.BPE({token: 0}, [], byte_fallback=True))
     inner.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
     tokenizer: Any = PreTrainedTokenizerFast
+
     assert TokenBytes(tokenizer(tokenizer_object=inner))(0) == data

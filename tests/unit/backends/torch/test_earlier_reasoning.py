@@ -1,4 +1,4 @@
-"""Reasoning in a conversation: it goes back to templates that show it, and is counted."""
+"""Earlier reasoning is given to templates that render it, and its tokens are counted."""
 
 import asyncio
 import copy
@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from backends.torch.backend import _ResponseStream
+from backends.torch.commands import (
+    build_generate_command,
+    find_unsupported_params,
+)
 from backends.torch.ipc import (
     ChatTurn,
     EngineSamplingParams,
@@ -18,11 +22,9 @@ from backends.torch.ipc import (
     ReasoningEvent,
     RequestFinishedEvent,
     StopParams,
-    build_generate_command,
-    find_unsupported_params,
 )
-from backends.torch.model_features import ModelFeatures
 from backends.torch.template_features import summarize_features
+from protocols.core.catalog import ModelFeatures
 from protocols.core.events import ReasoningDelta
 from protocols.core.request import (
     GenerationRequest,
@@ -53,8 +55,8 @@ def make_template(key: str) -> str:
     )
 
 
-def render(got: Any, template: str) -> tuple[str, ModelFeatures]:
-    reader = got.engine._input_processor
+def render(driver: Any, template: str) -> tuple[str, ModelFeatures]:
+    reader = driver.engine._input_processor
     reader._tokenizer = copy.deepcopy(reader._tokenizer)
     reader._tokenizer.chat_template = template
     prompt_input = PromptInput(turns=TALK, functions=(FunctionDefinition("f"),))
@@ -82,8 +84,11 @@ def test_reasoning_of_a_message_is_reported_unless_the_model_gets_it() -> None:
         "assistant", (ReasoningPart("I look it up."), TextPart("")), tool_calls=(call,)
     )
     request = GenerationRequest(model="m", kind="chat", messages=(message,))
+
     [turn] = build_generate_command(request, 1, 9.0, templates=False).input.turns
+
     assert turn.reasoning == "I look it up."
+
     for features, is_reported in (
         (None, True),
         (ModelFeatures(chat=True), True),
@@ -99,16 +104,16 @@ def test_tokens_of_reasoning_are_counted(scripted: Drive) -> None:
         ("x{# </think> #}", "Yes.", 0),
         ("x", "Yes.", None),
     ):
-        got, runner = scripted(script)
-        manager = got.engine._grammar_manager
+        driver, runner = scripted(script)
+        manager = driver.engine._grammar_manager
         tokenizer = copy.deepcopy(manager._tokenizer)
         tokenizer.chat_template = template
         manager._tokenizer = manager._input_processor._tokenizer = tokenizer
         runner.prompt = runner._prompt = 1
         prompt_input = PromptInput(turns=(ChatTurn("user", "x"),))
         greedy, ending = EngineSamplingParams(temperature=0), StopParams(max_tokens=60)
-        got.run(GenerateCommand(1, prompt_input, greedy, ending))
-        [finished] = got.select(RequestFinishedEvent)
+        driver.run(GenerateCommand(1, prompt_input, greedy, ending))
+        [finished] = driver.select(RequestFinishedEvent)
         assert finished.reasoning_tokens == expected
 
 
@@ -120,6 +125,7 @@ def test_hiding_reasoning_is_supported_and_a_budget_is_reported() -> None:
         reasoning=ReasoningOptions(include=False, budget=100),
     )
     unsupported = find_unsupported_params(request, {}, templates=False)
+
     assert [one.path for one in unsupported] == ["reasoning.budget"]
 
 

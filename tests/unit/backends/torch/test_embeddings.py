@@ -1,4 +1,4 @@
-"""Embeddings: batches, pooling, requests."""
+"""Embeddings: batches, pooling and requests."""
 
 import threading
 from collections.abc import Callable
@@ -49,7 +49,7 @@ from tests.support.tiny_model import byte_tokenizer
 
 
 def list_batches(requests: list[list[int]]) -> list[list[tuple[int, int]]]:
-    """All batches of requests with inputs of these lengths: pairs of a request and a length."""
+    """Return the batches of requests with inputs of these lengths, as (request, length)."""
     pending = [(number, sorted(lengths)) for number, lengths in enumerate(requests) if lengths]
     batches = []
     while pending:
@@ -126,6 +126,7 @@ TEXTS = ("a", "a longer text", "b", "a text of middle size", "é")
 def test_embeddings_are_ordered_and_independent_of_the_batch(encoder: EmbeddingModel) -> None:
     together = compute_vectors(encoder, EmbedCommand(1, TEXTS))
     alone = np.concatenate([compute_vectors(encoder, EmbedCommand(1, (text,))) for text in TEXTS])
+
     assert np.allclose(together, alone, atol=1e-5)
     assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
 
@@ -133,6 +134,7 @@ def test_embeddings_are_ordered_and_independent_of_the_batch(encoder: EmbeddingM
 def test_large_embedding_request_is_split_into_batches(encoder: EmbeddingModel) -> None:
     texts = tuple(chr(97 + n % 26) * n for n in range(1, 65))
     assert len(list_batches([[len(text) for text in texts]])) > 1
+
     together = compute_vectors(encoder, EmbedCommand(1, texts))
     for n in (0, 1, 31, 63):
         assert np.allclose(
@@ -143,7 +145,9 @@ def test_large_embedding_request_is_split_into_batches(encoder: EmbeddingModel) 
 def test_reduced_dimensions_are_renormalized(encoder: EmbeddingModel) -> None:
     whole = compute_vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
     cut = compute_vectors(encoder, EmbedCommand(1, TEXTS, dimensions=8))
+
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+
     assert np.allclose(cut, expected, atol=1e-5)
 
 
@@ -174,10 +178,12 @@ def test_long_text_is_tokenized_in_the_background(
     embedder.tokenize(TokenizeCommand(2, PromptInput(prompts=("y" * 9,))))
     embedder.submit(EmbedCommand(3, ("y" * 100_000,), max_tokens=-1))
     embedder.cancel(3)
+
     while len(events) < 3:
         if not embedder.step() and len(events) < 3:
             assert is_ready.wait(30)
             is_ready.clear()
+
     assert {type(event) for event in events} == {
         EmbeddingsEvent,
         RequestFinishedEvent,
@@ -202,6 +208,7 @@ def test_oversized_text_is_rejected_without_tokenization(
         events: list[EngineEvent] = []
         engine = EmbeddingEngine(blind, 4, events.append, float)
         engine.tokenize(TokenizeCommand(2, PromptInput(prompts=("x" * 4_000_000,))))
+
     for event in (failed, *events):
         assert isinstance(event, RequestFailedEvent)
         assert (event.kind, event.limit) == ("too_long", 64)
@@ -212,6 +219,7 @@ def test_text_over_the_context_is_rejected_or_truncated(encoder: EmbeddingModel)
     (failed,) = run_embed_command(encoder, EmbedCommand(1, ("x" * 65,)))
     assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 65, 64)
+
     compute_vectors(encoder, EmbedCommand(1, ("x" * 65,), max_tokens=-1))
     ids = tuple(range(100))
     assert np.allclose(
@@ -241,11 +249,14 @@ def test_embedding_deadline_cancellation_and_queue_limit(encoder: EmbeddingModel
     (failed,) = run_embed_command(encoder, EmbedCommand(1, ("a",), timeout=1.0), now=2.0)
     assert isinstance(failed, RequestFailedEvent)
     assert failed.kind == "deadline"
+
     events: list[EngineEvent] = []
     embedder = EmbeddingEngine(encoder, 1, events.append, lambda: 0.0)
     for job in (1, 2, 3):
         embedder.submit(EmbedCommand(job, ("a",)))
+
     assert [one.kind for one in events if isinstance(one, RequestFailedEvent)] == ["overloaded"]
+
     embedder.cancel(1)
     while embedder.step():
         pass
@@ -270,16 +281,17 @@ def test_failed_batch_fails_only_its_request(encoder: EmbeddingModel, error: Exc
     while embedder.step():
         pass
     first, *rest = events
+
     assert isinstance(first, RequestFailedEvent)
     assert (first.request_id, first.kind) == (1, "failed")
     assert [type(one) for one in rest] == [EmbeddingsEvent, RequestFinishedEvent]
 
 
-# --- held against transformers, by hand -----------------------------------------------------------
+# --- compared with transformers -------------------------------------------------------------------
 
 
 def make_closing_tokenizer() -> Any:
-    """Puts a token before a text and one behind it."""
+    """Make a tokenizer that adds a token before and after a text."""
     one = byte_tokenizer()
     one.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A <eos>",
@@ -325,7 +337,7 @@ def load_embedding_model(folder: Path, **settings: Any) -> EmbeddingModel:
 
 
 def compute_hidden_states(model: Any, text: str, skip: int = 0) -> Any:
-    """The states of a text's tokens, alone and without padding."""
+    """Return the hidden states of a text's tokens, alone and without padding."""
     ids = make_closing_tokenizer().encode(text)
     with torch.inference_mode():
         return model(input_ids=torch.tensor([ids])).last_hidden_state[0, skip:].numpy()
@@ -353,11 +365,13 @@ def test_pooling_is_read_from_the_model_folder(
         save_model(tmp_path, model, modules=STEPS, **{"1_Pooling__config": config})
     )
     vectors = compute_vectors(encoder, EmbedCommand(1, TEXTS))
+
     assert np.allclose(
         vectors,
         [normalize(expected(compute_hidden_states(model, text))) for text in TEXTS],
         atol=1e-5,
     )
+
     plain = compute_vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
     assert np.allclose(
         plain, [expected(compute_hidden_states(model, text)) for text in TEXTS], atol=1e-5
@@ -387,13 +401,16 @@ def test_prompts_are_prepended_and_optionally_excluded_from_pooling(tmp_path: Pa
 
     save_model(folder, model, **{"1_Pooling__config": {**counts, "include_prompt": False}})
     encoder = load_embedding_model(folder)
-    # The token before the text and the seven of the prompt are left out.
+    # Without the token before the text and the seven of the prompt.
     part = compute_hidden_states(model, "find: cat", 7)
     vectors = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
+
     assert np.allclose(vectors, normalize(part.mean(0)), atol=1e-5)
+
     nothing = compute_hidden_states(model, "find: ", 7)
     vectors = compute_vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
     assert np.allclose(vectors, normalize(nothing.mean(0)), atol=1e-5)
+
     cut_off = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query", max_tokens=4))
     states = compute_hidden_states(model, "fi")[-1]
     assert np.allclose(cut_off, normalize(states), atol=1e-5)
@@ -404,15 +421,18 @@ def test_truncated_text_keeps_its_closing_token(tmp_path: Path) -> None:
     model = make_bert()
     encoder = load_embedding_model(save_model(tmp_path, model), context=10)
     expected = normalize(compute_hidden_states(model, "x" * 8).mean(0))
+
     assert np.allclose(
         compute_vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5
     )
     assert np.allclose(
         compute_vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5
     )
+
     (failed,) = run_embed_command(encoder, EmbedCommand(1, ("x" * 9,)))
     assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
+
     (failed,) = run_embed_command(encoder, EmbedCommand(1, ("xxx",), max_tokens=2))
     assert isinstance(failed, RequestFailedEvent)
     assert failed.message == "texts can't be truncated to fewer than 3 tokens"
@@ -423,7 +443,9 @@ def test_do_lower_case_setting_lowercases_texts(tmp_path: Path) -> None:
     encoder = load_embedding_model(
         save_model(tmp_path, model, sentence_bert_config={"do_lower_case": True})
     )
+
     vectors = compute_vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
+
     assert np.allclose(
         vectors, normalize(compute_hidden_states(model, "find a cat").mean(0)), atol=1e-5
     )
@@ -469,19 +491,22 @@ def test_dense_layer_is_applied(tmp_path: Path) -> None:
     )
     save_file({"linear.weight": weight}, folder / "3_Dense" / "model.safetensors")
     encoder = load_embedding_model(folder)
+
     expected = normalize(weight.numpy() @ compute_hidden_states(model, "cat").mean(0))
+
     assert np.allclose(compute_vectors(encoder, EmbedCommand(1, ("cat",))), expected, atol=1e-5)
     assert encoder.dimensions == 5
 
 
 def test_embeddings_of_llama_t5_and_roberta(tmp_path: Path) -> None:
-    """A decoder gives its last token; the first half of T5; RoBERTa has two places less."""
+    """Llama pools its last token, T5 has only its encoder, RoBERTa has two positions less."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
     llama: Any = LlamaForCausalLM(LlamaConfig(**sizes))
     encoder = load_embedding_model(save_model(tmp_path / "llama", llama.eval()))
     expected = [normalize(compute_hidden_states(llama.model, text)[-1]) for text in TEXTS]
+
     assert np.allclose(compute_vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
 
     t5: Any = T5Model(
@@ -489,11 +514,13 @@ def test_embeddings_of_llama_t5_and_roberta(tmp_path: Path) -> None:
     )
     encoder = load_embedding_model(save_model(tmp_path / "t5", t5.eval()), context=50)
     expected = [normalize(compute_hidden_states(t5.encoder, text).mean(0)) for text in TEXTS]
+
     assert np.allclose(compute_vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
 
     roberta: Any = RobertaModel(RobertaConfig(**sizes, pad_token_id=1))
     encoder = load_embedding_model(save_model(tmp_path / "roberta", roberta.eval()))
     assert encoder.max_length == 62
+
     compute_vectors(encoder, EmbedCommand(1, ("x" * 60,)))
     assert isinstance(
         run_embed_command(encoder, EmbedCommand(1, ("x" * 61,)))[0], RequestFailedEvent

@@ -1,5 +1,6 @@
 """Fused layers give the same output as transformers' layers, or are not used."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from backends.torch.model import (
     FusedGatedMlp,
     ModelRunner,
     fuse_layers,
+    replace_modules,
 )
 
 SIZES: dict[str, Any] = {
@@ -38,11 +40,11 @@ SIZES: dict[str, Any] = {
 }
 
 
-def build_model(config: Any, way: str) -> Any:
+def build_model(config: Any, attention: str) -> Any:
     torch.manual_seed(1)
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation=way).eval()
-    for part in model.modules():  # biases begin as zeros, and would show nothing
+    model = auto.from_config(config, attn_implementation=attention).eval()
+    for part in model.modules():  # biases are initialized to zero, which would hide errors
         if type(part) is nn.Linear and part.bias is not None:
             nn.init.normal_(part.bias)
     return model
@@ -66,16 +68,19 @@ def test_fused_layers_give_the_same_output(config: Any, attentions: int) -> None
         truth = build_model(config, "eager")(text).logits[0]
     forward = ModelRunner(build_model(config, ATTENTION_NAME))
     kinds = [type(part) for part in forward._model.modules()]
+
     assert (kinds.count(FusedAttention), kinds.count(FusedGatedMlp)) == (attentions, 2)
+
     tokens, pool = text[0].tolist(), BlockPool(9)
     kv = SequenceCache(pool, 30)
     outputs = [forward([BatchSegment(kv, tokens[:30], 30)])]
     outputs += [forward([BatchSegment(kv, [token])]) for token in tokens[30:]]
+
     assert torch.allclose(torch.cat(outputs), truth, atol=2e-3)
 
 
 class UnsupportedAttention(nn.Module):
-    """Has an attention's layers, and is none."""
+    """Has an attention's layers, but another computation."""
 
     head_dim, layer_idx = 8, 0
 
@@ -92,7 +97,7 @@ class UnsupportedAttention(nn.Module):
 
 
 class SwappedGateMlp(nn.Module):
-    """Opens the other half."""
+    """Applies the gate to the other half."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +129,7 @@ def test_unsupported_layers_are_not_fused(part: nn.Module) -> None:
 
 
 class ScaledAttention(UnsupportedAttention):
-    """May scale its queries by their places, as some do for long texts, or repeat its keys."""
+    """Scales its queries by position, as for long texts, or repeats its keys."""
 
     def __init__(self, far: float, times: int) -> None:
         super().__init__(None)
@@ -169,7 +174,8 @@ def test_sequences_of_similar_length_share_a_kernel_call(
 
     monkeypatch.setattr("backends.torch.attention.scaled_dot_product_attention", seen)
     tiny.runner([BatchSegment(kv, [2]) for kv in rows])
-    assert shapes == [4, 2] * 2  # one block or two, in each of both layers
+
+    assert shapes == [4, 2] * 2  # one block or two in each of both layers
 
 
 def test_nan_in_freed_blocks_does_not_affect_other_sequences(tiny: Any) -> None:
@@ -185,5 +191,23 @@ def test_nan_in_freed_blocks_does_not_affect_other_sequences(tiny: Any) -> None:
     with torch.inference_mode():
         for part in (part for pair in pool._layers.values() for part in pair):
             part.fill_(float("nan"))
+
     mad.free()
+
     assert torch.equal(answer(pool), expected)
+
+
+def test_replaced_modules_are_freed_before_the_next_one_is_replaced() -> None:
+    """Otherwise a model would be in memory twice while its layers are fused or packed."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3)))
+    alive = [weakref.ref(layer) for layer in model.modules() if type(layer) is nn.Linear]
+    counts = []
+
+    def replace(module: nn.Module) -> nn.Module | None:
+        if type(module) is not nn.Linear:
+            return None
+        counts.append(sum(reference() is not None for reference in alive))
+        return nn.Identity()
+
+    assert replace_modules(model, replace) == 3
+    assert counts == [3, 2, 1]

@@ -1,4 +1,4 @@
-"""Grammars are compiled in the background, cached, and time out."""
+"""Grammars are compiled in the background, cached, and limited in time."""
 
 import sys
 import threading
@@ -12,7 +12,7 @@ from backends.torch.grammar_source import GrammarPart
 from backends.torch.ipc import (
     EngineSamplingParams,
     GenerateCommand,
-    OutputFormat,
+    OutputRule,
     PromptInput,
     TextEvent,
 )
@@ -22,7 +22,7 @@ from backends.torch.structured_output import MAX_CACHED_GRAMMARS, GrammarCompile
 Drive = Callable[..., Any]
 
 
-def make_command(form: OutputFormat | None, *, job: int = 1) -> GenerateCommand:
+def make_command(form: OutputRule | None, *, job: int = 1) -> GenerateCommand:
     return GenerateCommand(
         job,
         PromptInput(prompts=("x",)),
@@ -32,7 +32,7 @@ def make_command(form: OutputFormat | None, *, job: int = 1) -> GenerateCommand:
 
 
 class BlockingCompiler:
-    """Stands for Grammars: everything waits for ``go``."""
+    """A compiler that waits for ``go``."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.go = threading.Event()
@@ -46,60 +46,71 @@ class BlockingCompiler:
         return self._inner._compile_grammar(source)
 
 
-def install_blocking_compiler(got: Any, tokenizer: Any) -> BlockingCompiler:
-    got.engine._grammar_manager._compiler = compiler = BlockingCompiler(tokenizer)
+def install_blocking_compiler(driver: Any, tokenizer: Any) -> BlockingCompiler:
+    driver.engine._grammar_manager._compiler = compiler = BlockingCompiler(tokenizer)
     return compiler
 
 
 def test_grammar_compilation_does_not_block_other_requests(noisy: Drive, tokenizer: Any) -> None:
-    got = noisy()
-    grammars = install_blocking_compiler(got, tokenizer)
-    got.engine.submit(make_command(OutputFormat("regex", "abc")))
-    got.engine.submit(make_command(None, job=2))
-    assert got.engine.waiting_count == 2
-    while got.engine.step():
+    driver = noisy()
+    grammars = install_blocking_compiler(driver, tokenizer)
+    driver.engine.submit(make_command(OutputRule("regex", "abc")))
+    driver.engine.submit(make_command(None, job=2))
+
+    assert driver.engine.waiting_count == 2
+
+    while driver.engine.step():
         pass
-    assert got.finished(2)
-    assert got.select(TextEvent) == []
+    assert driver.finished(2)
+    assert driver.select(TextEvent) == []
+
     grammars.go.set()
-    (future,) = got.engine._grammar_manager._waiting.values()
+    (future,) = driver.engine._grammar_manager._waiting.values()
     future.result(30)
-    assert got.run().text() == "abc"
+
+    assert driver.run().text() == "abc"
 
 
 def test_grammar_compile_timeout_rejects_the_request(noisy: Drive, tokenizer: Any) -> None:
-    got = noisy()
-    grammars = install_blocking_compiler(got, tokenizer)
-    got.engine.submit(make_command(OutputFormat("regex", "abc")))
-    got.now = token_selection.COMPILE_TIMEOUT - 1
-    assert not got.engine.step()
-    got.now = token_selection.COMPILE_TIMEOUT
-    got.engine.step()
-    assert (got.failed().kind, got.failed().param) == ("unsupported", "response_format")
-    assert "within 10 s" in got.failed().message
-    assert got.engine.waiting_count == 0
+    driver = noisy()
+    grammars = install_blocking_compiler(driver, tokenizer)
+    driver.engine.submit(make_command(OutputRule("regex", "abc")))
+    driver.now = token_selection.COMPILE_TIMEOUT - 1
+
+    assert not driver.engine.step()
+
+    driver.now = token_selection.COMPILE_TIMEOUT
+    driver.engine.step()
+    assert (driver.failed().kind, driver.failed().param) == ("unsupported", "response_format")
+    assert "within 10 s" in driver.failed().message
+    assert driver.engine.waiting_count == 0
+
     grammars.go.set()
 
 
 def test_request_can_be_cancelled_during_grammar_compilation(noisy: Drive, tokenizer: Any) -> None:
-    got = noisy()
-    grammars = install_blocking_compiler(got, tokenizer)
-    got.engine.submit(make_command(OutputFormat("regex", "abc")))
-    got.engine.cancel(1)
+    driver = noisy()
+    grammars = install_blocking_compiler(driver, tokenizer)
+    driver.engine.submit(make_command(OutputRule("regex", "abc")))
+    driver.engine.cancel(1)
     grammars.go.set()
-    assert got.run().events == []
-    assert got.engine.waiting_count == 0
+
+    assert driver.run().events == []
+    assert driver.engine.waiting_count == 0
 
 
 def test_too_many_pending_grammars_are_overloaded(
     noisy: Drive, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_selection, "MAX_PENDING_REQUESTS", 2)
-    got = noisy()
-    grammars = install_blocking_compiler(got, tokenizer)
+    driver = noisy()
+    grammars = install_blocking_compiler(driver, tokenizer)
+
     for job in (1, 2, 3):
-        got.engine.submit(make_command(OutputFormat("regex", "abc"), job=job))
-    assert got.failed(3).kind == "overloaded"
+        driver.engine.submit(make_command(OutputRule("regex", "abc"), job=job))
+
+    assert driver.failed(3).kind == "overloaded"
+
     grammars.go.set()
 
 
@@ -112,10 +123,12 @@ def test_compiled_grammars_are_cached_with_a_limit(tokenizer: Any) -> None:
     woken = threading.Event()
     cache = make_compiler(tokenizer, woken)
     first = cache.compile_grammar((GrammarPart("form", "regex", "a"),))
+
     assert not first.result(30).is_finished
     assert woken.wait(30)
     assert cache.compile_grammar((GrammarPart("form", "regex", "a"),)) is first
     assert cache.compile_grammar((GrammarPart("form", "json", "a"),)) is not first
+
     for number in range(MAX_CACHED_GRAMMARS - 1):
         cache.compile_grammar((GrammarPart("form", "regex", f"a{number}"),))
     assert len(cache._cache) == MAX_CACHED_GRAMMARS
@@ -124,10 +137,11 @@ def test_compiled_grammars_are_cached_with_a_limit(tokenizer: Any) -> None:
 
 def test_unsupported_tokenizer_rejects_grammars(tokenizer: Any) -> None:
     class Other:
-        """No fast tokenizer."""
+        """A tokenizer that is not a fast one."""
 
     compiler = make_compiler(Other())
     compiler.load_vocabulary()
+
     with pytest.raises(RequestRejectedError, match="tokenizer does not support"):
         compiler.compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
@@ -141,17 +155,19 @@ def test_missing_llguidance_rejects_grammars(
 
 
 def test_warm_up_loads_the_grammar_vocabulary(noisy: Drive) -> None:
-    got = noisy()
-    got.engine.warm_up()
-    words = got.engine._grammar_compiler._token_table
+    driver = noisy()
+    driver.engine.warm_up()
+    words = driver.engine._grammar_compiler._token_table
+
     assert words.vocab_size == 259
-    got.run(make_command(OutputFormat("regex", "a")))
-    assert got.engine._grammar_compiler._token_table is words
+
+    driver.run(make_command(OutputRule("regex", "a")))
+    assert driver.engine._grammar_compiler._token_table is words
 
 
 def test_grammar_matcher_error_rejects_the_request(noisy: Drive) -> None:
     class Broken:
-        """A matcher that has given up."""
+        """A matcher that has failed."""
 
         def compute_bitmask(self) -> bytes:
             return bytes(36)
@@ -165,11 +181,13 @@ def test_grammar_matcher_error_rejects_the_request(noisy: Drive) -> None:
         def is_stopped(self) -> bool:
             return False
 
-    got = noisy()
-    got.engine.submit(make_command(OutputFormat("regex", "abc")))
-    (future,) = got.engine._grammar_manager._waiting.values()
+    driver = noisy()
+    driver.engine.submit(make_command(OutputRule("regex", "abc")))
+    (future,) = driver.engine._grammar_manager._waiting.values()
     future.result(30)._matcher = Broken()
-    failed = got.run().failed()
+
+    failed = driver.run().failed()
+
     assert (failed.kind, failed.param) == ("unsupported", "response_format")
     assert "too complex" in failed.message
 
@@ -181,5 +199,6 @@ def test_unexpected_grammar_error_hides_its_message(
         raise RuntimeError("secret")
 
     monkeypatch.setattr(GrammarCompiler, "_compile_grammar", broken)
-    failed = noisy().run(make_command(OutputFormat("regex", "a"))).failed()
+    failed = noisy().run(make_command(OutputRule("regex", "a"))).failed()
+
     assert (failed.kind, failed.message) == ("failed", "the local model failed: RuntimeError")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.torch import ipc
+from backends.torch import commands, events, ipc
 from backends.torch.backend import TorchBackend
 from backends.torch.settings import WatermarkSettings
 from protocols.core import errors
@@ -41,7 +41,7 @@ TEXT = GenerationRequest(model="m", kind="completion", prompts=("a", (1, 2)))
 
 
 def build_command(request: GenerationRequest) -> ipc.GenerateCommand:
-    return ipc.build_generate_command(request, 1, 9.0, templates=False)
+    return commands.build_generate_command(request, 1, 9.0, templates=False)
 
 
 def test_unset_parameters_stay_unset() -> None:
@@ -72,18 +72,20 @@ def test_all_supported_parameters_are_mapped() -> None:
         priority=3,
         response_options=ResponseOptions(token_ids=True),
     )
-    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
-    got = build_command(request)
+
+    assert commands.find_unsupported_params(request, {}, templates=False) == ()
+
+    command = build_command(request)
     for name in set(ipc.EngineSamplingParams.__struct_fields__) - {"watermark"}:
-        assert getattr(got.sampling, name) == getattr(sampling, name)
+        assert getattr(command.sampling, name) == getattr(sampling, name)
     for name in ipc.StopParams.__struct_fields__:
-        assert getattr(got.stopping, name) == getattr(stopping, name)
-    assert got.input == ipc.PromptInput(
+        assert getattr(command.stopping, name) == getattr(stopping, name)
+    assert command.input == ipc.PromptInput(
         prompts=("a", (1, 2)), as_user_message=True, template_arguments=b'{"x":1}', truncate_to=9
     )
-    assert (got.n, got.best_of, got.logprobs, got.prompt_logprobs) == (2, 3, 4, 4)
-    assert (got.echo, got.priority, got.token_ids) == (True, 3, True)
-    assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]
+    assert (command.n, command.best_of, command.logprobs, command.prompt_logprobs) == (2, 3, 4, 4)
+    assert (command.echo, command.priority, command.token_ids) == (True, 3, True)
+    assert ipc.decode_commands(ipc.encode_frame([command])[4:]) == [command]
 
 
 def test_do_sample_overflow_and_templates_are_mapped() -> None:
@@ -94,23 +96,25 @@ def test_do_sample_overflow_and_templates_are_mapped() -> None:
         build_command(replace(CHAT, stopping=StopConditions(overflow="truncate"))).input.truncate_to
         == -1
     )
+
     own = replace(CHAT, templating=PromptOptions(template="t", continue_final=True))
     assert build_command(own).input.template is None
-    trusted = ipc.build_generate_command(own, 1, 9.0, templates=True).input
+
+    trusted = commands.build_generate_command(own, 1, 9.0, templates=True).input
     assert (trusted.template, trusted.continue_final) == ("t", True)
-    assert [loss.field for loss in ipc.find_unsupported_params(own, {}, templates=False)] == [
+    assert [loss.field for loss in commands.find_unsupported_params(own, {}, templates=False)] == [
         "template"
     ]
-    assert ipc.find_unsupported_params(own, {}, templates=True) == ()
+    assert commands.find_unsupported_params(own, {}, templates=True) == ()
 
 
 def test_watermark_uses_the_backend_settings() -> None:
     own = WatermarkSettings(key=7)
     for wanted, mark in ((True, own), (False, None), (None, None)):
         request = msgspec.structs.replace(TEXT, sampling=SamplingParams(watermark=wanted))
-        assert ipc.find_unsupported_params(request, {}, templates=False) == ()
-        got = ipc.build_generate_command(request, 1, 9.0, templates=False, watermark=own)
-        assert got.sampling.watermark == mark
+        assert commands.find_unsupported_params(request, {}, templates=False) == ()
+        command = commands.build_generate_command(request, 1, 9.0, templates=False, watermark=own)
+        assert command.sampling.watermark == mark
 
 
 def make_search_request(
@@ -138,9 +142,9 @@ def make_search_request(
 def test_beam_search_parameters_are_mapped(
     request_: GenerationRequest, beams: ipc.BeamSearchParams | None
 ) -> None:
-    assert ipc.find_unsupported_params(request_, {}, templates=False) == ()
+    assert commands.find_unsupported_params(request_, {}, templates=False) == ()
     assert build_command(request_).beams == beams
-    assert ipc.returns_best_only(request_) == (beams is not None)
+    assert commands.returns_best_only(request_) == (beams is not None)
 
 
 def test_beam_search_reports_sampling_parameters_as_unsupported() -> None:
@@ -148,7 +152,7 @@ def test_beam_search_reports_sampling_parameters_as_unsupported() -> None:
         request = make_search_request(
             beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
         )
-        unsupported = ipc.find_unsupported_params(
+        unsupported = commands.find_unsupported_params(
             request, {"sampling.temperature": "heat"}, templates=False
         )
         assert {loss.field for loss in unsupported} == {
@@ -158,7 +162,8 @@ def test_beam_search_reports_sampling_parameters_as_unsupported() -> None:
     neutral = make_search_request(
         beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0
     )
-    assert ipc.find_unsupported_params(neutral, {}, templates=False) == ()
+    assert commands.find_unsupported_params(neutral, {}, templates=False) == ()
+
     none = msgspec.structs.replace(
         make_search_request(beam_width=4), stopping=StopConditions(max_tokens=0)
     )
@@ -166,9 +171,9 @@ def test_beam_search_reports_sampling_parameters_as_unsupported() -> None:
 
 
 def test_best_of_returns_choices_at_the_end() -> None:
-    assert ipc.returns_best_only(make_search_request(n=2, best_of=3))
-    assert not ipc.returns_best_only(make_search_request(n=3, best_of=3))
-    assert not ipc.returns_best_only(make_search_request())
+    assert commands.returns_best_only(make_search_request(n=2, best_of=3))
+    assert not commands.returns_best_only(make_search_request(n=3, best_of=3))
+    assert not commands.returns_best_only(make_search_request())
 
 
 def test_unsupported_parameters_are_reported() -> None:
@@ -179,7 +184,8 @@ def test_unsupported_parameters_are_reported() -> None:
         tool_choice=NamedTool("g"),
         suffix="end",
     )
-    unsupported = ipc.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
+    unsupported = commands.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
+
     assert {(loss.field, loss.reason) for loss in unsupported} == {
         ("messages", "dropped"),
         ("tools", "dropped"),
@@ -192,12 +198,13 @@ def test_embedding_request_is_mapped() -> None:
     request = EmbeddingRequest(
         model="e", inputs=("a",), instruction="i", dimensions=8, normalize=False, truncate=5
     )
-    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
-    assert ipc.build_embed_command(request, 1, 9.0) == ipc.EmbedCommand(
+    assert commands.find_unsupported_params(request, {}, templates=False) == ()
+    assert commands.build_embed_command(request, 1, 9.0) == ipc.EmbedCommand(
         1, ("a",), "i", 8, False, 5, 9.0
     )
+
     cut = EmbeddingRequest(model="e", inputs=("a",), overflow="truncate")
-    assert ipc.build_embed_command(cut, 1, 9.0).max_tokens == -1
+    assert commands.build_embed_command(cut, 1, 9.0).max_tokens == -1
 
 
 def test_engine_events_are_mapped_to_events() -> None:
@@ -213,9 +220,11 @@ def test_engine_events_are_mapped_to_events() -> None:
         ipc.HeartbeatEvent(0, 0),
     ]
     again = ipc.decode_events(ipc.encode_frame(engine_events)[4:])
+
     assert again == engine_events
-    events = [event for one in again for event in ipc.map_engine_event(one)]
-    start, echo, text, call, arguments, end, *vectors = events
+
+    mapped = [event for one in again for event in events.map_engine_event(one)]
+    start, echo, text, call, arguments, end, *vectors = mapped
     assert start == StreamStart(7)
     assert isinstance(echo, PromptEcho)
     assert echo.logprobs[0].logprob is None
@@ -243,9 +252,9 @@ def test_engine_events_are_mapped_to_events() -> None:
 def test_engine_failures_are_mapped_to_gateway_errors(
     kind: ipc.FailureKind, error: type[errors.GatewayError]
 ) -> None:
-    got = ipc.build_engine_error(ipc.RequestFailedEvent(1, kind, "why", "field", 9, 8))
-    assert type(got) is error
-    assert got.message == "why"
+    raised = events.build_engine_error(ipc.RequestFailedEvent(1, kind, "why", "field", 9, 8))
+    assert type(raised) is error
+    assert raised.message == "why"
 
 
 def test_oversized_ipc_frame_is_rejected() -> None:
@@ -257,5 +266,6 @@ def test_engine_command_contains_the_tenant() -> None:
     request = GenerationRequest(model="m", kind="completion", prompts=("a",))
     backend = TorchBackend(path="x")
     order = backend._build_command(request, 1, 5.0, "web-app")
+
     assert isinstance(order, ipc.GenerateCommand)
     assert (order.tenant, order.timeout) == ("web-app", 5.0)

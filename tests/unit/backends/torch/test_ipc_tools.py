@@ -1,4 +1,4 @@
-"""Output formats and functions, from requests to commands."""
+"""Output formats and tools of requests are encoded in commands."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from backends.torch import ipc
+from backends.torch import commands, ipc
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AllowedTools,
@@ -30,28 +30,28 @@ TOOLS = (Tool("f", "does f", Raw(b'{"type":"object"}'), strict=True), Tool("g"))
 
 def build_command(**fields: Any) -> ipc.GenerateCommand:
     request = replace(CHAT, **fields)
-    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
-    return ipc.build_generate_command(request, 1, 9.0, templates=False)
+    assert commands.find_unsupported_params(request, {}, templates=False) == ()
+    return commands.build_generate_command(request, 1, 9.0, templates=False)
 
 
 @pytest.mark.parametrize(
     ("output", "form"),
     [
         (None, None),
-        (JsonObjectFormat(), ipc.OutputFormat("json", '{"type":"object"}')),
-        (JsonSchemaFormat(Raw(b'{"a": 1}')), ipc.OutputFormat("json", '{"a": 1}')),
-        (JsonSchemaFormat(Raw(b"{}"), strict=True), ipc.OutputFormat("json", "{}")),
+        (JsonObjectFormat(), ipc.OutputRule("json", '{"type":"object"}')),
+        (JsonSchemaFormat(Raw(b'{"a": 1}')), ipc.OutputRule("json", '{"a": 1}')),
+        (JsonSchemaFormat(Raw(b"{}"), strict=True), ipc.OutputRule("json", "{}")),
         (
             JsonSchemaFormat(Raw(b"{}"), strict=False),
-            ipc.OutputFormat("json", "{}", lenient=True),
+            ipc.OutputRule("json", "{}", lenient=True),
         ),
-        (RegexFormat("a+"), ipc.OutputFormat("regex", "a+")),
-        (ChoiceFormat(("a", "\u00e9")), ipc.OutputFormat("choice", '["a","\u00e9"]')),
-        (GrammarFormat('root ::= "a"'), ipc.OutputFormat("grammar", 'root ::= "a"')),
+        (RegexFormat("a+"), ipc.OutputRule("regex", "a+")),
+        (ChoiceFormat(("a", "\u00e9")), ipc.OutputRule("choice", '["a","\u00e9"]')),
+        (GrammarFormat('root ::= "a"'), ipc.OutputRule("grammar", 'root ::= "a"')),
     ],
 )
 def test_output_formats_are_mapped(
-    output: OutputFormat | None, form: ipc.OutputFormat | None
+    output: OutputFormat | None, form: ipc.OutputRule | None
 ) -> None:
     assert build_command(output=output).output_format == form
 
@@ -85,39 +85,41 @@ def test_output_format_keeps_the_parameter_name_of_the_client() -> None:
 def test_tool_choice_is_mapped_to_callable_functions(
     fields: dict[str, Any], calling: ipc.FunctionChoice
 ) -> None:
-    got = build_command(tools=TOOLS, **fields)
-    assert got.function_choice == calling
-    assert got.input.functions == (
+    command = build_command(tools=TOOLS, **fields)
+    assert command.function_choice == calling
+    assert command.input.functions == (
         ipc.FunctionDefinition("f", "does f", b'{"type":"object"}', strict=True),
         ipc.FunctionDefinition("g"),
     )
 
 
 def test_tool_choice_none_sends_no_functions() -> None:
-    got = build_command(tools=TOOLS, tool_choice="none")
-    assert (got.function_choice, got.input.functions) == (None, ())
+    command = build_command(tools=TOOLS, tool_choice="none")
+    assert (command.function_choice, command.input.functions) == (None, ())
 
 
 def test_custom_tools_are_reported_as_unsupported() -> None:
     request = replace(CHAT, tools=(Tool("c", kind="custom"),), tool_choice=NamedTool("c"))
-    assert ipc.find_unsupported_params(request, {}, templates=False) == (
+    assert commands.find_unsupported_params(request, {}, templates=False) == (
         UnsupportedParameter("tools", "dropped", "custom tools", "tools"),
         UnsupportedParameter("tool_choice", "dropped", "a custom tool", "tool_choice"),
     )
-    got = ipc.build_generate_command(request, 1, 9.0, templates=False)
-    assert (got.function_choice, got.input.functions) == (None, ())
+
+    command = commands.build_generate_command(request, 1, 9.0, templates=False)
+    assert (command.function_choice, command.input.functions) == (None, ())
 
 
 def test_tool_calls_and_results_are_mapped_to_turns() -> None:
     call = ToolCall("c1", "f", '{"a":1}')
-    got = build_command(
+    command = build_command(
         messages=(
             Message("assistant", (), tool_calls=(call,)),
             Message("tool", (TextPart("done"),), tool_call_id="c1"),
         )
     )
-    assert got.input.turns == (
+
+    assert command.input.turns == (
         ipc.ChatTurn("assistant", "", calls=(ipc.FunctionCall("c1", "f", '{"a":1}'),)),
         ipc.ChatTurn("tool", "done", call_id="c1"),
     )
-    assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]
+    assert ipc.decode_commands(ipc.encode_frame([command])[4:]) == [command]

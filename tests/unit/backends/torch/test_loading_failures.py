@@ -1,4 +1,4 @@
-"""A local model that can't be loaded fails at once, and is not restarted again and again."""
+"""A local model that can't be loaded fails at once and is not restarted repeatedly."""
 
 import time
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from backends.interfaces import Deadline, PreparedRequest, RequestContext
-from backends.torch.backend import TorchBackend
+from backends.torch.backend import TorchBackend, _hide_paths
 from gateway.admin import get_unready_reason
-from gateway.admin.api import list_failures
+from gateway.routing.failed_models import list_failures
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.request import EmbeddingRequest
 
@@ -28,10 +28,13 @@ async def test_missing_torch_error_names_the_extra(
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     backend = TorchBackend(path=str(tmp_path))
+
     await backend.start()
+
     with pytest.raises(WorkerUnreachable, match=r"pip install 'interlingua\[torch\]'"):
         await backend.warm_up()
     assert not backend.ready
+
     await backend.aclose()
 
 
@@ -58,6 +61,8 @@ async def test_any_failure_of_loading_is_final_and_reported(
     request = PreparedRequest(EmbeddingRequest(model="m", inputs=("a",)))
 
     with pytest.raises(WorkerUnreachable, match=reason):
+        await backend.warm_up()
+    with pytest.raises(WorkerUnreachable, match=reason):
         await backend.send_unary(request, context)
 
     assert not backend.ready
@@ -67,6 +72,7 @@ async def test_any_failure_of_loading_is_final_and_reported(
         f"no backend is ready; local: {backend.failure}"
     )
     assert list_failures({"local": backend}) == {"local": backend.failure}
+
     await backend.aclose()
 
 
@@ -75,7 +81,26 @@ async def test_process_that_cannot_be_started_is_reported(
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
     backend = TorchBackend(path=str(tmp_path))
+
     await backend.start()
+
     with pytest.raises(WorkerUnreachable, match="can't be started"):
         await backend.warm_up()
+
     await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("/srv/models/q/model.gguf is truncated", "model.gguf is truncated"),
+        ("can't read '/a/b c', or ~/models/q", "can't read 'b c', or q"),
+        ("no module (No module named x): pip install 'a[b]'", None),
+        ("memory/second, a/b and org/model stay", None),
+    ],
+)
+async def test_clients_see_no_absolute_path(reason: str, shown: str | None) -> None:
+    error = _hide_paths(WorkerUnreachable(reason))
+
+    assert error.message == (shown or reason)
+    assert error.worker_text == reason

@@ -1,4 +1,4 @@
-"""A model whose tokenizer has no chat template: conversations are refused, prompts are not."""
+"""A model without a chat template rejects conversations and serves prompts."""
 
 import copy
 from typing import Any
@@ -38,4 +38,5 @@ def test_prompts_are_used_unchanged_without_a_template(
     )
     with torch.inference_mode():
         expected = int(reference(torch.tensor([list(b"hi")])).logits[0, -1].argmax())
+
     assert engine_runner.run(command).ids() == [expected]

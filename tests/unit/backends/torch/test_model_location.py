@@ -1,4 +1,4 @@
-"""Models are found in folders, packages and on the hub; errors say what to do."""
+"""Models are found in folders, packages and on the Hub; errors name the remedy."""
 
 import os
 import subprocess
@@ -27,7 +27,9 @@ def test_model_package_is_found_without_import(
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.syspath_prepend(tmp_path)
+
     model = find_model("package:some_model", ignore_text)
+
     assert (model.source, model.task) == (str(package / "model"), "generate")
     assert "some_model" not in sys.modules
 
@@ -56,7 +58,7 @@ def test_task_can_be_configured(tmp_path: Path) -> None:
 
 
 class FakeHub:
-    """Stands for the hub's own library."""
+    """Stands for the Hub's library."""
 
     def __init__(self, answer: Path | Exception) -> None:
         self.answer = answer
@@ -80,6 +82,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 def test_model_is_downloaded_from_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     messages: list[str] = []
     assert find_model("org/model", messages.append) == loader.ModelLocation(str(tmp_path), "embed")
+
     find_model("model@v1.0", messages.append)
     assert hub.requests == [("org/model", None), ("model", "v1.0")]
     assert messages[0] == "org/model is not a local folder: looking on the Hugging Face Hub"
@@ -111,9 +114,9 @@ def make_http_error(kind: Any, status: int) -> Any:
 )
 def test_hub_errors_are_reported_with_a_remedy(hub: FakeHub, error: Exception, says: str) -> None:
     hub.answer = error
-    with pytest.raises(ModelError, match=says) as caught:
+    with pytest.raises(ModelError, match=says) as excinfo:
         find_model("org/model", ignore_text)
-    assert "and that" not in str(caught.value)
+    assert "and that" not in str(excinfo.value)
 
 
 OFFLINE = """
@@ -129,7 +132,7 @@ for name in sys.argv[1:]:
 
 
 def test_hub_cache_is_used_offline(tmp_path: Path) -> None:
-    """The hub's own library, told to stay offline, with a model that was fetched before."""
+    """The Hub's own library in offline mode finds a model that was downloaded before."""
     place = tmp_path / "models--org--here"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("0" * 40)
@@ -144,7 +147,9 @@ def test_hub_cache_is_used_offline(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
+
     here, elsewhere = done.stdout.splitlines()
+
     assert here == str(model)
     assert "org/elsewhere is not a local folder and not in the hub's cache" in elsewhere
 
@@ -177,6 +182,7 @@ def test_folder_with_several_gguf_files_is_ambiguous(tmp_path: Path) -> None:
 def test_cache_folder_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERLINGUA_CACHE", "/somewhere")
     assert get_cache_root() == Path("/somewhere")
+
     monkeypatch.delenv("INTERLINGUA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert get_cache_root() == Path("/cache/interlingua")

@@ -1,5 +1,5 @@
 # ruff: noqa: E501, ISC004, RUF001 - outputs stay as models write them
-"""Outputs as models write them beside the canonical form of their format."""
+"""Outputs that deviate from the canonical form of their format are parsed as well."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def parse(
     is_open: bool = False,
     size: int | None = None,
 ) -> Output:
-    """The reasoning, the text and the calls of an output."""
+    """Return the reasoning, the text and the tool calls of an output."""
     call_format: CallFormat = FORMATS[family]
     rules = OutputRules(mark, call_format, SCHEMAS, is_open, frozenset())
     parser = rules.make_parser()

@@ -1,4 +1,4 @@
-"""The packed forward pass, compared with transformers' own."""
+"""The packed forward pass equals transformers' own."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def build_model(config: Any, attention: str) -> Any:
     ids=["sliding window", "query norms"],
 )
 def test_packed_forward_pass_matches_eager_attention_for_any_chunks(config: Any) -> None:
-    """The oracle is eager attention over the whole text, without a cache."""
+    """The reference is eager attention over the entire text, without a cache."""
     text = torch.randint(0, 100, (1, 50), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         truth = build_model(config, "eager")(text).logits[0]
@@ -46,7 +46,7 @@ def test_packed_forward_pass_matches_eager_attention_for_any_chunks(config: Any)
         kv, outputs = SequenceCache(pool, 50), []
         start = 0
         for cut in cuts:
-            # A second row beside it, so that the pass is a packed one.
+            # A second row makes this a packed pass.
             other = BatchSegment(SequenceCache(pool, 5), tokens[:5])
             logits = forward([BatchSegment(kv, tokens[start : start + cut], cut), other])
             outputs.append(logits[:-1])
@@ -59,7 +59,9 @@ def test_forked_sequence_shares_the_past_and_diverges(tiny: Any) -> None:
     one = SequenceCache(pool, 3)
     tiny.runner([BatchSegment(one, [1, 2, 3], 0)])
     other = one.fork()
+
     assert pool.used_blocks == 1
+
     tiny.runner([BatchSegment(other, [9] * 100, 0)])
     expected = tiny.runner([BatchSegment(SequenceCache(pool, 3), [1, 2, 3, 4])])
     assert torch.equal(tiny.runner([BatchSegment(one, [4])]), expected)
@@ -71,7 +73,7 @@ def test_forward_pass_without_requested_logits_returns_none(tiny: Any) -> None:
 
 
 class Recurrent(torch.nn.Module):
-    """A family whose past is not keys and values."""
+    """A model family whose state is not keys and values."""
 
     device = torch.device("cpu")
 

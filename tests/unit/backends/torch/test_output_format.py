@@ -14,7 +14,7 @@ from backends.torch.ipc import (
     ChoiceEndEvent,
     EngineSamplingParams,
     GenerateCommand,
-    OutputFormat,
+    OutputRule,
     PromptInput,
     StopParams,
     TextEvent,
@@ -50,12 +50,12 @@ PERSON = {
 }
 
 
-def make_schema(what: Any, **fields: Any) -> OutputFormat:
-    return OutputFormat("json", msgspec.json.encode(what).decode(), **fields)
+def make_schema(what: Any, **fields: Any) -> OutputRule:
+    return OutputRule("json", msgspec.json.encode(what).decode(), **fields)
 
 
 def make_command(
-    form: OutputFormat, *, job: int = 1, seed: int = 1, **fields: Any
+    form: OutputRule, *, job: int = 1, seed: int = 1, **fields: Any
 ) -> GenerateCommand:
     picking = fields.pop("picking", None) or EngineSamplingParams(temperature=1, seed=seed)
     ending = fields.pop("ending", None) or StopParams(max_tokens=400)
@@ -63,39 +63,40 @@ def make_command(
     return GenerateCommand(job, PromptInput(prompts=("x",)), picking, ending, **fields)
 
 
-# --- what comes of it ---------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def test_structured_output_is_valid_for_any_model(noisy: Drive) -> None:
     outputs = set()
     for seed in range(50):
-        got = noisy().run(make_command(make_schema(PERSON), seed=seed))
-        assert got.ended() == {0: ChoiceEndEvent(1, 0, "eos")}
-        assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(got.text()))
-        outputs.add(got.text())
+        driver = noisy().run(make_command(make_schema(PERSON), seed=seed))
+        assert driver.ended() == {0: ChoiceEndEvent(1, 0, "eos")}
+        assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(driver.text()))
+        outputs.add(driver.text())
+
     assert len(outputs) == 50
 
 
 @pytest.mark.parametrize(
     ("form", "right"),
     [
-        (OutputFormat("regex", "[a-c]{3,6}(x|y/z)?"), "[a-c]{3,6}(x|y/z)?"),
-        (OutputFormat("regex", "^ab+$"), "ab+"),
-        (OutputFormat("choice", '["yes","no","\u00e9\\n\\"/"]'), 'yes|no|\u00e9\n"/'),
-        (OutputFormat("grammar", 'root ::= "a"+ end\nend ::= "b" | "c"'), "a+[bc]"),
+        (OutputRule("regex", "[a-c]{3,6}(x|y/z)?"), "[a-c]{3,6}(x|y/z)?"),
+        (OutputRule("regex", "^ab+$"), "ab+"),
+        (OutputRule("choice", '["yes","no","\u00e9\\n\\"/"]'), 'yes|no|\u00e9\n"/'),
+        (OutputRule("grammar", 'root ::= "a"+ end\nend ::= "b" | "c"'), "a+[bc]"),
         (
-            OutputFormat("grammar", "start: word\nword: /[a-z]{2}/ | DIGIT\nDIGIT: /[0-9]/"),
+            OutputRule("grammar", "start: word\nword: /[a-z]{2}/ | DIGIT\nDIGIT: /[0-9]/"),
             "[a-z]{2}|[0-9]",
         ),
         (make_schema({"type": "object"}), r"\{.*\}"),
     ],
 )
-def test_every_output_format_is_enforced(noisy: Drive, form: OutputFormat, right: str) -> None:
+def test_every_output_format_is_enforced(noisy: Drive, form: OutputRule, right: str) -> None:
     for seed in range(10):
-        got = noisy().run(make_command(form, seed=seed))
-        ended = got.ended()[0].reason
+        driver = noisy().run(make_command(form, seed=seed))
+        ended = driver.ended()[0].reason
         assert ended == "eos" or (ended == "length" and right == r"\{.*\}")
-        assert ended == "length" or re.fullmatch(right, got.text(), re.DOTALL)
+        assert ended == "length" or re.fullmatch(right, driver.text(), re.DOTALL)
 
 
 def test_json_output_has_one_whitespace_style(noisy: Drive) -> None:
@@ -105,8 +106,8 @@ def test_json_output_has_one_whitespace_style(noisy: Drive) -> None:
 
 
 def test_structured_output_is_independent_of_the_batch(noisy: Drive) -> None:
-    """Each row has a grammar of its own, or none; alone it says the same."""
-    forms = [make_schema(PERSON), OutputFormat("regex", "[a-z]{20}"), None, make_schema(PERSON)]
+    """Each row has its own grammar or none, and gives the same text alone."""
+    forms = [make_schema(PERSON), OutputRule("regex", "[a-z]{20}"), None, make_schema(PERSON)]
     specs = [
         msgspec.structs.replace(make_command(make_schema({}), job=i, seed=i), output_format=form)
         for i, form in enumerate(forms, 1)
@@ -115,7 +116,9 @@ def test_structured_output_is_independent_of_the_batch(noisy: Drive) -> None:
     for spec in specs:
         together.engine.submit(spec)
     futures.wait(together.engine._grammar_manager._waiting.values(), timeout=30)
+
     together.run()
+
     for spec in specs:
         assert together.ids(spec.request_id) == noisy().run(spec).ids(spec.request_id)
     assert together.finished(1).max_batch == 4
@@ -124,47 +127,50 @@ def test_structured_output_is_independent_of_the_batch(noisy: Drive) -> None:
 def test_structured_output_with_greedy_decoding(driven: Drive) -> None:
     form = make_schema({"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}},
                    "required": ["a"], "additionalProperties": False})  # fmt: skip
-    got = driven().run(make_command(form, picking=EngineSamplingParams(temperature=0)))
-    assert re.fullmatch(r'\{"a": -?[0-9]+\}', got.text())
+    driver = driven().run(make_command(form, picking=EngineSamplingParams(temperature=0)))
+    assert re.fullmatch(r'\{"a": -?[0-9]+\}', driver.text())
 
 
 def test_preempted_structured_output_resumes_unchanged(driven: Drive) -> None:
-    form = OutputFormat("regex", "([a-z]{10} ){9}")
+    form = OutputRule("regex", "([a-z]{10} ){9}")
     specs = [
         msgspec.structs.replace(
             make_command(form, job=i, seed=i), input=PromptInput(prompts=("x" * 20 * i,))
         )
         for i in (1, 2, 3)
     ]
+
     together = driven(SchedulerConfig(cache_bytes=1)).run(*specs)
+
     assert together.engine._scheduler.preemption_count > 0
     for spec in specs:
         assert together.ids(spec.request_id) == driven().run(spec).ids(spec.request_id)
 
 
-# --- with everything else -----------------------------------------------------------------------
+# --- combinations ---------------------------------------------------------------------------------
 
 
 def test_truncated_structured_output_ends_with_length(noisy: Drive) -> None:
-    got = noisy().run(make_command(make_schema(PERSON), ending=StopParams(max_tokens=9)))
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "length")}
-    assert len(got.ids()) == 9
+    driver = noisy().run(make_command(make_schema(PERSON), ending=StopParams(max_tokens=9)))
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "length")}
+    assert len(driver.ids()) == 9
     assert PERSON["type"] == "object"
-    assert got.text().startswith('{"name": ')
+    assert driver.text().startswith('{"name": ')
 
 
 def test_stop_string_ends_structured_output(noisy: Drive) -> None:
-    got = noisy().run(
+    driver = noisy().run(
         make_command(make_schema(PERSON), ending=StopParams(max_tokens=400, stop=('"age"',)))
     )
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "stop", '"age"')}
-    assert '"age"' not in got.text()
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "stop", '"age"')}
+    assert '"age"' not in driver.text()
 
 
 def test_min_tokens_extends_structured_output(noisy: Drive) -> None:
-    letters = OutputFormat("regex", "a*")
+    letters = OutputRule("regex", "a*")
     short = noisy().run(make_command(letters, seed=2))
     assert len(short.ids()) < 30
+
     long = noisy().run(
         make_command(letters, seed=2, ending=StopParams(max_tokens=90, min_tokens=30))
     )
@@ -177,39 +183,45 @@ def test_complete_structured_output_ends_despite_min_tokens_and_ignore_eos(noisy
         StopParams(max_tokens=90, min_tokens=30),
         StopParams(max_tokens=90, ignore_eos=True),
     ):
-        got = noisy().run(make_command(OutputFormat("regex", "abc"), ending=ending))
-        assert (got.text(), got.ended()[0].reason) == ("abc", "eos")
+        driver = noisy().run(make_command(OutputRule("regex", "abc"), ending=ending))
+        assert (driver.text(), driver.ended()[0].reason) == ("abc", "eos")
 
 
 def test_ignore_eos_extends_structured_output_as_allowed(noisy: Drive) -> None:
     ending = StopParams(max_tokens=90, ignore_eos=True)
-    assert noisy().run(make_command(OutputFormat("regex", "a*"), ending=ending)).text() == "a" * 90
-    late = noisy().run(make_command(OutputFormat("regex", "a{5}|a{7}"), ending=ending))
+    assert noisy().run(make_command(OutputRule("regex", "a*"), ending=ending)).text() == "a" * 90
+
+    late = noisy().run(make_command(OutputRule("regex", "a{5}|a{7}"), ending=ending))
     assert (late.text(), late.ended()[0].reason) == ("a" * 7, "eos")
 
 
 def test_each_choice_has_its_own_grammar_state(noisy: Drive) -> None:
-    form = OutputFormat("regex", "[a-z]{3,9}")
-    got = noisy().run(make_command(form, n=4, best_of=4, seed=3))
-    texts = [got.text(choice=i) for i in range(4)]
+    form = OutputRule("regex", "[a-z]{3,9}")
+    driver = noisy().run(make_command(form, n=4, best_of=4, seed=3))
+    texts = [driver.text(choice=i) for i in range(4)]
+
     assert all(re.fullmatch("[a-z]{3,9}", text) for text in texts)
     assert len(set(texts)) == 4
+
     best = noisy().run(make_command(form, n=1, best_of=4, seed=3))
     assert best.text() in texts
 
 
 def test_logprobs_ignore_the_grammar_mask(noisy: Drive) -> None:
-    got = noisy().run(make_command(OutputFormat("choice", '["yes"]'), logprobs=2))
-    tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
+    driver = noisy().run(make_command(OutputRule("choice", '["yes"]'), logprobs=2))
+    tokens = [token for piece in driver.select(TextEvent) for token in piece.tokens]
+
     assert [token.data for token in tokens] == [b"y", b"e", b"s"]
     assert all(token.logprob < -1 and len(token.top) == 2 for token in tokens)
     assert all(token.top[0].logprob > token.logprob for token in tokens)
 
 
 def test_each_beam_has_its_own_grammar_state(noisy: Drive) -> None:
-    form = OutputFormat("regex", "[a-c]{4}(x|yy)")
-    got = noisy().run(make_command(form, n=3, beams=BeamSearchParams(3)))
-    texts = [got.text(choice=i) for i in range(3)]
+    form = OutputRule("regex", "[a-c]{4}(x|yy)")
+    driver = noisy().run(make_command(form, n=3, beams=BeamSearchParams(3)))
+
+    texts = [driver.text(choice=i) for i in range(3)]
+
     assert all(re.fullmatch("[a-c]{4}(x|yy)", text) for text in texts)
     assert len(set(texts)) == 3
 
@@ -230,36 +242,39 @@ def test_each_beam_has_its_own_grammar_state(noisy: Drive) -> None:
 def test_structured_output_is_enforced_with_all_sampling_parameters(
     noisy: Drive, picking: EngineSamplingParams
 ) -> None:
-    got = noisy().run(make_command(OutputFormat("regex", "([a-c]|[0-2]){20}"), picking=picking))
-    assert re.fullmatch("([a-c]|[0-2]){20}", got.text())
+    driver = noisy().run(make_command(OutputRule("regex", "([a-c]|[0-2]){20}"), picking=picking))
+    assert re.fullmatch("([a-c]|[0-2]){20}", driver.text())
 
 
 def test_grammar_that_allows_no_token_fails_the_request(noisy: Drive) -> None:
-    form = OutputFormat("regex", "[a-c]{20}")
+    form = OutputRule("regex", "[a-c]{20}")
     picking = EngineSamplingParams(allowed_token_ids=(120, 121))
-    got = noisy().run(
+    driver = noisy().run(
         make_command(form, n=3, best_of=3, picking=picking), make_command(form, job=2)
     )
-    failed = got.failed()
+
+    failed = driver.failed()
+
     assert (failed.kind, failed.param) == ("invalid", "response_format")
     assert "no token is allowed" in failed.message
-    assert got.select(ChoiceEndEvent) == []
-    assert got.ended(2)[0].reason == "eos"
-    assert got.engine.active_count == 0
+    assert driver.select(ChoiceEndEvent) == []
+    assert driver.ended(2)[0].reason == "eos"
+    assert driver.engine.active_count == 0
 
 
 def test_beam_search_without_an_allowed_token_fails(noisy: Drive) -> None:
     picking = EngineSamplingParams(allowed_token_ids=(120, 121))
-    got = noisy().run(
+    driver = noisy().run(
         make_command(
-            OutputFormat("regex", "[a-c]{20}"), n=2, beams=BeamSearchParams(2), picking=picking
+            OutputRule("regex", "[a-c]{20}"), n=2, beams=BeamSearchParams(2), picking=picking
         )
     )
-    assert (got.failed().kind, got.failed().param) == ("invalid", "response_format")
-    assert "no token is allowed" in got.failed().message
+
+    assert (driver.failed().kind, driver.failed().param) == ("invalid", "response_format")
+    assert "no token is allowed" in driver.failed().message
 
 
-# --- what can't be ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,30 +300,31 @@ def test_beam_search_without_an_allowed_token_fails(noisy: Drive) -> None:
         (make_schema({"type": "integer", "minimum": 3, "maximum": 2}), "invalid", "Unsatisfiable"),
         (make_schema([1]), "invalid", "must be a JSON object"),
         (make_schema(False), "invalid", "must be a JSON object"),
-        (OutputFormat("json", '{"a":' * 2000 + "1" + "}" * 2000), "invalid", "recursion"),
-        (OutputFormat("regex", "a(?=b)"), "invalid", "look-around"),
-        (OutputFormat("regex", "("), "invalid", "unclosed group"),
-        (OutputFormat("grammar", "start: other"), "invalid", "other"),
-        (OutputFormat("grammar", "nonsense"), "invalid", "::="),
-        (OutputFormat("grammar", 'start: "a" start'), "invalid", "no token is allowed"),
-        (OutputFormat("grammar", 'start: start "a"'), "unsupported", "too complex"),
-        (OutputFormat("choice", "[]"), "invalid", "choices is empty"),
-        (OutputFormat("regex", "a" * (MAX_GRAMMAR_LENGTH + 1)), "invalid", "characters"),
+        (OutputRule("json", '{"a":' * 2000 + "1" + "}" * 2000), "invalid", "recursion"),
+        (OutputRule("regex", "a(?=b)"), "invalid", "look-around"),
+        (OutputRule("regex", "("), "invalid", "unclosed group"),
+        (OutputRule("grammar", "start: other"), "invalid", "other"),
+        (OutputRule("grammar", "nonsense"), "invalid", "::="),
+        (OutputRule("grammar", 'start: "a" start'), "invalid", "no token is allowed"),
+        (OutputRule("grammar", 'start: start "a"'), "unsupported", "too complex"),
+        (OutputRule("choice", "[]"), "invalid", "choices is empty"),
+        (OutputRule("regex", "a" * (MAX_GRAMMAR_LENGTH + 1)), "invalid", "characters"),
     ],
 )
 def test_unsupported_output_format_is_rejected(
-    noisy: Drive, form: OutputFormat, kind: str, message: str
+    noisy: Drive, form: OutputRule, kind: str, message: str
 ) -> None:
-    got = noisy().run(make_command(msgspec.structs.replace(form, param="guided_json")))
-    failed = got.failed()
+    driver = noisy().run(make_command(msgspec.structs.replace(form, param="guided_json")))
+    failed = driver.failed()
+
     assert (failed.kind, failed.param) == (kind, "guided_json")
     assert message in failed.message
     assert len(failed.message) < 300
-    assert got.select(TextEvent) == []
-    assert got.engine.waiting_count == 0
+    assert driver.select(TextEvent) == []
+    assert driver.engine.waiting_count == 0
 
 
 def test_lenient_schema_ignores_unsupported_keywords(noisy: Drive) -> None:
     what = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 4}
-    got = noisy().run(make_command(make_schema(what, lenient=True)))
-    assert set(msgspec.json.decode(got.text())) <= {1, 2}
+    driver = noisy().run(make_command(make_schema(what, lenient=True)))
+    assert set(msgspec.json.decode(driver.text())) <= {1, 2}

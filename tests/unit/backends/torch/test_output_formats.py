@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001, ISC004 - the marks of DeepSeek have letters like these
-"""Reasoning and tool calls of each family, from scripted outputs in every chunking."""
+"""Reasoning and tool calls of each model family, from scripted outputs in every chunking."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -10,6 +10,9 @@ import msgspec
 import pytest
 
 from backends.torch.call_formats import CALL_FORMATS, HERMES_FORMAT, CallFormat, detect_by_sign
+from backends.torch.commands import (
+    build_generate_command,
+)
 from backends.torch.detokenizer import OutputToken, ReadyText
 from backends.torch.ipc import (
     ChatTurn,
@@ -24,7 +27,6 @@ from backends.torch.ipc import (
     StopParams,
     ToolArgumentsEvent,
     ToolCallEvent,
-    build_generate_command,
 )
 from backends.torch.output_formats import (
     MAX_CLOSINGS,
@@ -42,7 +44,7 @@ from protocols.core.request import GenerationRequest, Message, PromptOptions, Re
 
 Drive = Callable[..., Any]
 READ_FORMATS = [one for one in CALL_FORMATS if not one.constrains_free_choice]
-"""The formats that are only read if the request has no option for its calls."""
+"""Formats that are only parsed unless the request has an option for its calls."""
 Output = tuple[str, str, list[tuple[str, Any]]]
 """The reasoning, the text and the calls."""
 
@@ -136,7 +138,7 @@ def parse(
     *,
     is_open: bool = False,
 ) -> Output:
-    """What the parser returns for these pieces, each with one token."""
+    """Parse these pieces, each with one token."""
     parser = OutputRules(reasoning, calls, SCHEMAS, is_open, frozenset()).make_parser()
     items: list[Any] = []
     for at, piece in enumerate(pieces):
@@ -158,7 +160,7 @@ def parse(
 
 
 def split(text: str) -> list[list[str]]:
-    """The text in pieces of every size, and in two pieces at every place."""
+    """Split the text into pieces of every size, and into two at every position."""
     pieces = [[text[i : i + n] for i in range(0, len(text), n)] for n in (1, 2, 3, 5, 7, 11)]
     return [*pieces, *([text[:at], text[at:]] for at in range(len(text)))]
 
@@ -186,7 +188,9 @@ def test_call_of_an_unknown_function_stays_text(mark: CallFormat) -> None:
     script, _ = CALLS[mark.family]
     rules = OutputRules(None, mark, {}, is_open=False, marker_tokens=frozenset())
     parser = rules.make_parser()
+
     outputs = [*parser.feed(ReadyText(script, [])), *parser.close()]
+
     assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == script
     assert parser.calls == 0
 
@@ -194,12 +198,13 @@ def test_call_of_an_unknown_function_stays_text(mark: CallFormat) -> None:
 @pytest.mark.parametrize("mark", REASONING_MARKS, ids=lambda mark: mark.family)
 def test_reasoning_of_each_family(mark: ReasoningMark) -> None:
     answers = mark.answer_marks or ("", "")
-    answer = f"{answers[0]}Yes, \n it is.{answers[1]}"
+    response = f"{answers[0]}Yes, \n it is.{answers[1]}"
     if mark.family == "gpt-oss":
-        answer = "<|start|>assistant<|channel|>final<|message|>Yes, \n it is.<|return|>"
-    for pieces in split(f"{mark.opening}\nI  think.\n{mark.closing}\n\n{answer}"):
+        response = "<|start|>assistant<|channel|>final<|message|>Yes, \n it is.<|return|>"
+
+    for pieces in split(f"{mark.opening}\nI  think.\n{mark.closing}\n\n{response}"):
         assert parse(pieces, None, mark) == ("I  think.", "Yes, \n it is.", [])
-    for pieces in split(f"I think.{mark.closing}{answer}"):
+    for pieces in split(f"I think.{mark.closing}{response}"):
         assert parse(pieces, None, mark, is_open=True) == ("I think.", "Yes, \n it is.", [])
     for pieces in split(f"{mark.opening}\n\n{mark.closing}\n\nNo."):
         assert parse(pieces, None, mark) == ("", "No.", [])
@@ -217,6 +222,7 @@ def test_reasoning_before_tool_calls(family: str) -> None:
     mark = REASONING_MARKS[index]
     start = "<|start|>assistant" if family == "gpt-oss" else "\n"
     script, expected = CALLS[family]
+
     for pieces in split(f"{mark.opening}I see.{mark.closing}{start}{script}"):
         assert parse(pieces, calls, mark) == ("I see.", "", expected)
 
@@ -226,14 +232,16 @@ def test_a_string_may_contain_the_closing_mark() -> None:
     script = '<TOOLCALL>[{"name": "f", "arguments": {"a": "</TOOLCALL>"}}]</TOOLCALL>'
     for pieces in split(script):
         assert parse(pieces, mark) == ("", "", [("f", {"a": "</TOOLCALL>"})])
+
     text = f"<TOOLCALL>{'</TOOLCALL>' * MAX_CLOSINGS} and on"
     rules = OutputRules(None, mark, SCHEMAS, is_open=False, marker_tokens=frozenset())
     parser = rules.make_parser()
     outputs = list(parser.feed(ReadyText(text, [])))
+
     assert "".join(one.text for one in outputs if isinstance(one, ReadyText)) == text
 
 
-def test_signs_tell_the_families_apart() -> None:
+def test_marks_identify_the_model_family() -> None:
     for mark in READ_FORMATS:
         assert detect_by_sign(f"{mark.template_sign} {mark.opening}") == mark
     for reasoning in REASONING_MARKS:
@@ -268,18 +276,19 @@ def test_documentation_lists_the_families() -> None:
         f"| {one.family} | `{one.opening.strip()}` | `{one.closing}` |" for one in REASONING_MARKS
     ]
     assert "\n".join(["| --- | --- | --- |", *rows, ""]) in page.read_text()
+
     starts = [(one.opening.replace("```", ""), one.family) for one in READ_FORMATS]
     rows = [f"| {family} | `{opening}` |" for opening, family in starts]
     assert "\n".join(["| --- | --- |", *rows, ""]) in page.read_text()
 
 
-# --- in the engine ------------------------------------------------------------------------------
+# --- in the engine --------------------------------------------------------------------------------
 
 
 def run_chat(scripted: Drive, script: str, template: str, *functions: FunctionDefinition) -> Any:
-    """Run a conversation; its prompt has one token, as scripts expect."""
-    got, runner = scripted(script)
-    manager = got.engine._grammar_manager
+    """Run a conversation whose prompt has one token, as scripts expect."""
+    driver, runner = scripted(script)
+    manager = driver.engine._grammar_manager
     tokenizer = copy.deepcopy(manager._tokenizer)
     tokenizer.chat_template = template
     manager._tokenizer = manager._input_processor._tokenizer = tokenizer
@@ -288,21 +297,23 @@ def run_chat(scripted: Drive, script: str, template: str, *functions: FunctionDe
     runner.prompt = runner._prompt = len(text)
     calling = FunctionChoice(tuple(one.name for one in functions)) if functions else None
     greedy, ending = EngineSamplingParams(temperature=0), StopParams(max_tokens=300)
-    return got.run(GenerateCommand(1, prompt_input, greedy, ending, function_choice=calling))
+    return driver.run(GenerateCommand(1, prompt_input, greedy, ending, function_choice=calling))
 
 
-def get_reasoning(got: Any) -> str:
-    return "".join(one.text for one in got.select(ReasoningEvent))
+def get_reasoning(driver: Any) -> str:
+    return "".join(one.text for one in driver.select(ReasoningEvent))
 
 
 F_FUNCTION = FunctionDefinition("f", None, msgspec.json.encode(SCHEMAS["f"]))
 
 
 def test_engine_returns_reasoning_without_tools(scripted: Drive) -> None:
-    got = run_chat(scripted, "<think>\nhm</think>\n\nYes.", "x{# </think> #}")
-    assert (get_reasoning(got), got.text()) == ("hm", "Yes.")
+    driver = run_chat(scripted, "<think>\nhm</think>\n\nYes.", "x{# </think> #}")
+    assert (get_reasoning(driver), driver.text()) == ("hm", "Yes.")
+
     opened = run_chat(scripted, "hm</think>Yes.", "x<think>\n{# </think> #}")
     assert (get_reasoning(opened), opened.text()) == ("hm", "Yes.")
+
     closed = run_chat(scripted, "Yes.", "<think>\n\n</think>\n\n")
     assert (get_reasoning(closed), closed.text()) == ("", "Yes.")
 
@@ -312,18 +323,21 @@ def test_engine_returns_reasoning_before_calls_that_a_grammar_enforces(scripted:
     script = (
         f'<think>hm</think>\n<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     )
-    got = run_chat(scripted, script, "x{# </think> tools <tool_call> #}", F_FUNCTION)
-    assert (get_reasoning(got), got.text()) == ("hm", "")
-    assert [one.name for one in got.select(ToolCallEvent)] == ["f"]
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+
+    driver = run_chat(scripted, script, "x{# </think> tools <tool_call> #}", F_FUNCTION)
+
+    assert (get_reasoning(driver), driver.text()) == ("hm", "")
+    assert [one.name for one in driver.select(ToolCallEvent)] == ["f"]
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
 
 
 def test_engine_returns_calls_in_the_format_of_the_family(scripted: Drive) -> None:
     script = "<think>hm</think>\n" + CALLS["GLM-4.5"][0].split("</tool_call>")[0] + "</tool_call>"
-    got = run_chat(scripted, script, "x{# </think> tools <arg_key> #}", F_FUNCTION)
-    assert (get_reasoning(got), got.text()) == ("hm", "")
-    assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == JSON
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+    driver = run_chat(scripted, script, "x{# </think> tools <arg_key> #}", F_FUNCTION)
+
+    assert (get_reasoning(driver), driver.text()) == ("hm", "")
+    assert "".join(one.text for one in driver.select(ToolArgumentsEvent)) == JSON
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
 
 
 @pytest.mark.parametrize(
@@ -350,4 +364,5 @@ def test_reasoning_effort_reaches_the_chat_template(
         templating=PromptOptions(arguments=arguments),
     )
     command = build_generate_command(request, 1, 1.0, templates=False)
+
     assert msgspec.json.decode(command.input.template_arguments) == expected

@@ -1,4 +1,4 @@
-"""The pooling configuration from sentence-transformers' files."""
+"""The pooling configuration is read from sentence-transformers' files."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ MASK = torch.tensor([[1, 1, 0], [0, 1, 1]])
     ],
 )
 def test_pooling_modes(how: PoolingMode, first: list[float], second: list[float]) -> None:
-    """The second row begins with what is not to count."""
+    """The second row starts with tokens that are not pooled."""
     assert torch.allclose(pool_states(STATES, MASK, how), torch.tensor([first, second]))
 
 
@@ -82,6 +82,7 @@ def test_pooling_config_is_read_from_the_files(tmp_path: Path) -> None:
         prompts={"query": "search: "},
         default_prompt="query",
     )
+
     write_model_folder(
         tmp_path,
         modules=[make_module("Transformer"), make_module("Normalize")],
@@ -131,6 +132,7 @@ def test_unsupported_modules_are_rejected(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="WeightedLayerPooling"):
         read_pooling_config(tmp_path)
+
     write_model_folder(tmp_path, modules={})
     with pytest.raises(ModelError, match=r"modules\.json can't be read"):
         read_pooling_config(tmp_path)
@@ -184,8 +186,10 @@ def test_dense_layers_and_activations(
     ]
     write_model_folder(tmp_path, modules=steps)
     write_model_folder(tmp_path, **{"2_Dense__config": config, "3_Dense__config": {"bias": False}})
+
     with pytest.raises(ModelError, match="safetensors weights"):
         read_pooling_config(tmp_path)
+
     weights = {"linear.weight": torch.tensor([[1.0, 1.0], [-1.0, 0.0]])}
     save_file(weights, tmp_path / "3_Dense" / "model.safetensors")
     weights["linear.bias"] = torch.tensor([1.0, -1.0])
@@ -202,6 +206,8 @@ def test_unsupported_activation_is_rejected(tmp_path: Path) -> None:
     steps = [make_module("Transformer"), make_module("Dense", "2_Dense")]
     config = {"activation_function": "torch.nn.modules.Mystery"}
     write_model_folder(tmp_path, modules=steps, **{"2_Dense__config": config})
+
     save_file({"linear.weight": torch.zeros(1, 1)}, tmp_path / "2_Dense" / "model.safetensors")
+
     with pytest.raises(ModelError, match="Mystery"):
         read_pooling_config(tmp_path)

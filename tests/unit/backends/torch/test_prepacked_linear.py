@@ -1,4 +1,4 @@
-"""Prepacked linear layers: batch invariance, and the original weights are freed."""
+"""Prepacked linear layers are batch-invariant, and the original weights are freed."""
 
 import gc
 import weakref
@@ -19,7 +19,9 @@ def test_linear_row_is_independent_of_the_batch_size(size: tuple[int, int]) -> N
     torch.manual_seed(5)
     weight, bias, rows = torch.randn(size), torch.randn(size[0]), torch.randn(300, size[1])
     layer = PrepackedLinear(weight, bias)
+
     whole = layer(rows)
+
     assert torch.allclose(whole, rows @ weight.t() + bias, atol=1e-3)
     for count in (1, 2, 3, 7, 16, 17, 33, 64, 100, 256):
         for start in (0, 3, 44):
@@ -38,7 +40,9 @@ def test_prepacking_replaces_all_layers_and_frees_their_weights() -> None:
     old = weakref.ref(first.weight)
     del first
     prepack_linears(model)
+
     gc.collect()
+
     assert old() is None
     assert torch.allclose(model(rows), before, atol=1e-5)
     assert {name for name, _ in model.named_parameters()} == {"1.1.weight", "1.1.bias"}
@@ -48,11 +52,14 @@ def test_unsupported_layers_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -
     narrow = nn.Linear(4, 4, dtype=torch.bfloat16)
     weight, model = narrow.weight.data_ptr(), nn.Sequential(narrow)
     prepack_linears(model)
+
     assert model[0] is narrow
     assert narrow.weight.data_ptr() == weight
+
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
     plain = nn.Sequential(nn.Linear(4, 4))
     prepack_linears(plain)
+
     assert type(plain[0]) is nn.Linear
 
 

@@ -1,4 +1,4 @@
-"""Schemas that refer to themselves cost no more than their size."""
+"""Recursive JSON schemas cost no more than their size."""
 
 from typing import Any
 

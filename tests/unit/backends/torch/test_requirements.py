@@ -1,4 +1,4 @@
-"""The versions of torch and transformers that may be installed are those that are tested."""
+"""The allowed versions of torch and transformers are those that are tested."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reranking with a cross-encoder and with embeddings, compared with transformers."""
+"""Reranking with a cross-encoder and with embeddings equals transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ DOCUMENTS = ("green pear", "red apple", "a longer text on red cars")
 
 
 def make_tokenizer() -> Any:
-    """Marks the texts of a pair by type ids, and closes each with <eos>."""
+    """Make a tokenizer that marks the texts of a pair by type ids and closes each with <eos>."""
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="$A <eos>", pair="$A <eos> $B:1 <eos>:1", special_tokens=[("<eos>", 257)]
@@ -84,7 +84,7 @@ def get_scores(encoder: Any, command: RerankCommand) -> tuple[float, ...]:
 
 
 def compute_reference(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
-    """The sigmoids of the logits that transformers computes for each pair alone."""
+    """Return the sigmoid of transformers' logit for each pair alone."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = make_tokenizer()
     with torch.inference_mode():
@@ -148,6 +148,7 @@ def test_pair_that_is_too_long_is_rejected_or_truncated(folder: Path, cross_enco
 
     cut = get_scores(cross_encoder, RerankCommand(1, ("q",), ("x" * 60,), max_tokens=-1))
     assert cut == pytest.approx(compute_reference(folder, [("q", "x" * 45)]), abs=1e-5)
+
     shorter = get_scores(cross_encoder, RerankCommand(1, ("q",), ("x" * 60,), max_tokens=10))
     assert shorter == pytest.approx(compute_reference(folder, [("q", "x" * 7)]), abs=1e-5)
 
@@ -206,6 +207,7 @@ def test_embedding_model_reranks_by_cosine_similarity() -> None:
     scores = get_scores(encoder, RerankCommand(1, ("red apple",), DOCUMENTS))
 
     assert max(scores) == scores[1] == pytest.approx(1.0, abs=1e-5)
+
     pairs = get_scores(encoder, RerankCommand(1, DOCUMENTS, DOCUMENTS))
     assert pairs == pytest.approx([1.0] * 3, abs=1e-5)
 
@@ -213,6 +215,7 @@ def test_embedding_model_reranks_by_cosine_similarity() -> None:
 def test_prompts_of_queries_and_documents_are_prepended() -> None:
     prompts = {"query": "q: ", "passage": "p: "}
     prompted = get_scores(make_encoder(prompts=prompts), RerankCommand(1, ("a",), ("b",)))
+
     plain = get_scores(make_encoder(), RerankCommand(1, ("q: a",), ("p: b",)))
 
     assert prompted == pytest.approx(plain, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Output in a model's own format, parsed with the tokenizer's response template."""
+"""Output in a model's own format is parsed with the tokenizer's response template."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ ANSWER = "<think> I add. </think>\nLet me  see.\n\n<function=add><a>7</a><b>x</b
 
 
 class TokenizerWithTemplate:
-    """A tokenizer with a template of its own."""
+    """A tokenizer with a response template."""
 
     def __init__(self, template: Any) -> None:
         self.response_template = template
@@ -111,6 +111,7 @@ def test_reasoning_text_and_tool_calls_are_parsed(size: int) -> None:
 def test_list_of_tool_calls_is_parsed() -> None:
     text = 'Yes.[TOOLS][{"name": "add", "arguments": {"a": 1}}, {"name": "f", "arguments": "{}"}]'
     outputs = parse_chunks(LISTED, text, 5)
+
     assert [one.name for one in outputs if isinstance(one, ParsedCallStart)] == ["add", "f"]
     assert [one.text for one in outputs if isinstance(one, ParsedCallArguments)] == [
         '{"a":1}',
@@ -143,13 +144,13 @@ def test_invalid_response_template_is_ignored(caplog: pytest.LogCaptureFixture) 
 
 
 def run_script(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinition) -> Any:
-    got, _ = scripted(ANSWER)
-    got.engine._grammar_manager._response_template = get_response_template(
+    driver, _ = scripted(ANSWER)
+    driver.engine._grammar_manager._response_template = get_response_template(
         TokenizerWithTemplate(TEMPLATE)
     )
     prompt_input = PromptInput(prompts=("x",), functions=functions)
     ending = StopParams(max_tokens=200)
-    return got.run(
+    return driver.run(
         GenerateCommand(
             1, prompt_input, EngineSamplingParams(temperature=0), ending, function_choice=calling
         )
@@ -157,12 +158,12 @@ def run_script(scripted: Drive, calling: FunctionChoice, *functions: FunctionDef
 
 
 def test_engine_parses_the_response_template(scripted: Drive) -> None:
-    got = run_script(scripted, FunctionChoice(("add",)), ADD)
-    assert got.text() == "Let me  see."
-    assert "".join(one.text for one in got.select(ReasoningEvent)) == "I add."
-    assert [one.name for one in got.select(ToolCallEvent)] == ["add"]
-    assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == '{"a":7,"b":"x"}'
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+    driver = run_script(scripted, FunctionChoice(("add",)), ADD)
+    assert driver.text() == "Let me  see."
+    assert "".join(one.text for one in driver.select(ReasoningEvent)) == "I add."
+    assert [one.name for one in driver.select(ToolCallEvent)] == ["add"]
+    assert "".join(one.text for one in driver.select(ToolArgumentsEvent)) == '{"a":7,"b":"x"}'
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
 
 
 @pytest.mark.parametrize(

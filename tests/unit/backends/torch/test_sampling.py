@@ -1,4 +1,4 @@
-"""Sampling, compared with transformers' processors, and the distribution of its random numbers."""
+"""Sampling equals transformers' processors, and its random numbers are well distributed."""
 
 import itertools
 from typing import Any
@@ -49,15 +49,15 @@ def compute_chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-# --- chance -------------------------------------------------------------------------------------
+# --- randomness -----------------------------------------------------------------------------------
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 DRAWS = 100_000
-LIMIT = 21.1  # chi-square, 3 degrees of freedom: passed by chance once in 10,000
+LIMIT = 21.1  # chi-square, 3 degrees of freedom: exceeded by chance once in 10,000
 
 
 def map_to_outcomes(chances: list[float]) -> torch.Tensor:
-    """The outcome of each, of four with these PROBABILITIES."""
+    """Map each draw to one of four outcomes with these PROBABILITIES."""
     return torch.bucketize(torch.tensor(chances, dtype=torch.float64), PROBABILITIES.cumsum(0)[:3])
 
 
@@ -68,7 +68,9 @@ def test_random_numbers_are_uniform(by: str) -> None:
         [draw_uniform(i, 42) for i in many] if by == "seed" else [draw_uniform(42, i) for i in many]
     )
     counts = map_to_outcomes(chances).bincount(minlength=4).float()
+
     assert compute_chi_square(counts, PROBABILITIES * DRAWS) < LIMIT
+
     cells = torch.tensor([int(c * 100) for c in chances]).bincount(minlength=100).float()
     assert compute_chi_square(cells, torch.full((100,), DRAWS / 100)) < 161.3  # 99 degrees, as rare
 
@@ -86,7 +88,9 @@ def test_consecutive_random_numbers_are_independent(other: str) -> None:
     pairs = (first * 4 + map_to_outcomes([after(seed) for seed in range(DRAWS)])).bincount(
         minlength=16
     )
+
     expected = (PROBABILITIES[:, None] * PROBABILITIES[None]).flatten() * DRAWS
+
     assert (
         compute_chi_square(pairs.float(), expected) < 44.3
     )  # 15 degrees of freedom, once in 10,000
@@ -134,13 +138,13 @@ def test_nan_logits_still_give_a_token() -> None:
         assert 0 <= token < V
 
 
-# --- transformers as the oracle -----------------------------------------------------------------
+# --- compared with transformers -------------------------------------------------------------------
 
 
 def compute_reference_distribution(
     rules: SamplingRules, line: torch.Tensor, drawn: SamplingInput | None = None
 ) -> torch.Tensor:
-    """The distribution that a row is drawn from, by transformers' own processors."""
+    """Return the distribution of a row by transformers' processors."""
     past = drawn.history if drawn is not None else TokenHistory([1], [])
     parts: list[Any] = []
     if rules.bias:
@@ -230,7 +234,9 @@ def test_mixed_batch_matches_transformers(rows: list[SamplingInput], seed: int) 
         for row, line in zip(rows, lines, strict=True)
     ]
     mine = lines.clone()
+
     sample_tokens(mine, rows)
+
     for row, line, wanted in zip(rows, mine, expected, strict=True):
         if not row.rules.is_greedy:
             assert torch.allclose(line.softmax(-1), wanted, atol=1e-5), row
@@ -241,7 +247,9 @@ def test_sampled_row_is_independent_of_the_batch() -> None:
     rows = [make_input(rule, seed=i, output=range(i)) for i, rule in enumerate(rules)]
     lines = make_logits(len(rows))
     together = sample_tokens(lines.clone(), rows)
+
     alone = [sample_tokens(lines[i : i + 1].clone(), [row])[0] for i, row in enumerate(rows)]
+
     assert together == alone
 
 
@@ -251,7 +259,9 @@ def test_repetition_penalty_includes_the_prompt() -> None:
     apply_penalties(
         mine, make_input(SamplingRules(repetition_penalty=1.7), output=output, prompt=prompt)
     )
+
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), line[None])
+
     assert torch.allclose(mine, expected[0])
 
 
@@ -261,15 +271,18 @@ def test_presence_and_frequency_penalty_ignore_the_prompt() -> None:
     apply_penalties(mine, make_input(rules, output=[5, 5, 6], prompt=[7]))
     change = torch.zeros(V)
     change[5], change[6] = 1.0, 0.75
+
     assert torch.allclose(line - mine, change, atol=1e-6)
 
 
 def test_logit_bias_matches_transformers() -> None:
     line, mine = make_logits()[0], make_logits()[0]
     apply_penalties(mine, make_input(SamplingRules(bias={3: 2.5, 9: -1.0})))
+
     expected = SequenceBiasLogitsProcessor([[[3], 2.5], [[9], -1.0]])(
         torch.tensor([[1]]), line[None]
     )
+
     assert torch.allclose(mine, expected[0])
 
 
@@ -283,9 +296,11 @@ def test_bad_words_match_transformers(prompt: list[int], output: list[int]) -> N
     apply_penalties(
         mine, make_input(SamplingRules(bad_sequences=bad), output=output, prompt=prompt)
     )
+
     expected = NoBadWordsLogitsProcessor([list(ids) for ids in bad])(
         torch.tensor([prompt + output]), line[None]
     )
+
     assert torch.equal(mine.isinf(), expected[0].isinf())
 
 
@@ -297,6 +312,7 @@ def test_allowed_and_forbidden_tokens_are_masked() -> None:
             SamplingRules(allowed_tokens=(1, 2, 3)), 0, TokenHistory([1], [], forbidden=(2,))
         ),
     )
+
     assert mine.isfinite().nonzero().flatten().tolist() == [1, 3]
 
 
@@ -310,6 +326,7 @@ def test_forbidden_token_is_allowed_if_no_other_is_left() -> None:
             TokenHistory([1], [], forbidden=(5,)),
         ),
     )
+
     assert mine.isfinite().nonzero().flatten().tolist() == [5]
 
 
@@ -328,6 +345,7 @@ def test_greedy_picks_the_most_likely_token() -> None:
 def test_logprobs_contain_the_token_and_top_alternatives() -> None:
     log_probs = make_logits(2).log_softmax(-1)
     one, two = get_logprobs(log_probs, [5, 6], [2, -1])
+
     assert one.logprob == float(log_probs[0, 5])
     assert [i for i, _ in one.top] == log_probs[0].topk(2).indices.tolist()
     assert len(two.top) == V

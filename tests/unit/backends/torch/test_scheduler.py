@@ -1,4 +1,4 @@
-"""Scheduling order, preemption, and failures of a forward pass."""
+"""Scheduling order, preemption, and failed forward passes."""
 
 import threading
 from collections.abc import Callable
@@ -47,18 +47,19 @@ def pop_all(line: FairQueue) -> list[int]:
 
 
 def get_start_order(driven: EngineDriver) -> list[int]:
-    """The jobs in the order of their first pieces."""
+    """Return the jobs in the order of their first pieces."""
     pieces = (one for one in driven.events if isinstance(one, TextEvent))
     return list(dict.fromkeys(piece.request_id for piece in pieces))
 
 
-# --- the line -----------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def test_queue_is_ordered_by_priority_then_arrival() -> None:
     line = FairQueue()
     for job, priority in ((1, 128), (2, 5), (3, 128), (4, 5)):
         add_request(line, job, priority=priority)
+
     assert pop_all(line) == [2, 4, 1, 3]
     assert line.head() is None
 
@@ -69,15 +70,19 @@ def test_tenants_share_the_queue_by_tokens() -> None:
         add_request(line, job, TURN_TOKENS, tenant="greedy")
     add_request(line, 11, TURN_TOKENS, tenant="modest")
     add_request(line, 12, TURN_TOKENS // 2, tenant="small")
+
     add_request(line, 13, TURN_TOKENS // 2, tenant="small")
+
     assert pop_all(line) == [1, 11, 12, 13, 2, 3, 4, 5, 6]
 
 
 def test_long_prompt_waits_for_its_share_of_tokens() -> None:
     line = FairQueue()
     add_request(line, 1, 10 * TURN_TOKENS, tenant="long")
+
     for job in range(2, 22):
         add_request(line, job, TURN_TOKENS, tenant="short")
+
     assert pop_all(line).index(1) in range(8, 11)
 
 
@@ -86,16 +91,20 @@ def test_cancelled_request_does_not_block_the_queue() -> None:
     jobs = [add_request(line, job, tenant=str(job % 2)) for job in range(1, 6)]
     line.remove(jobs[0])
     line.remove(jobs[1])
+
     line.remove(EngineRequest(make_command(9, priority=3), SamplingRules(), 0, 0.0))
+
     assert len(line) == 3
     assert sorted(pop_all(line)) == [3, 4, 5]
 
 
 def test_busy_tenant_does_not_delay_another_tenant(scripted: RunScript) -> None:
-    got, _ = scripted("abc", SchedulerConfig(max_sequences=1))
+    driver, _ = scripted("abc", SchedulerConfig(max_sequences=1))
     crowd = [make_command(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
-    got.run(*crowd, make_command(20, tenant="other", max_tokens=2))
-    assert get_start_order(got).index(20) <= 2
+
+    driver.run(*crowd, make_command(20, tenant="other", max_tokens=2))
+
+    assert get_start_order(driver).index(20) <= 2
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -104,12 +113,14 @@ def test_busy_tenant_does_not_delay_another_tenant(scripted: RunScript) -> None:
 def test_preemption_on_full_memory_does_not_change_the_output(driven: Drive) -> None:
     specs = [make_command(job, chr(96 + job) * 30, max_tokens=90) for job in range(1, 5)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
-    got = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
-    assert [got.ids(spec.request_id) for spec in specs] == alone
-    assert got.engine.stats.preemptions > 0
-    assert got.engine.block_pool.used_blocks == 0
-    # The last to come gives way: nobody overtakes.
-    assert [one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)] == [
+
+    driver = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
+
+    assert [driver.ids(spec.request_id) for spec in specs] == alone
+    assert driver.engine.stats.preemptions > 0
+    assert driver.engine.block_pool.used_blocks == 0
+    # The last request is preempted: no request overtakes another.
+    assert [one.request_id for one in driver.events if isinstance(one, RequestFinishedEvent)] == [
         1,
         2,
         3,
@@ -119,18 +130,24 @@ def test_preemption_on_full_memory_does_not_change_the_output(driven: Drive) -> 
 
 def test_lower_priority_sequence_is_preempted_first(driven: Drive) -> None:
     early = [make_command(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
-    got = driven(SchedulerConfig(cache_bytes=0)).run(*early, steps=20)
-    got.run(make_command(3, "c" * 30, max_tokens=90, priority=1))
-    assert next(one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)) != 2
-    assert got.engine.stats.preemptions > 0
+    driver = driven(SchedulerConfig(cache_bytes=0)).run(*early, steps=20)
+
+    driver.run(make_command(3, "c" * 30, max_tokens=90, priority=1))
+
+    assert (
+        next(one.request_id for one in driver.events if isinstance(one, RequestFinishedEvent)) != 2
+    )
+    assert driver.engine.stats.preemptions > 0
 
 
 def test_sequence_without_memory_preempts_itself(driven: Drive) -> None:
     specs = [make_command(1, "a" * 30, max_tokens=60), make_command(2, "b" * 60, max_tokens=60)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
-    got = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
-    assert [got.ids(spec.request_id) for spec in specs] == alone
-    assert got.engine.stats.preemptions == 1
+
+    driver = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
+
+    assert [driver.ids(spec.request_id) for spec in specs] == alone
+    assert driver.engine.stats.preemptions == 1
 
 
 def test_higher_priority_request_preempts_slots_and_memory(driven: Drive) -> None:
@@ -142,17 +159,19 @@ def test_higher_priority_request_preempts_slots_and_memory(driven: Drive) -> Non
         SchedulerConfig(cache_bytes=11 * 32 * 512, max_chunk_tokens=32),
         SchedulerConfig(max_sequences=4),
     ):
-        got = driven(limits).run(low, steps=1)
-        got.run(high)
-        assert [got.ids(1, choice) for choice in range(4)] == [
+        driver = driven(limits).run(low, steps=1)
+        driver.run(high)
+        assert [driver.ids(1, choice) for choice in range(4)] == [
             alone[0].ids(1, choice) for choice in range(4)
         ]
-        assert got.ids(2) == alone[1].ids(2)
-        assert [one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)] == [
+        assert driver.ids(2) == alone[1].ids(2)
+        assert [
+            one.request_id for one in driver.events if isinstance(one, RequestFinishedEvent)
+        ] == [
             2,
             1,
         ]
-        assert got.engine.stats.preemptions > 0
+        assert driver.engine.stats.preemptions > 0
 
 
 def test_request_in_prefill_is_preempted_by_earlier_requests(driven: Drive) -> None:
@@ -162,12 +181,14 @@ def test_request_in_prefill_is_preempted_by_earlier_requests(driven: Drive) -> N
         make_command(3, "b" * 20, max_tokens=8),
     ]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
-    got = driven(SchedulerConfig(cache_bytes=10 * 32 * 512, max_chunk_tokens=32)).run(
+    driver = driven(SchedulerConfig(cache_bytes=10 * 32 * 512, max_chunk_tokens=32)).run(
         specs[0], steps=1
     )
-    got.run(*specs[1:])
-    assert [got.ids(spec.request_id) for spec in specs] == alone
-    assert got.engine.stats.preemptions > 0
+
+    driver.run(*specs[1:])
+
+    assert [driver.ids(spec.request_id) for spec in specs] == alone
+    assert driver.engine.stats.preemptions > 0
 
 
 def test_too_many_choices_are_rejected(driven: Drive) -> None:
@@ -178,73 +199,84 @@ def test_too_many_choices_are_rejected(driven: Drive) -> None:
 
 
 def test_choices_wait_for_credit(scripted: RunScript) -> None:
-    got, _ = scripted("a" * 20, SchedulerConfig(max_sequences=1))
-    got.run(make_command(1, n=2, best_of=2, initial_credit=8, max_tokens=8))
-    assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
-    got.run(make_command(2, max_tokens=3))
-    assert got.text(2) == "aaa"
-    got.engine.credit(1, 8)
-    got.run()
-    assert got.text(1, 1) == "a" * 8
+    driver, _ = scripted("a" * 20, SchedulerConfig(max_sequences=1))
+    driver.run(make_command(1, n=2, best_of=2, initial_credit=8, max_tokens=8))
+    assert (driver.text(1, 0), driver.text(1, 1)) == ("a" * 8, "")
+
+    driver.run(make_command(2, max_tokens=3))
+    assert driver.text(2) == "aaa"
+
+    driver.engine.credit(1, 8)
+    driver.run()
+    assert driver.text(1, 1) == "a" * 8
 
 
 def test_sequence_without_credit_is_preempted_by_waiting_requests(scripted: RunScript) -> None:
-    got, _ = scripted("a" * 100, SchedulerConfig(max_sequences=1))
-    got.run(make_command(1, initial_credit=10, max_tokens=60))
-    assert len(got.ids(1)) == 10
-    got.run(make_command(2))
-    assert len(got.ids(2)) == 24
-    got.engine.credit(1, 100)
-    got.run()
-    assert got.text(1) == "a" * 60
+    driver, _ = scripted("a" * 100, SchedulerConfig(max_sequences=1))
+    driver.run(make_command(1, initial_credit=10, max_tokens=60))
+    assert len(driver.ids(1)) == 10
+
+    driver.run(make_command(2))
+    assert len(driver.ids(2)) == 24
+
+    driver.engine.credit(1, 100)
+    driver.run()
+    assert driver.text(1) == "a" * 60
 
 
 def test_choices_share_the_blocks_of_their_prompt(driven: Drive) -> None:
     spec = make_command(1, "p" * 70, n=8, best_of=8, max_tokens=10)
-    got = driven(SchedulerConfig(cache_bytes=14 * 32 * 512)).run(spec, steps=3)
-    assert got.engine.active_count == 8
-    # Two whole blocks for all of them, and one each of their own; there is no room to move.
-    assert 2 + 8 <= got.engine.block_pool.used_blocks <= 2 + 8 + 2
-    got.run()
-    assert got.engine.block_pool.used_blocks == 0
+    driver = driven(SchedulerConfig(cache_bytes=14 * 32 * 512)).run(spec, steps=3)
+    assert driver.engine.active_count == 8
+    # They share two full blocks and have one each; no block is free.
+    assert 2 + 8 <= driver.engine.block_pool.used_blocks <= 2 + 8 + 2
+
+    driver.run()
+    assert driver.engine.block_pool.used_blocks == 0
+
     wide = driven().run(spec)
     assert [wide.ids(1, choice) for choice in range(8)] == [
-        got.ids(1, choice) for choice in range(8)
+        driver.ids(1, choice) for choice in range(8)
     ]
 
 
 def test_cached_prefix_is_not_recomputed(driven: Drive) -> None:
-    got = driven().run(make_command(1, "s" * 80 + "one"))
-    assert got.finished(1).cached_tokens == 0
-    got.run(make_command(2, "s" * 80 + "two"))
-    assert got.finished(2).cached_tokens == 64
-    assert got.ids(2) == driven().run(make_command(2, "s" * 80 + "two")).ids(2)
-    figures = got.engine.stats
+    driver = driven().run(make_command(1, "s" * 80 + "one"))
+    assert driver.finished(1).cached_tokens == 0
+
+    driver.run(make_command(2, "s" * 80 + "two"))
+    assert driver.finished(2).cached_tokens == 64
+    assert driver.ids(2) == driven().run(make_command(2, "s" * 80 + "two")).ids(2)
+
+    figures = driver.engine.stats
     assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (
         83 + 19,
         64,
         48,
     )
+
     scored = make_command(3, "s" * 80, logprobs=0, prompt_logprobs=0, echo=True)
-    got.run(scored)
-    assert got.finished(3).cached_tokens == 0
-    assert len(got.echo(3).tokens) == 80
+    driver.run(scored)
+    assert driver.finished(3).cached_tokens == 0
+    assert len(driver.echo(3).tokens) == 80
 
 
 def test_prefix_cache_is_separate_for_each_tenant(driven: Drive) -> None:
     prompt = "s" * 80
-    got = driven().run(make_command(1, prompt, tenant="a"))
-    got.run(make_command(2, prompt, tenant="b"), make_command(3, prompt))
-    got.run(make_command(4, prompt, tenant="a"))
-    assert [got.finished(job).cached_tokens for job in (1, 2, 3, 4)] == [0, 0, 0, 64]
+    driver = driven().run(make_command(1, prompt, tenant="a"))
+    driver.run(make_command(2, prompt, tenant="b"), make_command(3, prompt))
+
+    driver.run(make_command(4, prompt, tenant="a"))
+
+    assert [driver.finished(job).cached_tokens for job in (1, 2, 3, 4)] == [0, 0, 0, 64]
 
 
 def test_prefix_cache_can_be_shared_between_tenants(driven: Drive) -> None:
-    got = driven(SchedulerConfig(share_prefix_cache=True)).run(
+    driver = driven(SchedulerConfig(share_prefix_cache=True)).run(
         make_command(1, "s" * 80, tenant="a")
     )
-    got.run(make_command(2, "s" * 80, tenant="b"))
-    assert got.finished(2).cached_tokens == 64
+    driver.run(make_command(2, "s" * 80, tenant="b"))
+    assert driver.finished(2).cached_tokens == 64
 
 
 # --- fairness between tenants -------------------------------------------------------------------
@@ -255,44 +287,65 @@ def test_many_choices_do_not_delay_another_tenant(driven: Drive) -> None:
     many = make_command(1, "a" * 30, max_tokens=40, tenant="many", **choices)
     one = make_command(2, "b" * 30, max_tokens=1, tenant="one")
     alone = driven().run(many)
-    got = driven(SchedulerConfig(max_sequences=4)).run(many, steps=20)
-    got.run(one, steps=8)
-    assert got.finished(2).completion_tokens == 1
-    got.run()
-    assert [got.ids(1, choice) for choice in range(32)] == [
+    driver = driven(SchedulerConfig(max_sequences=4)).run(many, steps=20)
+    driver.run(one, steps=8)
+
+    assert driver.finished(2).completion_tokens == 1
+
+    driver.run()
+    assert [driver.ids(1, choice) for choice in range(32)] == [
         alone.ids(1, choice) for choice in range(32)
     ]
-    assert got.engine.stats.preemptions == 1
+    assert driver.engine.stats.preemptions == 1
+
+
+def test_first_token_of_each_new_tenant_waits_for_no_other_request(driven: Drive) -> None:
+    many = make_command(
+        1, "a" * 30, max_tokens=100, tenant="many", n=32, best_of=32, initial_credit=4000
+    )
+    driver = driven(SchedulerConfig(max_sequences=8)).run(many, steps=20)
+
+    for job in range(2, 6):
+        driver.run(make_command(job, "b", max_tokens=1, tenant=f"tenant {job}"), steps=3)
+        assert driver.finished(job).completion_tokens == 1
 
 
 def test_only_a_tenant_without_slots_preempts_another_tenant(driven: Drive) -> None:
-    got = driven(SchedulerConfig(max_sequences=2))
-    got.run(
+    driver = driven(SchedulerConfig(max_sequences=2))
+    driver.run(
         make_command(1, tenant="a", max_tokens=30),
         make_command(2, tenant="b", max_tokens=30),
         steps=3,
     )
-    got.run(make_command(3, tenant="a", max_tokens=30), make_command(4, tenant="c", max_tokens=30))
-    assert got.engine.stats.preemptions == 0
-    assert get_start_order(got)[:2] == [1, 2]
+
+    driver.run(
+        make_command(3, tenant="a", max_tokens=30), make_command(4, tenant="c", max_tokens=30)
+    )
+
+    assert driver.engine.stats.preemptions == 0
+    assert get_start_order(driver)[:2] == [1, 2]
 
 
 def test_continuously_sending_tenant_does_not_starve_another(driven: Drive) -> None:
-    got = driven(SchedulerConfig(max_sequences=2))
-    got.run(make_command(1, "a" * 30, n=2, best_of=2, max_tokens=60, tenant="a"), steps=2)
+    driver = driven(SchedulerConfig(max_sequences=2))
+    driver.run(make_command(1, "a" * 30, n=2, best_of=2, max_tokens=60, tenant="a"), steps=2)
     job = 2
-    while not got.select(RequestFinishedEvent, 1):
-        got.run(make_command(job, max_tokens=1, tenant="b"), steps=2)
+
+    while not driver.select(RequestFinishedEvent, 1):
+        driver.run(make_command(job, max_tokens=1, tenant="b"), steps=2)
         job += 1
         assert job < 500
-    assert got.finished(1).completion_tokens == 120
+
+    assert driver.finished(1).completion_tokens == 120
 
 
 def test_requests_without_a_tenant_do_not_preempt_each_other(driven: Drive) -> None:
-    got = driven(SchedulerConfig(max_sequences=2))
-    got.run(make_command(1, n=4, best_of=4, max_tokens=20), steps=3)
-    got.run(make_command(2, max_tokens=1))
-    assert got.engine.stats.preemptions == 0
+    driver = driven(SchedulerConfig(max_sequences=2))
+    driver.run(make_command(1, n=4, best_of=4, max_tokens=20), steps=3)
+
+    driver.run(make_command(2, max_tokens=1))
+
+    assert driver.engine.stats.preemptions == 0
 
 
 # --- long inputs --------------------------------------------------------------------------------
@@ -301,62 +354,70 @@ def test_requests_without_a_tenant_do_not_preempt_each_other(driven: Drive) -> N
 def test_long_input_is_tokenized_while_other_requests_run(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = driven().run(make_command(1, max_tokens=24), steps=2)
+    driver = driven().run(make_command(1, max_tokens=24), steps=2)
     may_tokenize = threading.Event()
-    tokenize = got.engine._input_processor.tokenize_prompts
+    tokenize = driver.engine._input_processor.tokenize_prompts
 
     def wait_and_tokenize(*arguments: Any) -> Any:
         assert may_tokenize.wait(30)
         return tokenize(*arguments)
 
-    monkeypatch.setattr(got.engine._input_processor, "tokenize_prompts", wait_and_tokenize)
+    monkeypatch.setattr(driver.engine._input_processor, "tokenize_prompts", wait_and_tokenize)
     long = make_command(2, max_tokens=2)
     cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
-    got.engine.submit(msgspec.structs.replace(long, input=cut))
-    while not got.select(RequestFinishedEvent, 1):
-        got.engine.step()
-    assert (got.engine.waiting_count, got.select(RequestFinishedEvent, 2)) == (1, [])
+    driver.engine.submit(msgspec.structs.replace(long, input=cut))
+    while not driver.select(RequestFinishedEvent, 1):
+        driver.engine.step()
+
+    assert (driver.engine.waiting_count, driver.select(RequestFinishedEvent, 2)) == (1, [])
+
     may_tokenize.set()
-    got.run()
-    assert got.finished(2).prompt_tokens == 8
+    driver.run()
+    assert driver.finished(2).prompt_tokens == 8
 
 
 def test_long_input_can_be_cancelled_during_tokenization(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got, tokenized = driven(), threading.Event()
+    driver, tokenized = driven(), threading.Event()
     monkeypatch.setattr(
-        got.engine._input_processor,
+        driver.engine._input_processor,
         "tokenize_prompts",
         lambda *_: [[7]] if tokenized.wait(30) else [],
     )
     long = make_command(1)
     cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
-    got.engine.submit(msgspec.structs.replace(long, input=cut))
-    got.engine.cancel(1)
+    driver.engine.submit(msgspec.structs.replace(long, input=cut))
+    driver.engine.cancel(1)
     tokenized.set()
-    got.run()
-    assert got.events == []
-    assert got.engine.waiting_count == 0
+
+    driver.run()
+
+    assert driver.events == []
+    assert driver.engine.waiting_count == 0
 
 
 def test_oversized_input_is_rejected_without_tokenization(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = driven()
-    monkeypatch.setattr(got.engine._input_processor, "_tokenizer", None)
-    got.run(make_command(1, "y" * 4_000_000))
-    failed = got.failed(1)
+    driver = driven()
+    monkeypatch.setattr(driver.engine._input_processor, "_tokenizer", None)
+    driver.run(make_command(1, "y" * 4_000_000))
+    failed = driver.failed(1)
+
     assert (failed.kind, failed.param, failed.limit) == ("too_long", "prompt", 128)
+
     turns = PromptInput(turns=(ChatTurn("user", "y" * 4_000_000),))
-    got.run(msgspec.structs.replace(make_command(2), input=turns))
-    assert (got.failed(2).kind, got.failed(2).param) == ("too_long", "messages")
+    driver.run(msgspec.structs.replace(make_command(2), input=turns))
+    assert (driver.failed(2).kind, driver.failed(2).param) == ("too_long", "messages")
+
     ids = PromptInput(prompts=((7,) * 200,))
-    got.run(msgspec.structs.replace(make_command(3), input=ids))
-    assert (got.failed(3).kind, got.failed(3).tokens) == ("too_long", 200)
+    driver.run(msgspec.structs.replace(make_command(3), input=ids))
+    assert (driver.failed(3).kind, driver.failed(3).tokens) == ("too_long", 200)
+
     for number, prompt in ((4, PromptInput(prompts=("y" * 4_000_000,))), (5, turns)):
-        got.engine.tokenize(TokenizeCommand(number, prompt))
-        assert (got.failed(number).kind, got.failed(number).limit) == ("too_long", 128)
+        driver.engine.tokenize(TokenizeCommand(number, prompt))
+        assert (driver.failed(number).kind, driver.failed(number).limit) == ("too_long", 128)
 
 
 @pytest.mark.parametrize(
@@ -372,45 +433,52 @@ def test_oversized_input_is_rejected_without_tokenization(
 def test_oversized_parameter_list_is_rejected_without_tokenization(
     driven: Drive, monkeypatch: pytest.MonkeyPatch, section: str, field: str, values: Any
 ) -> None:
-    got = driven()
-    monkeypatch.setattr(got.engine._input_processor, "_tokenizer", None)
+    driver = driven()
+    monkeypatch.setattr(driver.engine._input_processor, "_tokenizer", None)
     spec = make_command(1)
     part = msgspec.structs.replace(getattr(spec, section), **{field: values})
-    got.run(msgspec.structs.replace(spec, **{section: part}))
-    assert (got.failed(1).kind, got.failed(1).param) == ("invalid", field)
+
+    driver.run(msgspec.structs.replace(spec, **{section: part}))
+
+    assert (driver.failed(1).kind, driver.failed(1).param) == ("invalid", field)
 
 
 def test_cancelled_request_frees_its_blocks(driven: Drive) -> None:
-    got = driven(SchedulerConfig(max_sequences=2, max_chunk_tokens=32))
-    got.run(make_command(1, "p" * 100, n=4, best_of=4), make_command(2, "q" * 100), steps=2)
-    assert got.engine.block_pool.used_blocks > 0
-    got.engine.cancel(1)
-    got.engine.cancel(2)
-    assert got.engine.block_pool.used_blocks == 0
-    assert (got.engine.active_count, got.engine.waiting_count) == (0, 0)
+    driver = driven(SchedulerConfig(max_sequences=2, max_chunk_tokens=32))
+    driver.run(make_command(1, "p" * 100, n=4, best_of=4), make_command(2, "q" * 100), steps=2)
+    assert driver.engine.block_pool.used_blocks > 0
+
+    driver.engine.cancel(1)
+    driver.engine.cancel(2)
+    assert driver.engine.block_pool.used_blocks == 0
+    assert (driver.engine.active_count, driver.engine.waiting_count) == (0, 0)
 
 
-# --- failure ------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def test_prompt_that_exceeds_memory_fails_alone(scripted: RunScript) -> None:
-    got, forward = scripted("abcdef")
-    got.run(make_command(1, max_tokens=6), steps=2)
+    driver, forward = scripted("abcdef")
+    driver.run(make_command(1, max_tokens=6), steps=2)
     forward.max_tokens = 40
-    got.run(make_command(2, "y" * 100), make_command(3, max_tokens=6))
-    assert got.failed(2).kind == "failed"
-    assert got.text(1) == "abcdef"
-    assert got.finished(3).completion_tokens == 6
-    assert got.engine.block_pool.used_blocks == 0
+
+    driver.run(make_command(2, "y" * 100), make_command(3, max_tokens=6))
+
+    assert driver.failed(2).kind == "failed"
+    assert driver.text(1) == "abcdef"
+    assert driver.finished(3).completion_tokens == 6
+    assert driver.engine.block_pool.used_blocks == 0
 
 
 def test_failed_batch_drops_the_newest_sequence(scripted: RunScript) -> None:
-    got, forward = scripted("abcdef")
-    got.run(*(make_command(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
+    driver, forward = scripted("abcdef")
+    driver.run(*(make_command(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
     forward.max_tokens = 2
-    got.run()
-    assert [one.request_id for one in got.events if isinstance(one, RequestFailedEvent)] == [3]
-    assert (got.text(1), got.text(2)) == ("abcdef", "abcdef")
+
+    driver.run()
+
+    assert [one.request_id for one in driver.events if isinstance(one, RequestFailedEvent)] == [3]
+    assert (driver.text(1), driver.text(2)) == ("abcdef", "abcdef")
 
 
 def test_sampling_error_fails_only_its_request(
@@ -420,7 +488,7 @@ def test_sampling_error_fails_only_its_request(
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
 
     def failing(logits: Any, rows: Any) -> list[int]:
-        logits.zero_()  # it fails on the way, with its work half done
+        logits.zero_()  # fails halfway through the pass
         if any(
             drawn.history.prompt == [ord("b")] and len(drawn.history.output) == 4 for drawn in rows
         ):
@@ -433,10 +501,11 @@ def test_sampling_error_fails_only_its_request(
         return sample_tokens(original, rows)
 
     monkeypatch.setattr("backends.torch.token_selection.sample_tokens", injected)
-    got = driven().run(*specs)
-    assert got.failed(2).message == "the local model failed: MemoryError"
-    assert (got.ids(1), got.ids(3)) == (alone[0], alone[2])
-    assert got.engine.block_pool.used_blocks == 0
+    driver = driven().run(*specs)
+
+    assert driver.failed(2).message == "the local model failed: MemoryError"
+    assert (driver.ids(1), driver.ids(3)) == (alone[0], alone[2])
+    assert driver.engine.block_pool.used_blocks == 0
 
 
 def test_insufficient_kv_cache_memory_is_reported_at_start(scripted: RunScript) -> None:
@@ -445,10 +514,11 @@ def test_insufficient_kv_cache_memory_is_reported_at_start(scripted: RunScript) 
 
 
 def test_step_stats_are_counted(scripted: RunScript) -> None:
-    got, _ = scripted("abc")
-    got.run(make_command(1), msgspec.structs.replace(make_command(2), initial_credit=5), steps=3)
-    figures = got.engine.stats
-    assert got.engine.cache_bytes == 0
+    driver, _ = scripted("abc")
+    driver.run(make_command(1), msgspec.structs.replace(make_command(2), initial_credit=5), steps=3)
+    figures = driver.engine.stats
+
+    assert driver.engine.cache_bytes == 0
     assert (
         figures.steps,
         figures.batched_sequences,

@@ -1,4 +1,4 @@
-"""Tool calls: optional, required, streamed, and without their markers in the text."""
+"""Tool calls: optional, required and streamed, without their marks in the text."""
 
 import random
 import re
@@ -19,7 +19,7 @@ from backends.torch.ipc import (
     FunctionChoice,
     FunctionDefinition,
     GenerateCommand,
-    OutputFormat,
+    OutputRule,
     PromptInput,
     StopParams,
     TextEvent,
@@ -32,12 +32,13 @@ from backends.torch.parsed_output import (
     ParsedCallStart,
     ParsedOutput,
 )
-from backends.torch.template_features import inspect_template
+from backends.torch.template_features import TemplateFeatures, inspect_template
+from backends.torch.tool_calls import build_function_schema
 from tests.support.tiny_model import TEMPLATE, byte_tokenizer
 
 Drive = Callable[..., Any]
 ENFORCED = [one for one in CALL_FORMATS if one.constrains_free_choice]
-"""The formats that a grammar enforces, whatever the request says."""
+"""Formats that a grammar always enforces."""
 
 WEATHER = {
     "type": "object",
@@ -66,7 +67,7 @@ SPECIAL = {family: family.trigger if family.trigger.startswith("[") else "" for 
 
 
 def make_template(family: CallFormat) -> str:
-    """A chat template that takes tools, and writes calls as its family does."""
+    """Make a chat template that renders tools, and calls in its family's format."""
     prefix, head, separator, suffix = (
         "{{ " + msgspec.json.encode(text).decode() + " }}"
         for text in (
@@ -85,7 +86,12 @@ def make_template(family: CallFormat) -> str:
 
 
 def detect(template: str) -> CallFormat | None:
-    """The format that a template is found to have."""
+    """Return the format detected in a template."""
+    return inspect(template).call_format
+
+
+def inspect(template: str) -> TemplateFeatures:
+    """Return what a template is found to support."""
 
     def render(messages: Any, tools: Any, **variables: Any) -> str:
         arguments = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
@@ -95,7 +101,29 @@ def detect(template: str) -> CallFormat | None:
         )
         return text
 
-    return inspect_template(template, render).call_format
+    return inspect_template(template, render)
+
+
+@pytest.mark.parametrize(
+    ("shown", "needed"),
+    [
+        ('{{ "// " + t.function.description }}', True),  # as gpt-oss's template has it
+        ('{{ t.function["description"] + "" }}', True),
+        ("{{ t.function | tojson }}", False),
+        ("{{ t.function.description }}", False),
+    ],
+)
+def test_template_that_fails_without_a_description_gets_an_empty_one(
+    shown: str, needed: bool
+) -> None:
+    template = "{% for t in tools %}{{ t.function.name }}" + shown + "{% endfor %}"
+    assert inspect(template).needs_descriptions is needed
+
+
+def test_missing_description_is_left_out_or_empty() -> None:
+    function = FunctionDefinition("f")
+    assert "description" not in build_function_schema(function)
+    assert build_function_schema(function, needs_description=True)["description"] == ""
 
 
 def make_command(
@@ -110,73 +138,78 @@ def make_command(
     )
 
 
-def collect_calls(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
-    """The names and arguments of the calls, of which each began once, in order."""
-    begun = [one for one in got.select(ToolCallEvent) if one.choice == choice]
+def collect_calls(driver: Any, choice: int = 0) -> list[tuple[str, Any]]:
+    """Return names and arguments of the calls; each starts once, and in order."""
+    begun = [one for one in driver.select(ToolCallEvent) if one.choice == choice]
     assert [one.call for one in begun] == list(range(len(begun)))
     assert all(re.fullmatch("call_[0-9a-f]{24}", one.id) for one in begun)
-    pieces = [one for one in got.select(ToolArgumentsEvent) if one.choice == choice]
+    pieces = [one for one in driver.select(ToolArgumentsEvent) if one.choice == choice]
     texts = ["".join(one.text for one in pieces if one.call == i) for i in range(len(begun))]
     calls = [(one.name, msgspec.json.decode(text)) for one, text in zip(begun, texts, strict=True)]
     assert all(jsonschema_rs.is_valid(SCHEMAS[name], value) for name, value in calls)
     return calls
 
 
-# --- held to ------------------------------------------------------------------------------------
+# --- required calls -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ENFORCED, ids=lambda family: family.template_sign)
 def test_required_tool_call_is_valid_for_any_model(noisy: Drive, family: CallFormat) -> None:
     several = 0
     for seed in range(8):
-        got = noisy(special=SPECIAL[family], template=make_template(family))
-        got.run(make_command(FunctionChoice(BOTH, required=True), seed=seed))
-        calls = collect_calls(got)
+        driver = noisy(special=SPECIAL[family], template=make_template(family))
+        driver.run(make_command(FunctionChoice(BOTH, required=True), seed=seed))
+        calls = collect_calls(driver)
         several = max(several, len(calls))
-        assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
-        assert got.text() == ""
-        assert got.finished().completion_tokens > len(calls) * 20
+        assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+        assert driver.text() == ""
+        assert driver.finished().completion_tokens > len(calls) * 20
+
     assert 1 < several <= 16
 
 
 @pytest.mark.parametrize("family", ENFORCED, ids=lambda family: family.template_sign)
 def test_named_function_is_called_once(noisy: Drive, family: CallFormat) -> None:
     for name in BOTH:
-        got = noisy(special=SPECIAL[family], template=make_template(family))
-        got.run(make_command(FunctionChoice((name,), required=True, parallel=False)))
-        assert [call[0] for call in collect_calls(got)] == [name]
-        assert got.ended()[0].reason == "tool_calls"
+        driver = noisy(special=SPECIAL[family], template=make_template(family))
+        driver.run(make_command(FunctionChoice((name,), required=True, parallel=False)))
+        assert [call[0] for call in collect_calls(driver)] == [name]
+        assert driver.ended()[0].reason == "tool_calls"
 
 
 def test_tool_call_arguments_are_streamed(noisy: Drive) -> None:
-    got = noisy().run(make_command(FunctionChoice(("weather",), required=True, parallel=False)))
-    assert len(got.select(ToolArgumentsEvent)) > 30
-    assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city": "')
+    driver = noisy().run(make_command(FunctionChoice(("weather",), required=True, parallel=False)))
+    assert len(driver.select(ToolArgumentsEvent)) > 30
+    assert "".join(one.text for one in driver.select(ToolArgumentsEvent)).startswith('{"city": "')
 
 
 def test_held_back_tool_call_tokens_use_no_credit(noisy: Drive) -> None:
-    """Sixteen choices start tool calls, and all output is withheld: the client gives no credit."""
+    """Sixteen choices start tool calls whose output is withheld, without any credit."""
     choice = FunctionChoice(("weather",), required=True, parallel=False)
     spec = make_command(choice, n=16, best_of=16, initial_credit=20)
-    got = noisy().run(spec)
-    assert sum(one.token_count for one in got.select(ToolCallEvent)) > 200
-    got.engine.credit(1, 10_000)
-    assert len(got.run().ended()) == 16
+    driver = noisy().run(spec)
+
+    assert sum(one.token_count for one in driver.select(ToolCallEvent)) > 200
+
+    driver.engine.credit(1, 10_000)
+    assert len(driver.run().ended()) == 16
 
 
 def test_each_choice_has_its_own_tool_calls(noisy: Drive) -> None:
     spec = make_command(FunctionChoice(("weather",), required=True, parallel=False), n=3, best_of=3)
-    got = noisy().run(spec)
-    assert len({msgspec.json.encode(collect_calls(got, choice)) for choice in range(3)}) == 3
+    driver = noisy().run(spec)
+    assert len({msgspec.json.encode(collect_calls(driver, choice)) for choice in range(3)}) == 3
+
     best = noisy().run(msgspec.structs.replace(spec, n=1, best_of=3))
     assert collect_calls(best)[0][0] == "weather"
 
 
 def test_truncated_tool_call_ends_with_length(noisy: Drive) -> None:
     calling = FunctionChoice(("weather",), required=True)
-    got = noisy().run(make_command(calling, ending=StopParams(max_tokens=60)))
-    assert got.ended()[0].reason == "length"
-    assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city"')
+    driver = noisy().run(make_command(calling, ending=StopParams(max_tokens=60)))
+    assert driver.ended()[0].reason == "length"
+    assert "".join(one.text for one in driver.select(ToolArgumentsEvent)).startswith('{"city"')
+
     early = noisy().run(make_command(calling, ending=StopParams(max_tokens=20)))
     assert (early.text(), early.select(ToolCallEvent), early.ended()[0].reason) == (
         "",
@@ -194,14 +227,14 @@ def test_unsupported_schema_is_rejected_only_for_strict_functions(noisy: Drive) 
             turns=(ChatTurn("user", "hi"),), functions=(FunctionDefinition("f", None, odd, strict),)
         )
         calling = FunctionChoice(("f",), required=True, parallel=False)
-        got = noisy().run(
+        driver = noisy().run(
             GenerateCommand(1, prompt_input, EngineSamplingParams(seed=1), function_choice=calling)
         )
         if strict:
-            assert (got.failed().kind, got.failed().param) == ("unsupported", "tools")
-            assert "unsupported keys: not" in got.failed().message
+            assert (driver.failed().kind, driver.failed().param) == ("unsupported", "tools")
+            assert "unsupported keys: not" in driver.failed().message
         else:
-            assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == '{"a": 1}'
+            assert "".join(one.text for one in driver.select(ToolArgumentsEvent)) == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
@@ -219,22 +252,23 @@ def test_invalid_function_parameters_are_rejected(
         .run(GenerateCommand(1, prompt_input, function_choice=FunctionChoice(("f",))))
         .failed()
     )
+
     assert (failed.kind, failed.param) == ("invalid", "tools")
     assert message in failed.message
 
 
-# --- left to the model --------------------------------------------------------------------------
+# --- optional calls -------------------------------------------------------------------------------
 
 
 def run_script(
     scripted: Drive, script: str, calling: FunctionChoice | None = None, **fields: Any
 ) -> Any:
-    got, _ = scripted(script)
+    driver, _ = scripted(script)
     prompt_input = PromptInput(prompts=("x",), functions=FUNCTIONS)
     ending = fields.pop("ending", None) or StopParams(max_tokens=400)
     greedy = EngineSamplingParams(temperature=0)
     calling = calling or FunctionChoice(BOTH)
-    return got.run(
+    return driver.run(
         GenerateCommand(
             1, prompt_input, greedy, ending, function_choice=calling, token_ids=True, **fields
         )
@@ -243,52 +277,59 @@ def run_script(
 
 def test_text_without_a_tool_call_stays_text(scripted: Drive) -> None:
     for text in ("I can't say.", "a < b", "see <tool_cal", "\n\nhm\n", "<tool_call"):
-        got = run_script(scripted, text)
-        assert (got.text(), got.ended()[0].reason) == (text, "eos")
-        assert bytes(got.ids()[: len(text)]) == text.encode()
+        driver = run_script(scripted, text)
+        assert (driver.text(), driver.ended()[0].reason) == (text, "eos")
+        assert bytes(driver.ids()[: len(text)]) == text.encode()
 
 
 def test_text_followed_by_tool_calls(scripted: Drive) -> None:
     script = "Let me see. \n" + HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
-    got = run_script(scripted, script)
-    assert got.text() == "Let me see."
-    assert [name for name, _ in collect_calls(got)] == ["weather_now", "weather_now"]
-    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+    driver = run_script(scripted, script)
+    assert driver.text() == "Let me see."
+    assert [name for name, _ in collect_calls(driver)] == ["weather_now", "weather_now"]
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+
     token_counts = [
         one.token_count
-        for one in got.events
+        for one in driver.events
         if isinstance(one, TextEvent | ToolCallEvent | ToolArgumentsEvent)
     ]
     assert len(script) - 40 < sum(token_counts) <= len(script)
 
 
 def test_tool_call_is_enforced_after_the_trigger(scripted: Drive) -> None:
-    got = run_script(scripted, "<tool_call> never mind")
-    assert got.text() == ""
-    assert collect_calls(got)[0][0] in BOTH
+    driver = run_script(scripted, "<tool_call> never mind")
+    assert driver.text() == ""
+    assert collect_calls(driver)[0][0] in BOTH
 
 
 def test_parallel_false_allows_one_tool_call(scripted: Drive) -> None:
     script = HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
-    got = run_script(scripted, script, FunctionChoice(BOTH, parallel=False))
-    assert len(collect_calls(got)) == 1
+    driver = run_script(scripted, script, FunctionChoice(BOTH, parallel=False))
+    assert len(collect_calls(driver)) == 1
 
 
 def test_truncated_tool_call_is_not_returned_as_text(scripted: Drive) -> None:
-    got = run_script(
+    driver = run_script(
         scripted, 'Hm. <tool_call>\n{"name": "weather_now"', ending=StopParams(max_tokens=30)
     )
-    assert (got.text(), got.select(ToolCallEvent), got.ended()[0].reason) == ("Hm.", [], "length")
+    assert (driver.text(), driver.select(ToolCallEvent), driver.ended()[0].reason) == (
+        "Hm.",
+        [],
+        "length",
+    )
 
 
 def test_output_format_or_tool_calls(scripted: Drive) -> None:
-    form = OutputFormat("json", '{"type":"object","properties":{"a":{"const":"<tool_call>"}},'
+    form = OutputRule("json", '{"type":"object","properties":{"a":{"const":"<tool_call>"}},'
                 '"required":["a"],"additionalProperties":false}')  # fmt: skip
     plain = run_script(scripted, '{"a": "<tool_call>"}', output_format=form)
     assert plain.text() == '{"a": "<tool_call>"}'
     assert plain.ended()[0].reason == "eos"
+
     other = run_script(scripted, "no form", output_format=form)
     assert collect_calls(other)
+
     calls = run_script(scripted, HERMES_FORMAT.format_calls([CALLS[1]]), output_format=form)
     assert collect_calls(calls) == [("weather_now", {})]
 
@@ -296,36 +337,42 @@ def test_output_format_or_tool_calls(scripted: Drive) -> None:
 def test_llama_tool_calls_begin_with_a_brace(noisy: Drive) -> None:
     llama = ENFORCED[-2]
     kinds = set()
+
     for seed in range(12):
         bias = {123: 5.0}
         picking = EngineSamplingParams(temperature=1, seed=seed, logit_bias=bias)
-        got = noisy(template=make_template(llama)).run(make_command(seed=seed, picking=picking))
-        kinds.add(bool(collect_calls(got)))
-        assert bool(got.text()) != bool(got.select(ToolCallEvent)) or not got.select(ToolCallEvent)
-        assert not got.text().lstrip().startswith("{")
+        driver = noisy(template=make_template(llama)).run(make_command(seed=seed, picking=picking))
+        kinds.add(bool(collect_calls(driver)))
+        assert bool(driver.text()) != bool(driver.select(ToolCallEvent)) or not driver.select(
+            ToolCallEvent
+        )
+        assert not driver.text().lstrip().startswith("{")
+
     assert kinds == {True, False}
 
 
 def test_tool_call_trigger_can_be_a_special_token(noisy: Drive) -> None:
     for family in ENFORCED[:3]:
         picking = EngineSamplingParams(temperature=1, seed=4, logit_bias={259: 4.0})
-        got = noisy(special=family.trigger, template=make_template(family))
-        got.run(make_command(FunctionChoice(BOTH, parallel=False), picking=picking))
-        assert collect_calls(got)
-        assert family.trigger not in got.text()
-        assert got.ended()[0].reason == "tool_calls"
+        driver = noisy(special=family.trigger, template=make_template(family))
+        driver.run(make_command(FunctionChoice(BOTH, parallel=False), picking=picking))
+        assert collect_calls(driver)
+        assert family.trigger not in driver.text()
+        assert driver.ended()[0].reason == "tool_calls"
 
 
 def test_other_special_tokens_are_not_shown_as_text(noisy: Drive) -> None:
-    """Beside a mark that has to be seen: those are still not text."""
+    """Only the mark that must be visible is shown."""
     family = ENFORCED[0]
-    got = noisy(special=family.trigger, template=make_template(family))
+    driver = noisy(special=family.trigger, template=make_template(family))
     picking = EngineSamplingParams(temperature=0, logit_bias={257: 1000.0})
-    got.run(make_command(ending=StopParams(max_tokens=9, include_stop=True), picking=picking))
-    assert (got.text(), got.ended()[0].reason) == ("", "eos")
+
+    driver.run(make_command(ending=StopParams(max_tokens=9, include_stop=True), picking=picking))
+
+    assert (driver.text(), driver.ended()[0].reason) == ("", "eos")
 
 
-# --- taken apart --------------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------
 
 
 def make_parser(family: CallFormat) -> OutputParser:
@@ -389,13 +436,13 @@ TALK = (
 
 
 def render_prompt(
-    got: Any, turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition] = FUNCTIONS
+    driver: Any, turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition] = FUNCTIONS
 ) -> str:
-    reader = got.engine._input_processor
+    reader = driver.engine._input_processor
     (ids,) = reader.tokenize_prompts(
         PromptInput(turns=tuple(turns), functions=tuple(functions)), StopParams()
     )
-    text: str = got.engine._tokenizer.decode(ids)
+    text: str = driver.engine._tokenizer.decode(ids)
     return text
 
 
@@ -423,6 +470,7 @@ def test_invalid_json_arguments_are_rendered_as_text(noisy: Drive) -> None:
 def test_template_without_functions_gets_functions_in_the_system_message(noisy: Drive) -> None:
     text = render_prompt(noisy(), TALK)
     system, _, rest = text.partition("<user>")
+
     assert system.startswith("<system>be brief\n\nYou can call these functions:\n{")
     assert '"name":"weather_now"' in system
     assert HERMES_FORMAT.describe_call() in system

@@ -1,4 +1,4 @@
-"""A model whose tool calls are not understood refuses tools, or serves them with a loss."""
+"""A model with an unknown tool call format rejects tools, or serves them with a loss."""
 
 import copy
 import json
@@ -21,8 +21,8 @@ from backends.torch.ipc import (
     StopParams,
     ToolCallEvent,
 )
-from backends.torch.model_features import ModelFeatures
 from gateway.cli import main
+from protocols.core.catalog import ModelFeatures
 
 Drive = Callable[..., Any]
 UNKNOWN = (
@@ -34,9 +34,9 @@ UNKNOWN = (
 def run(
     scripted: Drive, choice: FunctionChoice | None, *, serves: bool, strict: bool = False
 ) -> Any:
-    """A model that writes text; its template shows functions and an unknown format of calls."""
-    got, runner = scripted("CALL f")
-    manager = got.engine._grammar_manager
+    """Run a model that writes text; its template has functions and an unknown call format."""
+    driver, runner = scripted("CALL f")
+    manager = driver.engine._grammar_manager
     tokenizer = copy.deepcopy(manager._tokenizer)
     tokenizer.chat_template = UNKNOWN
     reader = manager._input_processor
@@ -48,7 +48,7 @@ def run(
     (ids,) = reader.tokenize_prompts(prompt_input, StopParams())
     runner.prompt = runner._prompt = len(ids)
     greedy, ending = EngineSamplingParams(temperature=0), StopParams(max_tokens=20)
-    return got.run(GenerateCommand(1, prompt_input, greedy, ending, function_choice=choice))
+    return driver.run(GenerateCommand(1, prompt_input, greedy, ending, function_choice=choice))
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -64,8 +64,9 @@ def test_a_request_without_tools_is_served(scripted: Drive) -> None:
 
 
 def test_tools_are_served_as_text_by_configuration(scripted: Drive) -> None:
-    got = run(scripted, FunctionChoice(("f",)), serves=True)
-    assert (got.text(), got.select(ToolCallEvent)) == ("CALL f", [])
+    driver = run(scripted, FunctionChoice(("f",)), serves=True)
+    assert (driver.text(), driver.select(ToolCallEvent)) == ("CALL f", [])
+
     for choice, strict in (
         (FunctionChoice(("f",), required=True), False),
         (FunctionChoice(("f",)), True),
@@ -108,11 +109,25 @@ def write_config(folder: Path, model: Path) -> str:
     return str(file)
 
 
-def test_command_shows_what_is_understood(tiny_folder: Path, tmp_path: Path) -> None:
+def test_command_shows_the_detected_features(tiny_folder: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["models", "show", write_config(tmp_path, tiny_folder), "m"])
     assert result.exit_code == 0, result.output
     assert "tool calls: Hermes (found by: system message)" in result.output
     assert "reasoning: none" in result.output
+    assert "schema: enforced by a grammar" in result.output
+    assert "context: 128 tokens" in result.output
+
+
+def test_check_shows_the_same_as_the_command(tiny_folder: Path, tmp_path: Path) -> None:
+    file = write_config(tmp_path, tiny_folder)
+    shown = CliRunner().invoke(main, ["models", "show", file, "m"])
+    checked = CliRunner().invoke(main, ["check", file, "--model", "m"])
+    assert (shown.exit_code, checked.exit_code) == (0, 0)
+    assert checked.output.endswith(shown.output)
+    listed = CliRunner().invoke(main, ["check", file, "--model", "m", "--json"])
+    shown = CliRunner().invoke(main, ["models", "show", file, "m", "--json"])
+    features = json.loads(listed.output)["models"]["local"]
+    assert {"backend": "local", **features} == json.loads(shown.output)
 
 
 def test_command_shows_why_calls_are_not_understood(tiny_folder: Path, tmp_path: Path) -> None:
@@ -120,7 +135,8 @@ def test_command_shows_why_calls_are_not_understood(tiny_folder: Path, tmp_path:
     tokenizer.chat_template = UNKNOWN
     target = tmp_path / "model"
     tokenizer.save_pretrained(target)
-    (target / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
+    for name in ("config.json", "model.safetensors"):
+        (target / name).write_bytes((tiny_folder / name).read_bytes())
     for name in ("m", "local"):
         arguments = ["models", "show", write_config(tmp_path, target), name, "--json"]
         result = CliRunner().invoke(main, arguments)
@@ -130,7 +146,7 @@ def test_command_shows_why_calls_are_not_understood(tiny_folder: Path, tmp_path:
         assert "tool_calls" not in shown
 
 
-def test_command_names_what_is_wrong(tiny_folder: Path, tmp_path: Path) -> None:
+def test_command_names_each_problem(tiny_folder: Path, tmp_path: Path) -> None:
     file = write_config(tmp_path, tiny_folder)
     for arguments, text in (
         ([file, "other"], "is no model or backend"),

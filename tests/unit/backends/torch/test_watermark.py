@@ -1,4 +1,4 @@
-"""The watermark, compared with transformers' and found by its detector."""
+"""The watermark equals transformers' and is detected by its detector."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ HOWS = [
 
 
 def make_transformers_config(how: WatermarkSettings) -> dict[str, Any]:
-    """As transformers is told it."""
+    """Return transformers' configuration of the watermark."""
     return {
         "greenlist_ratio": how.ratio,
         "bias": how.bias,
@@ -85,6 +85,7 @@ def test_watermark_does_not_readmit_truncated_tokens() -> None:
     row = SamplingInput(SamplingRules(watermark=how, top_k=1), 0, TokenHistory([5], []))
     for line in make_logits(20):
         assert sample_tokens(line[None].clone(), [row]) == [int(line.argmax())]
+
     greedy = SamplingInput(SamplingRules(watermark=how, temperature=0), 0, TokenHistory([5], []))
     chosen = [sample_tokens(line[None].clone(), [greedy])[0] for line in make_logits(20)]
     assert chosen != make_logits(20).argmax(-1).tolist()

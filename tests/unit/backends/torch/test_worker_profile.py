@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from backends.torch import ipc
+from backends.torch import commands
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -44,8 +44,8 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def find_losses(request: Request) -> tuple[set[str], set[str]]:
-    """The paths of what the engine does not do, and of what its profile says that it does not."""
-    engine = ipc.find_unsupported_params(request, {}, templates=False)
+    """Return the parameters that the engine lacks, and those that its profile lacks."""
+    engine = commands.find_unsupported_params(request, {}, templates=False)
     profile = WORKER.unsupported_parameters(request, {})
     return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
 

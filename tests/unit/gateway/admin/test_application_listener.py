@@ -1,4 +1,4 @@
-"""The admin API's listener: timeouts and error responses of connections without a valid request."""
+"""The admin listener times out slow connections and answers invalid requests with errors."""
 
 import asyncio
 import re
@@ -7,10 +7,11 @@ from aiohttp import web
 
 from gateway.admin.application_listener import ApplicationListener
 from gateway.config.schema import ServerLimitsConfig
+from tests.support.waiting import PATIENCE
 
 
 async def read_until_end(port: int, sent: bytes) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(sent)

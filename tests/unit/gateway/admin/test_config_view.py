@@ -1,4 +1,4 @@
-"""The shown text of a configuration: its secrets, and what differs from its file."""
+"""The displayed configuration has its secrets masked, and shows differences from its file."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_every_secret_in_a_text_is_masked_whatever_else_is_wrong_with_it() -> No
     masked = mask_yaml(TEXT.encode(), ("sk-given-elsewhere",))
 
     assert "sk-" not in masked
-    assert len(masked.splitlines()) == len(TEXT.splitlines()), "the line numbers stay"
+    assert len(masked.splitlines()) == len(TEXT.splitlines()), "line numbers are unchanged"
     for shown in ("${TOKEN}", "a.example/v1", "name: ann", "otlp: ", "note: "):
         assert shown in masked
     assert mask_yaml(b"models: {chat: {backend: a}} # fine\n") == (
@@ -93,11 +93,13 @@ async def test_description_has_the_lines_in_effect_and_those_of_the_file(tmp_pat
 
     same = [(1, 1, "backends: {a: {kind: echo}}"), (2, 2, "models: {chat: {backend: a}}")]
     assert await list_lines() == same
+
     file.write_text("backends: {a: {kind: echo}}\nmodels: {talk: {backend: a}}\n")
     assert await list_lines() == [
         same[0],
         (2, None, same[1][2]),
         (None, 2, "models: {talk: {backend: a}}"),
     ]
+
     file.write_text("models: [")
     assert await list_lines() is None

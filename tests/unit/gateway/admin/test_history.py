@@ -1,4 +1,4 @@
-"""Statistics of the last 15 minutes, in intervals, and those of several processes as one's."""
+"""Statistics of the last 15 minutes in intervals, merged from several processes."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ UNKNOWN: Final = ("", "", "")
 
 
 class FakeClock:
-    """A clock that is set."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -64,6 +64,7 @@ def test_each_interval_has_the_requests_that_ended_in_it() -> None:
     history = recorded.recorder.build_history()
 
     assert (history.end, history.intervals, history.interval) == (104, 4, SAMPLE_INTERVAL)
+
     [version] = history.versions
     assert [(one.n, one.requests, one.errors, one.tokens) for one in version.points] == [
         (100, 2, 0, 20),
@@ -78,13 +79,14 @@ def test_each_interval_has_the_requests_that_ended_in_it() -> None:
 def test_totals_include_the_interval_that_has_not_ended() -> None:
     recorded = RecordedHistory()
     recorded.add(UNKNOWN, error="ModelNotFound", first=None)
+
     [version] = recorded.recorder.build_history().versions
 
     assert (version.model, version.requests, version.points) == ("", 1, [])
     assert version.errors == [ErrorCount("ModelNotFound", "client", 1)]
 
 
-def test_history_is_bounded_and_forgets_what_is_older() -> None:
+def test_history_is_bounded_and_drops_older_samples() -> None:
     recorded = RecordedHistory()
     recorded.add(PINNED)
     recorded.wait(1000)
@@ -92,8 +94,10 @@ def test_history_is_bounded_and_forgets_what_is_older() -> None:
 
     assert len(recorded.recorder._samples) == MAX_INTERVALS + 1
     assert history.intervals == MAX_INTERVALS
+
     [version] = history.versions
     assert (version.requests, version.points, version.first_token_p50) == (0, [], None)
+
     counts = {id(sample[1]["m", "1"]) for sample in recorded.recorder._samples}
     assert len(counts) == 1, "an idle version takes memory once"
 
@@ -119,6 +123,7 @@ def test_histories_of_several_processes_are_merged() -> None:
     merged = merge_histories(sent)
 
     assert (merged.end, merged.intervals) == (102, 2)
+
     versions = {one.model: one for one in merged.versions}
     points = [(one.n, one.requests, one.errors) for one in versions["m"].points]
     assert points == [(100, 2, 0), (101, 2, 1)]
@@ -134,5 +139,7 @@ def test_merged_history_forgets_the_points_of_a_late_process() -> None:
     first.add(PINNED)
     first.wait()
     second.wait(MAX_INTERVALS + 1)
+
     merged = merge_histories([one.recorder.build_history() for one in (first, second)])
+
     assert [one.points for one in merged.versions] == [[]]

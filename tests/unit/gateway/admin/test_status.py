@@ -1,4 +1,4 @@
-"""Figures of the last minute, and those of several processes as one's."""
+"""Statistics of the last minute, merged from several processes."""
 
 import pytest
 from msgspec.structs import replace
@@ -8,6 +8,7 @@ from gateway.admin.config_view import describe_config
 from gateway.admin.status import GatewayStatus, RecentStats, merge_statuses
 from gateway.admin.status import VersionStats as AdminVersionStats
 from gateway.config.loader import load_text
+from gateway.memory import MemoryStatus
 from gateway.observability.record import RequestOutcome, RequestRecord
 from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from protocols.core.events import Usage
@@ -17,7 +18,7 @@ SPLIT_VERSION = ("m", "1", "split")
 
 
 class FakeClock:
-    """A clock that is set."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -42,10 +43,13 @@ def test_rates_cover_the_last_minute_and_totals_cover_the_time_since_start() -> 
     clock = FakeClock()
     arms: dict[StatsKey, RequestStats[Histogram]] = {SPLIT_VERSION: RequestStats(Histogram)}
     window = RecentStats(lambda: arms, clock)
+
     assert window.sample()[0] == 0
+
     arms[SPLIT_VERSION].add_records(make_record(first=0.9))
     clock.now += 50
     [seconds, [then]] = window.sample()
+
     assert (seconds, then.requests, then.requests_per_second) == (50, 1, 0.02)
     assert then.first_token_p50 == pytest.approx(0.875)
 
@@ -67,6 +71,7 @@ def test_frequent_samples_are_thinned_out() -> None:
     clock = FakeClock()
     arms: dict[StatsKey, RequestStats[Histogram]] = {}
     window = RecentStats(lambda: arms, clock)
+
     for _ in range(1000):
         clock.now += 0.5
         window.sample()
@@ -100,6 +105,7 @@ STATUS = GatewayStatus(
     failures={},
     backends={"a": False, "b": False},
     workers={},
+    memory=MemoryStatus(limit=100, used=9, uses={"bodies": 9}, refused=1, closed=2),
 )
 
 
@@ -127,9 +133,13 @@ def test_statuses_of_several_processes_are_merged() -> None:
         30.0,
     )
     assert merged.processes == 2
+    assert merged.memory == MemoryStatus(
+        limit=200, used=18, uses={"bodies": 18}, refused=2, closed=4
+    )
     assert merged.backends == {"a": True, "b": False}
     assert merged.failures == {"b": "no such model"}
     assert merged.workers == {"pool": []}
+
     one, two = merged.stats
     assert (one.requests, one.errors, one.completion_tokens) == (5, 2, 40)
     assert (one.requests_per_second, one.tokens_per_second) == (1.0, 4.0)

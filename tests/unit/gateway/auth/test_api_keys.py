@@ -1,4 +1,4 @@
-"""A key is found in any of the places where clients put it, and is known by its digest only."""
+"""A key is read from each header that clients use, and is stored only as a digest."""
 
 import hashlib
 from base64 import b64encode
@@ -41,14 +41,14 @@ def test_any_of_several_credentials_is_enough(headers: dict[str, str]) -> None:
 
 
 class RejectingVerifier:
-    """Knows no token."""
+    """A token verifier that rejects every token."""
 
     def verify_token(self, token: str, digest: str) -> Principal | None:
         del token, digest
         raise Unauthorized("the token has expired", missing=False)
 
     async def wait_keys(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 def test_invalid_token_does_not_hide_a_valid_key() -> None:

@@ -1,4 +1,4 @@
-"""Wrong keys are throttled by address, without harm to others, and without a line for each."""
+"""Failed keys are throttled by address, without effect on others, and logged in summary."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,7 @@ ERROR = Unauthorized("the API key is not known", missing=False)
 
 
 def count_failures(throttle: FailedKeyThrottle, address: str, count: int) -> list[bool]:
-    """Which of so many failures are throttled."""
+    """Return which of the failures are throttled."""
     answers = [throttle.count_failure(address, ERROR) for _ in range(count)]
     assert all(answer is ERROR or isinstance(answer, RateLimitExceeded) for answer in answers)
     return [answer is not ERROR for answer in answers]
@@ -27,19 +27,22 @@ async def test_failures_after_the_first_hundred_are_throttled_for_a_while() -> N
     throttle = FailedKeyThrottle(clock)
 
     assert count_failures(throttle, "10.0.0.1", 150) == [False] * 100 + [True] * 50
+
     clock.now += 1.0
     assert count_failures(throttle, "10.0.0.1", 20) == [False] * 10 + [True] * 10
+
     clock.now += 60.0
     assert not any(count_failures(throttle, "10.0.0.1", 100))
 
 
-async def test_throttled_failure_says_when_to_retry() -> None:
+async def test_throttled_failure_has_retry_after() -> None:
     throttle = FailedKeyThrottle(FakeClock())
     count_failures(throttle, "10.0.0.1", 100)
-    answer = throttle.count_failure("10.0.0.1", ERROR)
 
-    assert isinstance(answer, RateLimitExceeded)
-    assert answer.retry_after == 1.0
+    response = throttle.count_failure("10.0.0.1", ERROR)
+
+    assert isinstance(response, RateLimitExceeded)
+    assert response.retry_after == 1.0
 
 
 async def test_networks_are_throttled_on_their_own() -> None:
@@ -55,6 +58,7 @@ async def test_networks_are_throttled_on_their_own() -> None:
 async def test_number_of_networks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failed_keys, "_MAX_NETWORKS", 2)
     throttle = FailedKeyThrottle(FakeClock())
+
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.3"):
         count_failures(throttle, address, 60)
 
@@ -67,6 +71,7 @@ async def test_one_line_tells_how_many_were_throttled(
 ) -> None:
     monkeypatch.setattr(failed_keys, "_LOG_INTERVAL", 0.01)
     throttle = FailedKeyThrottle(FakeClock())
+
     with caplog.at_level(logging.WARNING, "interlingua"):
         count_failures(throttle, "10.0.0.1", 130)
         await asyncio.sleep(0.05)
@@ -91,16 +96,19 @@ keys: [{{name: k, sha256: "{digest}"}}]
 """)
 
     async def ask(key: str) -> int:
-        answer = await gateway.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
-        if answer.status_code == 429:
-            assert answer.headers["retry-after"] == "1"
-            assert answer.json()["error"]["message"].startswith("too many requests without a valid")
-        return answer.status_code
+        response = await gateway.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+        if response.status_code == 429:
+            assert response.headers["retry-after"] == "1"
+            assert response.json()["error"]["message"].startswith(
+                "too many requests without a valid"
+            )
+        return response.status_code
 
     statuses = [await ask(f"wrong-{number}") for number in range(110)]
 
     assert statuses[:100] == [401] * 100
     assert 429 in statuses[100:]
     assert await ask("sk-1") == 200
+
     throttled = [record.is_throttled for record in gateway.records]
     assert throttled.count(True) == statuses.count(429)

@@ -1,4 +1,4 @@
-"""Whose token it is: by real signatures, of an issuer whose every answer is scripted."""
+"""JSON Web Tokens are verified with real signatures, of an issuer with scripted responses."""
 
 import asyncio
 import base64
@@ -43,8 +43,8 @@ CLAIMS: dict[str, Any] = {
 }
 
 
-def make_jwk(key: Any, algorithm: Any, **more: Any) -> dict[str, Any]:
-    return {**algorithm.to_jwk(key.public_key(), as_dict=True), **more}
+def make_jwk(key: Any, algorithm: Any, **fields: Any) -> dict[str, Any]:
+    return {**algorithm.to_jwk(key.public_key(), as_dict=True), **fields}
 
 
 def make_key_set(*keys: dict[str, Any]) -> bytes:
@@ -62,14 +62,14 @@ EVERY = make_key_set(
 def sign_token(
     key: Any = RSA, algorithm: str = "RS256", kid: str | None = "r", **claims: Any
 ) -> str:
-    """A token; what is None is left out."""
+    """Build a signed token; claims of None are left out."""
     payload = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     with warnings.catch_warnings(action="ignore", category=InsecureKeyLengthWarning):
         return jwt.encode(payload, key, algorithm, {} if kid is None else {"kid": kid})
 
 
 class JwtTestBench:
-    """An issuer that answers as it is told, a clock, and who verifies."""
+    """An issuer with scripted responses, a clock, and a verifier."""
 
     def __init__(self, config: JwtConfig = CONFIG, answer: bytes | Exception = EVERY) -> None:
         self.answer = answer
@@ -89,7 +89,7 @@ class JwtTestBench:
         return self.answer
 
     async def holder(self, token: str) -> Principal | None:
-        """As the server asks."""
+        """Verify a token like the server does and return its principal."""
         digest = hashlib.sha256(token.encode()).hexdigest()
         try:
             return self.tokens.verify_token(token, digest)
@@ -98,11 +98,11 @@ class JwtTestBench:
         return self.tokens.verify_token(token, digest)
 
     async def refused(self, token: str) -> str:
-        with pytest.raises(Unauthorized) as caught:
+        with pytest.raises(Unauthorized) as excinfo:
             await self.holder(token)
-        assert not caught.value.missing
-        assert token not in caught.value.message
-        return caught.value.message
+        assert not excinfo.value.missing
+        assert token not in excinfo.value.message
+        return excinfo.value.message
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_token_without_configured_claims_is_valid_for_every_model() -> Non
 
 
 def replace_token_part(part: int, text: str) -> str:
-    """A good token with another part."""
+    """Return a valid token with one part replaced."""
     parts = sign_token().split(".")
     return ".".join([*parts[:part], text, *parts[part + 1 :]])
 
@@ -155,7 +155,7 @@ NONE = (
 PUBLIC = RSA.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 SECRET = encode_part(b'{"alg":"HS256","kid":"r"}') + "." + encode_part(msgspec.json.encode(CLAIMS))
 CONFUSED = f"{SECRET}.{encode_part(hmac.digest(PUBLIC, SECRET.encode(), 'sha256'))}"
-"""The public key as if it were a secret that both sides have."""
+"""Algorithm confusion: the public key is used as a shared secret."""
 DEEP = encode_part(b'{"alg":' + b"[" * 3000)
 
 
@@ -219,14 +219,16 @@ async def test_value_that_is_not_a_jwt_is_ignored_without_a_jwks_request(key: st
     assert stage.request_count == 0
 
 
-# --- what is remembered ---------------------------------------------------------------------------
+# --- caching of tokens ----------------------------------------------------------------------------
 
 
 async def test_verified_token_is_cached_until_its_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     stage, token = JwtTestBench(), sign_token(exp=NOW + 100)
     first = await stage.holder(token)
     monkeypatch.setattr(jwt, "decode", None)
+
     assert await stage.holder(token) is first
+
     monkeypatch.undo()
     stage.time = 130.0
     assert await stage.refused(token) == "the token has expired"
@@ -238,7 +240,9 @@ async def test_token_cache_evicts_the_oldest_entry_at_its_limit(
     monkeypatch.setattr("gateway.auth.jwt._MAX_CACHED_TOKENS", 2)
     stage = JwtTestBench()
     tokens = [sign_token(sub=name) for name in "abc"]
+
     first, second, third = [await stage.holder(token) for token in tokens]
+
     assert await stage.holder(tokens[2]) is third
     assert await stage.holder(tokens[1]) is second
     assert await stage.holder(tokens[0]) is not first
@@ -247,22 +251,25 @@ async def test_token_cache_evicts_the_oldest_entry_at_its_limit(
 async def test_token_of_a_revoked_signing_key_is_rejected() -> None:
     stage, token = JwtTestBench(), sign_token()
     assert await stage.holder(token)
+
     stage.answer = make_key_set(make_jwk(CURVE, ECAlgorithm, kid="e"))
     stage.time = 40.0
     assert await stage.refused(sign_token(kid="new")) != ""
     assert await stage.refused(token) == "the token's signing key is unknown"
 
 
-# --- when the issuer is asked ---------------------------------------------------------------------
+# --- requests to the issuer -----------------------------------------------------------------------
 
 
 async def test_unknown_key_id_refreshes_the_jwks_after_the_minimum_interval() -> None:
     stage = JwtTestBench(answer=make_key_set(make_jwk(CURVE, ECAlgorithm, kid="e")))
     assert await stage.holder(sign_token(CURVE, "ES256", "e"))
+
     stage.answer = EVERY
     stage.time = 29.0
     assert await stage.refused(sign_token())
     assert stage.request_count == 1
+
     stage.time = 30.0
     assert await stage.holder(sign_token())
     assert stage.request_count == 2
@@ -280,10 +287,12 @@ async def test_concurrent_requests_share_one_jwks_request() -> None:
     stage = JwtTestBench()
     stage.hold = asyncio.Event()
     tokens = [sign_token(sub=f"n{n}") for n in range(20)]
+
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(stage.holder(token)) for token in tokens]
         await asyncio.sleep(0.01)
         stage.hold.set()
+
     assert [task.result() and task.result().name for task in waiting] == [  # type: ignore[union-attr]
         f"jwt:n{n}" for n in range(20)
     ]
@@ -293,10 +302,13 @@ async def test_concurrent_requests_share_one_jwks_request() -> None:
 async def test_stale_keys_are_refreshed_in_the_background() -> None:
     stage = JwtTestBench()
     assert await stage.holder(sign_token())
+
     stage.time, stage.hold = 300.0, asyncio.Event()
     assert stage.tokens.verify_token(other := sign_token(sub="bob"), "d") is not None
+
     await asyncio.sleep(0)
     assert stage.request_count == 2
+
     stage.hold.set()
     await stage.issuer.wait_refresh()
     assert stage.tokens.verify_token(other, "d") is not None
@@ -308,16 +320,20 @@ async def test_cached_keys_stay_valid_until_max_stale_while_the_issuer_is_down(
 ) -> None:
     stage = JwtTestBench(replace(CONFIG, jwks_max_stale=3600.0))
     assert await stage.holder(sign_token())
+
     stage.answer = why
     stage.time = 3500.0
     assert await stage.holder(sign_token(sub="bob", exp=NOW + 10_000))
+
     await stage.issuer.wait_refresh()
     assert await stage.holder(sign_token(sub="eve", exp=NOW + 10_000))
     assert stage.request_count == 2
     assert "the keys of https://login.example.com can't be fetched: " in caplog.text
+
     stage.time = 3600.0
     assert await stage.refused(sign_token(sub="bob", exp=NOW + 10_000))
     assert "its keys are too old" in caplog.text
+
     stage.answer = EVERY
     stage.time = 3660.0
     assert await stage.holder(sign_token(sub="bob", exp=NOW + 10_000))
@@ -326,9 +342,11 @@ async def test_cached_keys_stay_valid_until_max_stale_while_the_issuer_is_down(
 async def test_failed_first_jwks_request_is_retried_sooner() -> None:
     stage = JwtTestBench(answer=b"<html>")
     assert await stage.refused(sign_token())
+
     stage.time = 4.0
     assert await stage.refused(sign_token())
     assert stage.request_count == 1
+
     stage.time, stage.answer = 5.0, EVERY
     assert await stage.holder(sign_token())
 
@@ -336,15 +354,18 @@ async def test_failed_first_jwks_request_is_retried_sooner() -> None:
 async def test_closing_the_jwks_client_rejects_waiting_requests() -> None:
     stage = JwtTestBench()
     stage.hold = asyncio.Event()
+
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(stage.refused(sign_token()))
         await asyncio.sleep(0.01)
         await stage.issuer.aclose()
+
     assert task.result()
+
     await stage.issuer.aclose()
 
 
-# --- keys, as they are written --------------------------------------------------------------------
+# --- formats of keys ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -371,7 +392,7 @@ async def test_single_key_is_used_for_a_token_without_a_key_id() -> None:
     assert await stage.holder(sign_token(kid=None))
 
 
-# --- beside keys ----------------------------------------------------------------------------------
+# --- tokens and API keys together -----------------------------------------------------------------
 
 
 async def test_api_keys_and_tokens_are_both_accepted() -> None:
@@ -379,8 +400,10 @@ async def test_api_keys_and_tokens_are_both_accepted() -> None:
     app = Principal("app", hashlib.sha256(b"sk-app").hexdigest())
     ring = Authenticator([app], stage.tokens)
     token = {"authorization": f"Bearer {sign_token()}"}
+
     with pytest.raises(KeysPending):
         ring.authenticate(token)
+
     await ring.wait_keys()
     holder = ring.authenticate(token)
     assert holder is not None
@@ -393,6 +416,6 @@ async def test_api_keys_and_tokens_are_both_accepted() -> None:
 
 
 def test_jwt_only_configuration_rejects_requests_without_a_token() -> None:
-    with pytest.raises(Unauthorized) as caught:
+    with pytest.raises(Unauthorized) as excinfo:
         Authenticator([], JwtTestBench().tokens).authenticate({})
-    assert caught.value.missing
+    assert excinfo.value.missing

@@ -1,4 +1,4 @@
-"""``interlingua ab``, from where it looks to what it ends with."""
+"""``interlingua ab``: its sources, its output and its exit codes."""
 
 import json
 import threading
@@ -78,7 +78,8 @@ def test_access_log_is_compared(log: Path) -> None:
     result = run_ab(log)
 
     assert result.exit_code == 0
-    first, _, _, requests, *_ = result.stdout.splitlines()
+
+    first, _, _, _, requests, *_ = result.stdout.splitlines()
     assert first == "chat: version 2 compared with version 1, sent by the split rollout"
     assert requests.split() == ["requests", "40", "10"]
     assert "1 of 51 lines are not the record of a request." in result.stdout
@@ -86,17 +87,19 @@ def test_access_log_is_compared(log: Path) -> None:
 
 def test_verdicts_follow_the_table(log: Path) -> None:
     lines = run_ab(log).stdout.splitlines()
-    assert any(line.startswith("duration, mean: ") for line in lines)
+    assert any(line.startswith("duration: ") for line in lines)
     assert any(line.startswith("failed: not enough data: about ") for line in lines)
 
 
 def test_plan_prints_the_requests_that_a_test_needs(log: Path) -> None:
     result = run_ab(log, "--plan", "--difference", "5")
     assert result.exit_code == 0
+
     first, _, headings, failed, *_ = result.stdout.splitlines()
     assert first == "chat: to tell a difference of 5 % from version 1"
     assert headings.split() == ["now", "difference", "requests", "per", "version"]
     assert failed.split()[:1] == ["failed"]
+
     plan = json.loads(run_ab(log, "--plan", "--json").stdout)
     assert (plan["model"], plan["version"], plan["relative"]) == ("chat", "1", 0.1)
 
@@ -104,6 +107,7 @@ def test_plan_prints_the_requests_that_a_test_needs(log: Path) -> None:
 def test_model_may_be_an_alias_of_the_configuration(log: Path, config: Path) -> None:
     config.write_text(CONFIG.replace("  chat:", "  chat:\n    aliases: [gpt-4o]", 1))
     result = CliRunner().invoke(ab, [str(log), "--model", "gpt-4o", "--config", str(config)])
+
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("chat: version 2 compared with version 1")
 
@@ -128,11 +132,13 @@ def test_json_output_contains_the_comparison(log: Path) -> None:
     body = json.loads(run_ab(log, "--json", "--confidence", "90").stdout)
 
     assert (body["source"], body["model"]) == (str(log), "chat")
+
     comparison = body["comparison"]
     named = {name: comparison[name] for name in ("split", "a", "b", "confidence", "ratio")}
     assert named == {"split": "rollout", "a": "1", "b": "2", "confidence": 0.9, "ratio": None}
-    [failed] = [row for row in comparison["rows"] if row["figure"] == "failed"]
-    assert failed["method"] == "Newcombe"
+
+    [failed] = [row for row in comparison["rows"] if row["measure"] == "failed"]
+    assert failed["method"] == "betting"
     assert failed["difference"]["value"] == 0.0
     assert len(body["notes"]) == 2
 
@@ -146,6 +152,7 @@ def test_request_shares_that_match_the_weights_pass(log: Path, config: Path) -> 
 def test_request_shares_that_do_not_match_the_weights_exit_with_1(log: Path, config: Path) -> None:
     config.write_text(CONFIG.replace('"1": 4', '"1": 1'))
     result = run_ab(log, "--config", config)
+
     assert result.exit_code == 1
     assert "WARNING: the split sent 40 : 10" in result.stdout
 
@@ -153,6 +160,7 @@ def test_request_shares_that_do_not_match_the_weights_exit_with_1(log: Path, con
 def test_all_includes_requests_pinned_by_the_client(log: Path) -> None:
     log.write_bytes(encode_records([*RECORDS, replace(RECORD, split="", sticky="pinned")]))
     assert "Left out: 1 requests pinned by the client." in run_ab(log).stdout
+
     output = run_ab(log, "--all").stdout
     assert ["requests", "41", "10"] in map(str.split, output.splitlines())
     assert "Included, though not a random sample: 1 requests pinned by the client." in output
@@ -177,11 +185,13 @@ def test_since_filters_the_access_log(log: Path, since: str, early: int) -> None
     began = NOW.timestamp()
     records = [replace(record, started_at=began) for record in RECORDS]
     log.write_bytes(encode_records([replace(RECORD, started_at=began - 7200), *records]))
+
     result = run_ab(log, "--since", since)
+
     assert ("1 of 51 lines are of requests before --since." in result.stdout) == bool(early)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,6 +212,7 @@ def test_invalid_options_are_reported(log: Path, arguments: list[str], message: 
 def test_unknown_model_is_reported(log: Path) -> None:
     result = CliRunner().invoke(ab, [str(log), "--model", "chart"])
     empty = CliRunner().invoke(ab, ["-", "--model", "chat"], input=b"")
+
     assert (result.exit_code, empty.exit_code) == (2, 2)
     assert "chart: no such model; the source has chat" in result.stderr
     assert "chat: no such model; the source has none" in empty.stderr
@@ -210,6 +221,7 @@ def test_unknown_model_is_reported(log: Path) -> None:
 def test_reason_for_an_empty_comparison_is_reported(log: Path) -> None:
     log.write_bytes(encode_records([replace(RECORD, split="", sticky="pinned")]))
     result = run_ab(log)
+
     assert result.exit_code == 2
     assert "there is none that was sent requests" in result.stderr
     assert "Left out: 1 requests pinned by the client." in result.stderr
@@ -229,6 +241,7 @@ def test_configuration_without_the_split_is_rejected(
 ) -> None:
     config.write_text(text)
     result = run_ab(log, "--config", config)
+
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -254,11 +267,11 @@ def test_missing_source_file_is_reported(tmp_path: Path) -> None:
     assert "No such file" in result.stderr
 
 
-# --- over the network -----------------------------------------------------------------------------
+# --- metrics pages --------------------------------------------------------------------------------
 
 
 class MetricsPageHandler(BaseHTTPRequestHandler):
-    """Gives a page at one path, to who shows the key."""
+    """Serves a page at one path to clients with the key."""
 
     def do_GET(self) -> None:
         key = self.headers["Authorization"]
@@ -268,7 +281,7 @@ class MetricsPageHandler(BaseHTTPRequestHandler):
         self.wfile.write(render_metrics_page(RECORDS) if good else b"")
 
     def log_message(self, *_: object) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
 
 @pytest.fixture
@@ -290,6 +303,7 @@ def test_metrics_page_is_fetched_from_a_url(url: str) -> None:
 def test_failed_metrics_request_is_reported(url: str) -> None:
     wrong = run_ab(url, "--key", "other")
     away = run_ab("http://127.0.0.1:1")
+
     assert (wrong.exit_code, away.exit_code) == (2, 2)
     assert "/metrics: the response has the status 401, and no metrics" in wrong.stderr
     assert "http://127.0.0.1:1/metrics can't be read" in away.stderr

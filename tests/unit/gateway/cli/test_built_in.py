@@ -1,4 +1,4 @@
-"""The configurations that ``serve`` and ``worker`` build from their options."""
+"""``serve`` and ``worker`` build valid configurations from their options."""
 
 import hashlib
 import json
@@ -24,11 +24,12 @@ def model_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "tiny-llama"
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / "model.safetensors").touch()
     return folder
 
 
 def build(target: str | None, **options: Any) -> dict[str, Any]:
-    """The configuration, which is also loaded: it must be valid."""
+    """Build the configuration and load it, so that it must be valid."""
     built = build_serve_config(target, ServeOptions(**options))
     load_bytes(built.data, built.name, env={}, insecure=options.get("insecure", False))
     config: dict[str, Any] = json.loads(built.data)
@@ -45,6 +46,7 @@ def test_model_is_served_alone_under_the_name_of_its_folder(model_folder: Path) 
 def test_served_model_name_replaces_the_name_of_the_model(model_folder: Path) -> None:
     config = build(str(model_folder), served_model_name="chat")
     assert [*config["models"]] == ["chat"]
+
     protocols = config["listeners"][0]["protocols"]
     models = {one["name"]: one["model"] for one in protocols if "model" in one}
     assert models == {"mindie": "chat", "tgi": "chat"}
@@ -71,7 +73,7 @@ def test_model_of_the_hub_keeps_its_whole_name() -> None:
         ("[::1]:8001", "http://[::1]:8001"),
     ],
 )
-def test_worker_is_given_with_or_without_scheme(target: str, worker: str) -> None:
+def test_worker_url_may_omit_the_scheme(target: str, worker: str) -> None:
     assert build(target)["backends"]["worker"]["workers"] == [worker]
 
 
@@ -114,6 +116,7 @@ def test_a_folder_whose_name_looks_like_an_address_is_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_url("model:1")
+
     (tmp_path / "model:1").mkdir()
     assert not is_url("model:1")
 
@@ -121,6 +124,7 @@ def test_a_folder_whose_name_looks_like_an_address_is_a_folder(
 def test_host_and_port_are_those_of_the_listener() -> None:
     assert build("h:1")["listeners"][0]["address"] == "127.0.0.1:${PORT:-8000}"
     assert build("h:1", port=81)["listeners"][0]["address"] == "127.0.0.1:81"
+
     config = build("h:1", host="::", port=81, api_keys=["sk"])
     assert config["listeners"][0]["address"] == "[::]:81"
 
@@ -144,6 +148,7 @@ def test_public_host_needs_a_key_or_consent() -> None:
 def test_admin_listener_has_a_new_key_for_changes_on_loopback() -> None:
     first, second = (build_serve_config("h:1", ServeOptions(admin_port=0)) for _ in range(2))
     admin = json.loads(first.data)["admin"]
+
     assert first.admin_key is not None
     assert first.admin_key != second.admin_key
     assert admin == {
@@ -160,7 +165,8 @@ def test_admin_listener_takes_another_port_if_its_own_is_in_use() -> None:
             holder.bind(("127.0.0.1", ADMIN_PORT))
             holder.listen()
         except OSError:
-            pass  # somebody else has it
+            pass  # another process has this port
+
         assert build("h:1")["admin"]["address"] == "127.0.0.1:0"
 
 
@@ -179,4 +185,5 @@ def test_texts_keep_characters_that_end_a_line_of_yaml() -> None:
     built = build_serve_config("conformance", ServeOptions())
     config = load_bytes(built.data, built.name, env={}).config
     script = config.backends["mock-uni"].script  # type: ignore[union-attr]
+
     assert script == ("a\u2028", "\u0085b\u00e9")

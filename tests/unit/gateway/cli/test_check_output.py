@@ -1,4 +1,4 @@
-"""What ``check`` prints beside its errors: warnings and colours."""
+"""``check`` prints warnings and colours beside its errors."""
 
 import json
 from pathlib import Path
@@ -37,6 +37,7 @@ def test_warnings_are_printed_with_their_places_and_the_file_is_good(file: Path)
     result = invoke_check(file)
 
     assert result.exit_code == 0
+
     *warnings, good = result.stdout.replace(f"{file}:", "").splitlines()
     assert [one.partition(" (at ")[0] for one in warnings] == [
         "5:21: warning: the credentials go to this worker without TLS; write https://",
@@ -85,5 +86,6 @@ def test_terminal_gets_colours_and_nothing_else_does(
 
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in invoke_check(file, color=True).stderr
+
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" not in invoke_check(file).stderr

@@ -31,12 +31,13 @@ def test_issues_are_written_to_stderr_one_per_line(file: Path) -> None:
     result = CliRunner().invoke(check, [str(file)])
     assert result.exit_code == 1
     assert result.stdout == ""
+
     first, second = result.stderr.splitlines()
     assert first == f"{file}:2:22: 'ecco' is not a kind; did you mean 'echo'? (at backends.a.kind)"
     assert second.startswith(f"{file}:3:30: 't/../k' holds '.' or '..'")
 
 
-def test_meaning_of_the_key_that_was_meant_follows_the_issue(file: Path) -> None:
+def test_issue_describes_the_suggested_key(file: Path) -> None:
     file.write_text(
         GOOD
         + "limits: {idle_timout: 3s, nonsense: 1}\n"
@@ -44,6 +45,7 @@ def test_meaning_of_the_key_that_was_meant_follows_the_issue(file: Path) -> None
     )
     result = CliRunner().invoke(check, [str(file)])
     typo, meaning, unknown, other_typo, other_meaning = result.stderr.splitlines()
+
     assert "did you mean 'idle_timeout'?" in typo
     assert meaning == "    idle_timeout: How long a connection may wait for its next request."
     assert "there is no 'nonsense' here" in unknown
@@ -57,6 +59,7 @@ def test_meaning_of_the_key_that_was_meant_follows_the_issue(file: Path) -> None
 def test_json_output_lists_the_issues(file: Path) -> None:
     good = CliRunner().invoke(check, [str(file), "--json"])
     assert (good.exit_code, json.loads(good.stdout)) == (0, {"file": str(file), "issues": []})
+
     file.write_text(GOOD.replace("backend: a", "backend: b", 1))
     wrong = CliRunner().invoke(check, [str(file), "--json"])
     assert wrong.exit_code == 1
@@ -73,6 +76,7 @@ def test_json_output_lists_the_issues(file: Path) -> None:
 def test_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
     missing = CliRunner().invoke(check, [str(tmp_path / "none.yaml")])
     folder = CliRunner().invoke(check, [str(tmp_path)])
+
     assert (missing.exit_code, folder.exit_code) == (2, 2)
     assert "No such file" in missing.stderr
     assert CliRunner().invoke(check, []).exit_code == 2
@@ -81,6 +85,7 @@ def test_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
 def test_file_that_is_not_utf_8_is_reported(file: Path) -> None:
     file.write_bytes(b"a: \xff\n")
     result = CliRunner().invoke(check, [str(file)])
+
     assert result.exit_code == 1
     assert "1:4: the byte 0xff is not UTF-8" in result.stderr
 
@@ -97,6 +102,7 @@ def test_environment_variables_of_the_command_are_substituted(
     file.write_text(GOOD.replace("backend: a", 'backend: "${WHICH}"'))
     monkeypatch.setenv("WHICH", "a")
     assert CliRunner().invoke(check, [str(file)]).exit_code == 0
+
     monkeypatch.delenv("WHICH")
     assert CliRunner().invoke(check, [str(file)]).exit_code == 1
 

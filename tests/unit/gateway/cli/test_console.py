@@ -1,11 +1,12 @@
-"""Tables of the command line."""
+"""Tables on the command line are aligned and fit the terminal."""
 
 import io
+import logging
 import sys
 
 import pytest
 
-from gateway.cli.console import print_table
+from gateway.cli.console import print_table, show_loading
 
 HEADINGS = ("model", "requests", "note")
 ROWS = [["[b]x[/b] :smile:", "1,000", "n" * 300], ["y", "2", ""]]
@@ -16,6 +17,7 @@ def test_table_is_plain_text_that_ignores_the_terminal_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     print_table(HEADINGS, ROWS, left_aligned=(0, 2))
+
     assert capsys.readouterr().out.splitlines() == [
         "model             requests  note",
         f"[b]x[/b] :smile:     1,000  {'n' * 300}",
@@ -34,7 +36,25 @@ def test_table_headings_are_bold_in_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     out = FakeTerminal()
     monkeypatch.setattr(sys, "stdout", out)
     print_table(HEADINGS, ROWS, left_aligned=(0, 2))
+
     first, second, third = out.getvalue().splitlines()
+
     assert "\x1b[1m" in first
     assert "\x1b" not in second + third
     assert second.endswith("n" * 300)
+
+
+def test_errors_of_other_models_are_logged_when_one_cannot_be_loaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def load_models() -> None:
+        log = logging.getLogger("backends.torch.backend")
+        with show_loading(enabled=True, use_status_line=False):
+            log.error("a can't be loaded: %s", "the weights are missing")
+            log.error("b can't be loaded: %s", "no memory")
+            raise OSError("the weights are missing")
+
+    with pytest.raises(OSError, match="the weights are missing"):
+        load_models()
+
+    assert caplog.messages == ["b can't be loaded: no memory"]

@@ -1,4 +1,4 @@
-"""``interlingua init``: the file that it writes is valid and does what was answered."""
+"""``interlingua init`` writes a valid file that matches the answers."""
 
 import hashlib
 import json
@@ -30,6 +30,7 @@ def load(name: str = "gateway.yaml") -> Config:
 
 def test_file_without_answers_is_a_pool_of_one_local_worker() -> None:
     assert run_init().exit_code == 0
+
     config = load()
     (backend,) = config.backends.values()
     assert [worker.url for worker in backend.workers] == ["http://127.0.0.1:8001"]  # type: ignore[union-attr]
@@ -43,14 +44,17 @@ def test_options_are_the_answers() -> None:
         "--worker-model", "llama3", "--candidate", 'llama"3.1', "--key",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
+
     config = load("other.yaml")
     (backend,) = config.backends.values()
     assert [worker.url for worker in backend.workers] == ["http://a:1", "http://b:2"]  # type: ignore[union-attr]
+
     model = config.models["support"]
     assert {name: one.model for name, one in model.resolve_targets().items()} == {
         "1": "llama3", "2": 'llama"3.1'
     }  # fmt: skip
     assert model.resolve_weights() == {"1": 90, "2": 10}
+
     key = re.search(r"shown only now: (\S+)", result.output)
     assert key is not None
     assert config.keys[0].sha256 == hashlib.sha256(key[1].encode()).hexdigest()
@@ -60,6 +64,7 @@ def test_options_are_the_answers() -> None:
 def test_existing_file_is_kept_unless_forced() -> None:
     Path("gateway.yaml").write_text("mine")
     result = run_init()
+
     assert result.exit_code == 2
     assert "gateway.yaml exists" in result.output
     assert Path("gateway.yaml").read_text() == "mine"
@@ -78,16 +83,19 @@ def test_editors_find_the_schema_beside_the_file() -> None:
     run_init()
     first_line = Path("gateway.yaml").read_text().partition("\n")[0]
     assert first_line == f"# yaml-language-server: $schema=./{SCHEMA_FILE}"
+
     schema = json.loads(Path(SCHEMA_FILE).read_text())
     assert schema["$id"].startswith("urn:interlingua:")
     assert schema["title"] == "Interlingua configuration"
 
 
-def test_questions_are_asked_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_prompts_for_missing_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["gateway.cli.init"], "_is_terminal", lambda: True)
     answers = "http://a:1 http://b:2\nsupport\nllama3\nnone\ny\n"
     result = CliRunner().invoke(main, ["init"], input=answers)
+
     assert result.exit_code == 0, result.output
+
     config = load()
     assert len(config.backends["workers"].workers) == 2  # type: ignore[union-attr]
     assert config.models["support"].model == "llama3"
@@ -101,3 +109,13 @@ def test_help_lists_every_command_in_a_group() -> None:
     ]  # fmt: skip
     for name in main.commands:
         assert re.search(rf"^  {name} ", text, re.MULTILINE), name
+
+
+def test_file_in_a_missing_folder_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "gateway.yaml"
+
+    result = run_init(str(file), "--key")
+
+    assert result.exit_code == 2
+    assert f"{file} can't be written: No such file or directory" in result.stderr
+    assert "API key" not in result.output

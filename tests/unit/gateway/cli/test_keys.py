@@ -1,4 +1,4 @@
-"""``interlingua keys``: what it makes is a key that the gateway knows again."""
+"""``interlingua keys`` creates keys that the gateway accepts."""
 
 import hashlib
 import json
@@ -25,6 +25,7 @@ def run_keys_new(*arguments: str) -> Result:
 def test_printed_configuration_lines_authenticate_the_new_key() -> None:
     result = run_keys_new("--name", "web-app")
     assert result.exit_code == 0
+
     key, empty, lines = result.stdout.split("\n", 2)
     assert empty == ""
     assert key not in lines
@@ -33,6 +34,7 @@ def test_printed_configuration_lines_authenticate_the_new_key() -> None:
     [key_config] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
 
     assert key_config.name == "web-app"
+
     keyring = Authenticator([Principal(key_config.name, key_config.sha256)])
     principal = keyring.authenticate({"authorization": f"Bearer {key}"})
     assert principal is not None
@@ -42,6 +44,7 @@ def test_printed_configuration_lines_authenticate_the_new_key() -> None:
 def test_json_output_contains_name_key_and_digest() -> None:
     result = run_keys_new("--name", "web-app", "--json")
     body = json.loads(result.stdout)
+
     assert result.stderr == ""
     assert set(body) == {"name", "key", "sha256"}
     assert body["name"] == "web-app"

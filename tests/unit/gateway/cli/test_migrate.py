@@ -1,4 +1,4 @@
-"""``interlingua migrate litellm``: what is written and said, whatever the file holds."""
+"""``interlingua migrate litellm`` writes a valid file and reports what it can't migrate."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from gateway.cli import main
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_text
 from gateway.tools.migrate.litellm import migrate
-from tests.golden.migrate.test_golden_migrate import ENV, FILES, Environment
+from tests.golden.migrate.test_golden_migrate import FILES
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "migrate"
 WHOLE = GOLDEN / "01-first-line.yaml"
@@ -23,7 +23,9 @@ NOTHING = GOLDEN / "13-nothing-to-serve.yaml"
 
 
 def run_migrate(file: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["migrate", "litellm", str(file), *arguments])
+    """Run it where all variables of these files are set."""
+    env = {"OPENAI_API_KEY": "set"}
+    return CliRunner(env=env).invoke(main, ["migrate", "litellm", str(file), *arguments])
 
 
 def test_supported_configuration_is_migrated_completely() -> None:
@@ -36,6 +38,7 @@ def test_supported_configuration_is_migrated_completely() -> None:
 def test_omitted_settings_are_reported_with_position_and_exit_code_3(tmp_path: Path) -> None:
     out = tmp_path / "gateway.yaml"
     result = run_migrate(PARTLY, "--write", str(out))
+
     assert (result.exit_code, result.stdout) == (3, "")
     assert f"{PARTLY}:4:17: left out: model_list[1].model_name: " in result.stderr
     assert out.read_text("utf-8") == PARTLY.with_suffix(".made").read_text("utf-8")
@@ -53,9 +56,20 @@ def test_no_file_is_written_if_the_migration_fails(
 ) -> None:
     out = tmp_path / "gateway.yaml"
     result = run_migrate(file, "--write", str(out), *options)
+
     assert result.exit_code == 1
     assert result.stderr.endswith(f"nothing is written: {why}\n")
     assert not out.exists()
+
+
+def test_output_in_a_missing_folder_is_reported_after_the_notes(tmp_path: Path) -> None:
+    out = tmp_path / "none" / "gateway.yaml"
+
+    result = run_migrate(PARTLY, "--write", str(out))
+
+    assert result.exit_code == 2
+    assert "left out: model_list[1].model_name: " in result.stderr
+    assert f"{out} can't be written: No such file or directory" in result.stderr
 
 
 def test_json_output_contains_text_and_notes() -> None:
@@ -84,7 +98,9 @@ def test_file_that_is_not_a_litellm_configuration_is_rejected(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
+
     result = run_migrate(file)
+
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"{file}:{place}")
 
@@ -109,7 +125,7 @@ SEEDS = [msgspec.yaml.decode(path.read_bytes()) for path in FILES]
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_migration_of_any_values_writes_a_valid_configuration(data: st.DataObject) -> None:
-    """Any value may stand at any place of a real one: what is made of it passes the check."""
+    """Any value in any place of a real file gives a configuration that passes the check."""
     document = msgspec.json.decode(msgspec.json.encode(data.draw(st.sampled_from(SEEDS))))
     for _ in range(data.draw(st.integers(1, 3))):
         at: Any = document
@@ -121,8 +137,28 @@ def test_migration_of_any_values_writes_a_valid_configuration(data: st.DataObjec
                 break
             at = at[key]
     try:
-        migration = migrate(msgspec.yaml.encode(document), "config.yaml")
+        migration = migrate(msgspec.yaml.encode(document), "config.yaml", {})
     except ConfigError:
         return
     if migration.text is not None:
-        load_text(migration.text, "gateway.yaml", env=Environment(ENV))
+        load_text(migration.text, "gateway.yaml", env={})
+
+
+def test_tasks_and_alias_settings_are_migrated_or_reported() -> None:
+    """Cohere's workers rank; no worker of its protocol embeds."""
+    text = """
+model_list:
+  - {model_name: rank, litellm_params: {model: cohere/rerank-v3.5}, model_info: {mode: rerank}}
+  - {model_name: embed, litellm_params: {model: cohere/embed-v4}, model_info: {mode: embedding}}
+router_settings: {model_group_alias: {rank-alias: {model: rank, hidden: true}}}
+"""
+    migration = migrate(text.encode(), "f.yaml", {})
+
+    assert migration.text is not None
+    config = load_text(migration.text, "g.yaml", env={})
+    assert {name: one.task for name, one in config.models.items()} == {"rank": "rerank"}
+    assert config.models["rank"].aliases == ("rank-alias",)
+    notes = [one.text("f") for one in migration.notes]
+    assert any("workers of the protocol cohere do not have the task embedding" in n for n in notes)
+    assert any("hidden: the alias has no such setting" in n for n in notes)
+    assert any(n.startswith("f:2:1: changed: variables are not set here") for n in notes)

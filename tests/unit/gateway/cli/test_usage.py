@@ -1,7 +1,9 @@
-"""``interlingua usage``, from its file to its table."""
+"""``interlingua usage`` prints a usage file as a table."""
 
 import importlib.util
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,7 @@ def test_by_option_groups_the_totals(usage_file: Path, by: str, expected: list[o
 def test_since_option_filters_the_records(usage_file: Path) -> None:
     result = run_usage(usage_file, "--since", "2023-11-15T12:00", "--json")
     [row] = [json.loads(line) for line in result.stdout.splitlines()]
+
     assert row == {
         "by": {"key": "web", "model": "chat"},
         "requests": 1,
@@ -83,6 +86,31 @@ def test_empty_period_prints_a_table_of_zeros(usage_file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("table", "exit_code"),
+    [
+        (None, 0),
+        ("rollout_plan (model TEXT)", 0),
+        ("rollout_file (n INTEGER PRIMARY KEY, id TEXT)", 0),
+        ("customers (id INTEGER)", 2),
+        ("responses (id TEXT)", 2),
+    ],
+)
+def test_only_the_gateways_databases_may_lack_the_table_of_usage(
+    tmp_path: Path, table: str | None, exit_code: int
+) -> None:
+    """An empty file and one with rollouts have no rows yet; another application's has no usage."""
+    path = tmp_path / "some.sqlite"
+    path.touch()
+    if table is not None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"CREATE TABLE {table}")
+    result = run_usage(path, "--by", "model")
+
+    assert result.exit_code == exit_code
+    assert ("is not a usage database: it has no table 'usage'" in result.stderr) == bool(exit_code)
+
+
 def test_invalid_options_and_files_are_reported(usage_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("no database" * 100)
@@ -91,6 +119,7 @@ def test_invalid_options_and_files_are_reported(usage_file: Path, tmp_path: Path
         ([usage_file, "--since", "soon"], "neither a time"),
         ([other], "is not a usage database: file is not a database"),
         ([tmp_path / "none"], "does not exist"),
+        ([tmp_path], f"{tmp_path} is a folder, not a usage database"),
     ):
         result = run_usage(*arguments)
         assert result.exit_code == 2
@@ -100,5 +129,6 @@ def test_invalid_options_and_files_are_reported(usage_file: Path, tmp_path: Path
 def test_missing_postgres_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = run_usage("postgresql://h/d")
+
     assert result.exit_code == 2
     assert "pip install 'interlingua[postgres]'" in result.stderr

@@ -1,4 +1,4 @@
-"""The corners of reading scalars that whole files seldom show."""
+"""Scalars with unusual notations are decoded correctly or rejected."""
 
 from pathlib import Path
 
@@ -24,9 +24,9 @@ START = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
 
 def collect_issue_messages(backend: str) -> list[str]:
     text = f"{START}backends: {{a: {backend}}}\nmodels: {{m: {{backend: a}}}}\n"
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text(text, "g", env={})
-    return [one.message for one in caught.value.issues]
+    return [one.message for one in excinfo.value.issues]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,9 @@ def test_quoted_number_is_accepted_only_from_the_environment() -> None:
 def test_secret_file_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     backend = f"{{protocol: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
+
     (message,) = collect_issue_messages(backend + "/token}}}]}")
+
     assert message.endswith("can't be read: it is not text")
 
 
@@ -102,4 +104,5 @@ def test_issue_of_a_missing_value_has_the_position_of_its_parent() -> None:
     context.add_issue(("models", "chat", "backend"), "is missing")
     context.add_issue(("models",), "is wrong", key=True)
     positions = [(one.line, one.column, one.path) for one in complaints.issues]
+
     assert positions == [(3, 9, "models.chat.backend"), (3, 1, "models")]

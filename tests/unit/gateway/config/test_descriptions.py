@@ -1,4 +1,4 @@
-"""Every field of the configuration has a description, which the JSON Schema contains."""
+"""Every field of the configuration has a description, which is in the JSON Schema."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +49,9 @@ def list_properties(definition: dict[str, Any]) -> Iterator[tuple[str, dict[str,
 def test_every_property_of_the_json_schema_has_a_description() -> None:
     definitions = build_schema()["$defs"]
     structs = {section.__name__: section for section in SECTIONS}
+
     assert definitions.keys() == structs.keys() | {"Environment"}
+
     for name, section in structs.items():
         properties = dict(list_properties(definitions[name]))
         assert properties

@@ -1,4 +1,4 @@
-"""The share of users that a change of weights moves: computed, and by the splits' hash."""
+"""The computed share of users that a change of weights moves equals that of the splits' hash."""
 
 import random
 from collections import Counter
@@ -27,7 +27,7 @@ PAIRS: list[tuple[Weights, Weights]] = [
 
 
 def draw_weights(seed: int) -> tuple[Weights, Weights]:
-    """Weights of up to five versions before and after, some of them in one of the two alone."""
+    """Weights of up to five versions before and after a change."""
     draw = random.Random(seed)
     versions = [str(number) for number in range(1, draw.randint(2, 5) + 1)]
     before, after = (
@@ -38,7 +38,7 @@ def draw_weights(seed: int) -> tuple[Weights, Weights]:
 
 
 def count_moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]]:
-    """How many of the users are assigned from which version to which, by the gateway's hash."""
+    """Return the number of users moved from each version to each other by the gateway's hash."""
     draw = random.Random(seed)
     splits = TrafficSplit(before, f"split-{seed}"), TrafficSplit(after, f"split-{seed}")
     users = (f"{draw.getrandbits(64):x}" for _ in range(USERS))
@@ -56,6 +56,7 @@ def test_computed_moved_share_matches_the_assignment_hash(
     pairs = count_moves(*pair, seed)
     moved = sum(count for (before, after), count in pairs.items() if before != after)
     deviation = (share * (1 - share) / USERS) ** 0.5
+
     assert abs(moved / USERS - share) <= DEVIATIONS * deviation + 1e-9
 
 
@@ -82,6 +83,7 @@ def test_raised_weight_moves_users_only_to_its_version() -> None:
         ("1", "3"),
         ("2", "3"),
     }
+
     came = sum(count for (before, after), count in pairs.items() if before != after == "3")
     assert abs(came / USERS - 0.2) < 0.01
 
@@ -118,6 +120,7 @@ models: {m: {backend: one}}
         env={},
     )
     listeners = listeners_by_id(config)
+
     assert [*listeners] == [("127.0.0.1:0", 0), ("127.0.0.1:8001", 0), ("127.0.0.1:0", 1)]
     assert [listener_name(one) for one in listeners] == [
         "127.0.0.1:0",

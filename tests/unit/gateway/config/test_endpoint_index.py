@@ -1,4 +1,4 @@
-"""Protocols that share paths on a listener are found in time that is linear in their number."""
+"""Protocols that share paths on a listener are found in linear time."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ KEYS = st.tuples(
 
 
 def shares_requests(first: EndpointKey, second: EndpointKey) -> bool:
-    """The definition: each segment is the same in both, or any text in one of them."""
+    """The definition: each segment is equal in both paths or a parameter in one of them."""
     steps, others = first[1].split("/"), second[1].split("/")
     return (
         first[0] == second[0]
@@ -41,19 +41,21 @@ def test_the_first_endpoint_that_shares_requests_is_found(
     for number, one in enumerate(claimed):
         index.add(one, f"owner {number}")
     shared = sorted(one for one in claimed if shares_requests(one, key))
+
     expected = (shared[0], f"owner {claimed.index(shared[0])}") if shared else None
+
     assert index.find_shared(key) == expected
 
 
 def count_calls(text: str) -> int:
-    """How many Python functions are entered while the configuration is loaded."""
+    """Return the number of Python functions called while the configuration is loaded."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _arg: object) -> None:
         nonlocal calls
         calls += event == "call"
 
-    load_text(text, "g", env={})  # what the first load caches is not counted
+    load_text(text, "g", env={})  # the first load fills the caches
     sys.setprofile(count)
     try:
         load_text(text, "g", env={})

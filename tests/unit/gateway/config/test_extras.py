@@ -1,4 +1,4 @@
-"""What an extra brings is asked for in words where it is not installed; and what can't be read."""
+"""A missing optional package is named in the error, and so is an unreadable file."""
 
 import importlib.util
 from importlib.machinery import ModuleSpec
@@ -15,9 +15,9 @@ IDENTITY = 'identity: {issuer: "https://login.example.com", audience: [gateway]}
 
 
 def collect_issues(text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text(text + REST, "g.yaml", env={})
-    return str(caught.value).splitlines()
+    return str(excinfo.value).splitlines()
 
 
 TOKENS = "1: tokens need a library; install it with: pip install 'interlingua[jwt]' (at identity)"
@@ -44,6 +44,7 @@ def test_missing_extra_is_named_in_the_error(
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     [issue] = collect_issues(text)
+
     assert issue.startswith(f"g.yaml:1:{message}")
 
 
@@ -67,14 +68,16 @@ def test_invalid_value_is_reported_once(text: str) -> None:
 
 
 async def test_jwks_client_is_reused_if_the_issuer_is_unchanged() -> None:
-    outside = build_services()
-    old = ConfigSnapshot(load_text(IDENTITY + REST, "g.yaml", env={}), outside)
-    more = REST.replace("m:", "n:")
-    same = ConfigSnapshot(load_text(IDENTITY + more, "g.yaml", env={}), outside, previous=old)
+    services = build_services()
+    old = ConfigSnapshot(load_text(IDENTITY + REST, "g.yaml", env={}), services)
+    changed = REST.replace("m:", "n:")
+    same = ConfigSnapshot(load_text(IDENTITY + changed, "g.yaml", env={}), services, previous=old)
     other = IDENTITY.replace("gateway", "other") + REST
-    new = ConfigSnapshot(load_text(other, "g.yaml", env={}), outside, previous=same)
+    new = ConfigSnapshot(load_text(other, "g.yaml", env={}), services, previous=same)
+
     assert old.jwks_client is not None
     assert same.jwks_client is old.jwks_client
     assert new.jwks_client is not old.jwks_client
+
     for one in (old, new):
         await one.aclose()

@@ -1,4 +1,4 @@
-"""Files that change under the gateway, and when it counts."""
+"""Changes of watched files are detected, once they are stable."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from gateway.config.file_watch import FileState, FileWatcher, read_file_state
+from tests.support.waiting import PATIENCE
 
 A, B, C = (FileState((1, 1), digest) for digest in (b"a", b"b", b"c"))
 OTHER = FileState((1, 2), b"b")
 
 
 def find_changes(*looks: Mapping[str, FileState | None]) -> list[int]:
-    """After which looks, counted from 0, a change was told, when the first found all as it was."""
+    """Return the numbers of the polls that report a change; the first poll reports none."""
     changes: list[int] = []
     done: list[Mapping[str, FileState | None]] = []
     watch = FileWatcher(list, lambda: changes.append(len(done) - 1))
@@ -68,20 +69,24 @@ def test_change_is_delayed_while_another_file_is_being_written() -> None:
 
 
 def test_file_state_covers_file_content_folder_listing_and_link_target(tmp_path: Path) -> None:
-    """A file by what it holds, a folder by what is told of its files, a link by where it leads."""
+    """A file's state is its content, a folder's its listing, a link's its target."""
     file, folder, link = tmp_path / "file", tmp_path / "folder", tmp_path / "link"
     file.write_text("one")
     folder.mkdir()
     link.symlink_to(file)
+
     assert read_file_state(str(tmp_path / "none")) is None
     assert read_file_state(str(link)) == read_file_state(str(file))
+
     before, empty = read_file_state(str(file)), read_file_state(str(folder))
     assert before is not None
     assert empty is not None
+
     file.write_text("two")
     after = read_file_state(str(file))
     assert after is not None
     assert (after.device_inode, after.digest != before.digest) == (before.device_inode, True)
+
     (folder / "inside").write_text("x")
     assert read_file_state(str(folder)) != empty
 
@@ -89,6 +94,7 @@ def test_file_state_covers_file_content_folder_listing_and_link_target(tmp_path:
 def test_device_file_is_not_read() -> None:
     device = read_file_state("/dev/zero")
     again = read_file_state("/dev/null")
+
     assert device is not None
     assert again is not None
     assert device.digest == again.digest
@@ -101,11 +107,14 @@ async def test_file_watcher_polls_until_cancelled(tmp_path: Path) -> None:
     watch = FileWatcher(lambda: [str(file)], changed.set, interval=0.01)
     task = asyncio.get_running_loop().create_task(watch.run())
     await asyncio.sleep(0.05)
+
     assert not changed.is_set()
+
     (tmp_path / "new").write_text("two")
     (tmp_path / "new").replace(file)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await changed.wait()
     task.cancel()
+
     with pytest.raises(asyncio.CancelledError):
         await task

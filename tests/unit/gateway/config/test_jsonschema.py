@@ -1,4 +1,4 @@
-"""The JSON Schema, held against the Structs and against whole files."""
+"""The JSON Schema accepts and rejects what the loader does."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from gateway.config.schema import Config
 from protocols.core.units import ConfigSection
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "config"
-OLD_READING = {"yaml_1_2"}  # YAML 1.1, by which the witness here reads, takes its keys for truths
+OLD_READING = {"yaml_1_2"}  # this test's parser reads YAML 1.1, where the keys are booleans
 TYPES: dict[str, Any] = {
     "object": dict,
     "array": list,
@@ -27,7 +27,7 @@ TYPES: dict[str, Any] = {
 
 
 def is_valid(value: Any, part: dict[str, Any], root: dict[str, Any]) -> bool:
-    """A validator of what our schema uses of JSON Schema, and of nothing else."""
+    """Validate with the JSON Schema keywords that our schema uses."""
     if "$ref" in part:
         return is_valid(value, root["$defs"][part["$ref"].rpartition("/")[2]], root)
     if "anyOf" in part and not any(is_valid(value, one, root) for one in part["anyOf"]):
@@ -100,8 +100,10 @@ def test_every_struct_field_is_a_json_schema_property() -> None:
         for one in vars(schema).values()
         if isinstance(one, type) and issubclass(one, ConfigSection) and one.__name__ in definitions
     ]
+
     assert Config in structs
     assert len(structs) >= 24
+
     for struct in structs:
         part = definitions[struct.__name__]
         part = part if "properties" in part else part["anyOf"][-1]

@@ -1,4 +1,4 @@
-"""Files of API keys: their fields, and issues at their lines and columns."""
+"""Files of API keys: their fields, and errors with line and column."""
 
 import hashlib
 import json
@@ -37,10 +37,10 @@ def load(folder: Path, *lines: str, **env: str) -> LoadedConfig:
 
 
 def list_issues(folder: Path, *lines: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load(folder, *lines)
-    assert str(folder / "keys.jsonl") in caught.value.files
-    return str(caught.value).replace(f"{folder}/", "").splitlines()
+    assert str(folder / "keys.jsonl") in excinfo.value.files
+    return str(excinfo.value).replace(f"{folder}/", "").splitlines()
 
 
 def test_a_key_of_a_file_has_the_fields_of_a_key_in_the_configuration(folder: Path) -> None:
@@ -52,6 +52,7 @@ def test_a_key_of_a_file_has_the_fields_of_a_key_in_the_configuration(folder: Pa
     expected_limits = KeyRateLimitConfig(
         requests=(100, 60), budget=5_000_000, models={"chat": RateLimitConfig(concurrent=2)}
     )
+
     assert loaded.config.keys == (
         ApiKeyConfig("ann", digest("ann"), ("chat",), "openai", ("gold",), True, expected_limits),
         ApiKeyConfig("bob", digest("bob")),
@@ -84,7 +85,9 @@ def test_issues_have_the_line_and_column_of_the_file(folder: Path) -> None:
         "[1]",
     ]
     issues = list_issues(folder, *lines)
+
     positions = [issue.split(": ")[0] for issue in issues]
+
     assert positions == [
         "keys.jsonl:2:10",
         "keys.jsonl:2:27",
@@ -109,6 +112,7 @@ def test_references_to_unknown_names_are_located_in_the_file(folder: Path) -> No
         build_line("bob", protocol="opneai"),
         build_line("cat", limits=limits),
     )
+
     assert [issue.split(" (at")[0].split(": ", 1)[1] for issue in issues] == [
         "there is no model 'chet'; did you mean 'chat'?",
         "'opneai' is not a protocol; did you mean 'openai'?",
@@ -123,7 +127,9 @@ def test_a_name_or_digest_that_is_used_twice_is_refused(folder: Path) -> None:
     again = build_line("bob").replace("bob", "bill")
     same_name, same_digest = list_issues(folder, build_line("ann"), build_line("bob"), again)
     message = "has the same name; each key has its own (at name)"
+
     assert same_name == f"keys.jsonl:1:10: keys[0] {message}"
+
     message = "has the same sha256; each key has its own (at sha256)"
     assert same_digest == f"keys.jsonl:3:28: line 2 of keys.jsonl {message}"
 
@@ -134,9 +140,9 @@ def test_a_file_without_a_key_is_refused_rather_than_admit_everyone(folder: Path
 
 
 def test_a_missing_file_is_an_issue_of_the_configuration(folder: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_file(str(folder / "gateway.yaml"), env={})
-    assert "gateway.yaml:3:12: 'keys.jsonl' is not a file" in str(caught.value)
+    assert "gateway.yaml:3:12: 'keys.jsonl' is not a file" in str(excinfo.value)
 
 
 def test_a_file_without_read_permission_is_an_issue_of_the_configuration(
@@ -151,17 +157,18 @@ def test_a_file_without_read_permission_is_an_issue_of_the_configuration(
 
     (folder / "keys.jsonl").write_text(build_line("ann"))
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_file(str(folder / "gateway.yaml"), env={})
+
     message = "gateway.yaml:3:12: the file can't be read: Permission denied (at keys_file)"
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
 def test_a_file_that_is_not_utf_8_is_refused_at_its_byte(folder: Path) -> None:
     (folder / "keys.jsonl").write_bytes(build_line("ann").encode() + b"\n\xff\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_file(str(folder / "gateway.yaml"), env={})
-    assert "keys.jsonl:2:1: the byte 0xff is not UTF-8" in str(caught.value)
+    assert "keys.jsonl:2:1: the byte 0xff is not UTF-8" in str(excinfo.value)
 
 
 def test_the_number_of_reported_issues_is_bounded(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A configuration with its file: the hash, the files that it names, and where things are."""
+"""A loaded configuration has the hash, the referenced files, and the position of each field."""
 
 import hashlib
 from pathlib import Path
@@ -38,6 +38,7 @@ def config_file(tmp_path: Path) -> Path:
 def test_configuration_hash_is_computed_from_the_file_bytes(config_file: Path) -> None:
     digest = hashlib.sha256(config_file.read_bytes()).hexdigest()
     assert load_file(str(config_file), env={}).hash == digest[:12]
+
     config_file.write_bytes(b"\xef\xbb\xbf" + config_file.read_bytes())
     assert load_file(str(config_file), env={}).hash != digest[:12]
 
@@ -49,18 +50,18 @@ def test_loaded_files_list_referenced_files_except_worker_files(config_file: Pat
 
 
 def test_config_error_lists_the_referenced_files(config_file: Path) -> None:
-    """Those that are missing, as well."""
+    """Missing files are listed, too."""
     (config_file.parent / "token.txt").unlink()
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_file(str(config_file), env={})
-    assert str(config_file.parent / "token.txt") in caught.value.files
-    assert str(PEM) in caught.value.files
+    assert str(config_file.parent / "token.txt") in excinfo.value.files
+    assert str(PEM) in excinfo.value.files
 
 
 def test_unreadable_configuration_file_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_file(f"{tmp_path}/none.yaml", env={})
-    assert str(caught.value).endswith(
+    assert str(excinfo.value).endswith(
         "none.yaml:1:1: the file can't be read: No such file or directory"
     )
     with pytest.raises(ConfigError, match="the file can't be read: Is a directory"):
@@ -74,7 +75,9 @@ def test_later_errors_have_the_position_of_the_value_or_its_parent(config_file: 
         (("backends", "far", "queue", "max"), "no"),
         (("admin",), "no"),
     )
+
     lines = [line.removeprefix(str(config_file)) for line in str(error).splitlines()]
+
     assert lines == [
         ":1:1: no (at admin)",
         ":2:14: no (at listeners[0].address)",

@@ -1,4 +1,4 @@
-"""What a good file becomes; what a wrong one brings is in tests/golden/config."""
+"""Valid files are loaded into the expected objects; tests/golden/config has invalid ones."""
 
 import shutil
 from pathlib import Path
@@ -31,14 +31,15 @@ def load_valid_config(*parts: str, insecure: bool = False, **env: str) -> Config
 
 
 def collect_issues(text: str, *, insecure: bool = False) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text(text, "g.yaml", env={}, insecure=insecure)
-    return str(caught.value).splitlines()
+    return str(excinfo.value).splitlines()
 
 
 def test_backend_kinds_match_the_registry() -> None:
     kinds = msgspec.inspect.type_info(BackendConfig)
     assert isinstance(kinds, msgspec.inspect.UnionType)
+
     tags = {one.tag for one in kinds.types if isinstance(one, msgspec.inspect.StructType)}
     assert tags == BACKENDS.keys()
 
@@ -55,6 +56,7 @@ def test_durations_and_sizes_become_seconds_and_bytes() -> None:
 def test_short_forms_are_expanded() -> None:
     config = load_valid_config('backends: {a: {protocol: openai, workers: ["http://w:1"]}}\n', CHAT)
     pool = config.backends["a"]
+
     assert isinstance(pool, PoolSettings)
     assert (pool.kind, pool.workers[0].url, pool.workers[0].weight) == ("pool", "http://w:1", 1)
     assert config.listeners[0].protocols[0].name == "openai"
@@ -69,6 +71,7 @@ def test_omitted_pool_timeouts_have_the_configured_defaults() -> None:
         CHAT,
     )
     first, second = config.backends["a"], config.backends["b"]
+
     assert isinstance(first, PoolSettings)
     assert isinstance(second, PoolSettings)
     assert first.timeouts == Timeouts(connect=1.0, idle=3.0)
@@ -84,6 +87,7 @@ def test_targets_and_weights_are_resolved_for_every_form_of_a_model() -> None:
         '  two: {versions: {"1": {backend: a}, "2": {backend: a}}, split: {weights: {"2": 7}}}\n',
     )
     lone, one, two = config.models.values()
+
     assert lone.resolve_targets() == {"1": TargetConfig(backend="a", model="m")}
     assert one.resolve_targets() == {"next": TargetConfig(backend="a")}
     assert [model.resolve_weights() for model in (lone, one, two)] == [
@@ -132,6 +136,7 @@ def test_protocol_options_are_read_from_listeners_and_models() -> None:
         "g.yaml",
         env={},
     )
+
     assert config.listeners[0].protocols[0].options == {"stream_default": True}
     assert config.models["chat"].options == {"databricks": {"pay_per_token": True}}
 
@@ -160,7 +165,9 @@ def test_secret_is_read_from_text_environment_or_file(tmp_path: Path) -> None:
     )
     config = load_config(str(path), env={"TOKEN": "from-env"})
     pool = config.backends["a"]
+
     assert isinstance(pool, PoolSettings)
+
     values = [
         worker.auth.bearer.reveal() for worker in pool.workers if worker.auth and worker.auth.bearer
     ]
@@ -179,7 +186,9 @@ def test_relative_paths_are_resolved_from_the_configuration_folder(tmp_path: Pat
     text = 'backends: {a: {protocol: openai, workers: ["https://w"], tls: {ca: ca.pem}}}\n'
     path = tmp_path / "g.yaml"
     path.write_text(LISTENERS + text + CHAT)
+
     pool = load_config(str(path), env={}).backends["a"]
+
     assert isinstance(pool, PoolSettings)
     assert pool.tls is not None
     assert pool.tls.ca == str(tmp_path / "ca.pem")
@@ -189,6 +198,7 @@ def test_public_listener_requires_keys_or_the_insecure_flag() -> None:
     text = 'listeners: [{address: "0.0.0.0:8000", protocols: [openai]}]\n' + ECHO + CHAT
     assert "there are no keys" in collect_issues(text)[0]
     assert load_text(text, "g.yaml", env={}, insecure=True).listeners[0].address == "0.0.0.0:8000"
+
     keyed = text + f"keys: [{{name: k, sha256: {'ab' * 32}}}]\n"
     assert load_text(keyed, "g.yaml", env={}).keys[0].models is None
 
@@ -197,8 +207,10 @@ def test_default_listener_serves_every_protocol_on_loopback() -> None:
     config = load_text(ECHO + CHAT, "g.yaml", env={})
     (listener,) = config.listeners
     assert listener.address == "127.0.0.1:8000"
+
     spoken = filter(ProtocolRegistry(PROTOCOLS).serves_clients, PROTOCOLS)
     assert {one.name for one in listener.protocols} == set(spoken)
+
     mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.protocols]
     text = msgspec.json.encode(
         [{"address": listener.address, "protocols": [_drop_none_values(mount) for mount in mounts]}]
@@ -216,13 +228,14 @@ def test_merge_keys_do_not_override_own_or_earlier_keys() -> None:
         "backends:\n  a: {kind: echo, <<: [*a, *b]}\n  b: {<<: *b, kind: echo, delay: 3s}\n",
         CHAT,
     )
+
     assert config.backends["a"] == EchoConfig(delay=1.0, context=1, script=("b",))
     assert config.backends["b"] == EchoConfig(delay=3.0, script=("b",))
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_nesting_depth_limit_is_exact(beyond: int) -> None:
-    depth = MAX_DEPTH - 1 + beyond  # the document is the first level
+    depth = MAX_DEPTH - 1 + beyond  # the document itself is the first level
     text = f"x-deep: {'[' * depth}{']' * depth}\n{LISTENERS}{ECHO}{CHAT}"
     if beyond:
         assert "nested deeper than 32" in collect_issues(text)[0]
@@ -232,7 +245,7 @@ def test_nesting_depth_limit_is_exact(beyond: int) -> None:
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_the_limit_of_values_that_aliases_repeat_is_exact(beyond: int) -> None:
-    repeated = 1 + 9_999  # a list and its values
+    repeated = 1 + 9_999  # the list and its values
     lists = f"x-list: &list [{', '.join(['1'] * 9_999)}]\nx-one: &one 1\n"
     aliases = ["*list"] * (MAX_ALIASED_NODES // repeated) + ["*one"] * beyond
     text = f"{lists}x-many: [{', '.join(aliases)}]\n{LISTENERS}{ECHO}{CHAT}"
@@ -249,24 +262,25 @@ def test_a_configuration_with_more_than_ten_thousand_values_loads() -> None:
 
 
 def test_a_file_larger_than_the_limit_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_bytes(b"#" * (MAX_FILE_SIZE + 1), "g.yaml", env={})
-    assert str(caught.value) == "g.yaml:1:1: the file is larger than 64 MiB, the limit; split it"
+    assert str(excinfo.value) == "g.yaml:1:1: the file is larger than 64 MiB, the limit; split it"
 
 
 def test_invalid_utf_8_is_reported_with_its_position() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         decode_utf8("a: 1\nbü: ".encode() + b"\xff\n", "g.yaml")
-    assert str(caught.value) == "g.yaml:2:5: the byte 0xff is not UTF-8; save the file as UTF-8"
+    assert str(excinfo.value) == "g.yaml:2:5: the byte 0xff is not UTF-8; save the file as UTF-8"
     assert decode_utf8(b"\xef\xbb\xbfa: 1", "g.yaml") == "a: 1"
 
 
 def test_issues_are_in_file_order() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text("models: {a: {bakend: x}}\nbackends: {b: {kind: x}}\nfoo: 1\n", "g.yaml", env={})
-    places = [(one.line, one.column) for one in caught.value.issues]
+
+    places = [(one.line, one.column) for one in excinfo.value.issues]
     assert places == sorted(places)
-    assert [one.path for one in caught.value.issues] == [
+    assert [one.path for one in excinfo.value.issues] == [
         "models.a",
         "models.a.bakend",
         "backends.b.kind",

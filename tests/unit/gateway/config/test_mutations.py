@@ -1,4 +1,4 @@
-"""Whatever is done to a good file, it is read or refused: never a traceback, always a place."""
+"""Any mutation of a valid file loads or gives errors with positions, never a traceback."""
 
 import random
 from collections.abc import Callable
@@ -86,7 +86,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def load_or_get_error(data: bytes, name: str) -> ConfigError | None:
-    """The complaints about a file, if it is not a good one. Whatever else is raised fails."""
+    """Return the errors of a file. Any other exception fails the test."""
     try:
         assert isinstance(load_text(decode_utf8(data, name), name, env=ENV), Config)
     except ConfigError as error:
@@ -98,6 +98,7 @@ def load_or_get_error(data: bytes, name: str) -> ConfigError | None:
 def test_mutated_file_loads_or_raises_config_error(seed: int) -> None:
     draw = random.Random(seed)
     refused = 0
+
     for _ in range(200):
         path = draw.choice(GOOD)
         data = path.read_bytes()
@@ -111,6 +112,7 @@ def test_mutated_file_loads_or_raises_config_error(seed: int) -> None:
             assert all(1 <= one.line <= rows for one in error.issues)
             assert all(one.column >= 1 and one.message for one in error.issues)
             assert all(line.startswith(f"{path}:") for line in str(error).splitlines())
+
     assert 100 < refused < 200
 
 

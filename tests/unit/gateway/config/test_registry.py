@@ -1,4 +1,4 @@
-"""What the checks ask of a protocol's class, with one that asks for everything."""
+"""The registry reads protocols' options and model settings from their adapter classes."""
 
 import sys
 from types import ModuleType
@@ -13,7 +13,7 @@ from protocols.core.interfaces import Endpoint
 
 
 class ClientAdapterWithOptions:
-    """Has settings of its own, and asks something of a model."""
+    """Has options of its own and requires a model setting."""
 
     profiles: ClassVar[tuple[str, ...]] = ("new", "old")
     model_options: ClassVar[dict[str, Any]] = {"price": float, "tier": Literal["a", "b"]}
@@ -28,11 +28,11 @@ class ClientAdapterWithOptions:
         self.arguments = (profile, depth, prefix)
 
     def read_routing_info(self) -> None:
-        """What a protocol has that clients speak."""
+        """The method that client adapters have."""
 
 
 class UpstreamOnlyAdapter:
-    """Is spoken to workers alone."""
+    """An adapter for workers only."""
 
     profiles: ClassVar[tuple[str, ...]] = ("only",)
     path_prefixes = ("/m",)
@@ -41,7 +41,7 @@ class UpstreamOnlyAdapter:
         self.arguments = profile
 
     def read_error(self) -> None:
-        """What a protocol has that is spoken to workers."""
+        """The method that upstream adapters have."""
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +128,7 @@ def test_default_listener_serves_only_client_protocols(
     names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
     monkeypatch.setattr("gateway.config.loader.PROTOCOLS", names)
     config = load_text("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
+
     assert [one.name for one in config.listeners[0].protocols] == ["openai"]
 
 
@@ -136,6 +137,7 @@ def test_pool_accepts_an_upstream_only_protocol() -> None:
         'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
         'backends: {a: {protocol: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
     )
+
     assert load_text(text, "g", env={}).backends["a"].kind == "pool"
     with pytest.raises(ConfigError, match="the protocol mindie adds /m itself"):
         load_text(text.replace("w:1", "w:1/m"), "g", env={})

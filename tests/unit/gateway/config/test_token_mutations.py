@@ -1,9 +1,9 @@
-"""A valid file with one token replaced, removed or doubled loads, or its issues have places."""
+"""A valid file with one token replaced, removed or doubled loads, or its errors have positions."""
 
 import random
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ import yaml
 
 from docs.generate.configuration_examples import EXAMPLES
 from gateway.config.errors import ConfigError
-from gateway.config.loader import load_text
+from gateway.config.loader import load_text, load_worker_list
 
 ROOT: Final = Path(__file__).parents[4]
 GOOD: Final = ROOT / "tests" / "golden" / "config" / "good"
@@ -31,7 +31,16 @@ SMALLEST: Final[dict[str, dict[str, object]]] = {
     "backends": {"gpu": {"protocol": "openai", "workers": ["http://127.0.0.1:8001"]}},
     "models": {"chat": {"backend": "gpu"}},
 }
-"""What each example of a section lacks."""
+"""The required fields that the example of a section lacks."""
+WORKER_LIST: Final = """- "http://10.0.0.1:8000"
+- {url: "http://10.0.0.2:8000", weight: 2, max_concurrency: 8, auth: {bearer: "abc"}}
+- url: "https://10.0.0.3"
+  headers: {x-a: b}
+"""
+KEY_FILE: Final = f"""\
+{{"name": "a", "sha256": "{"0" * 64}", "limits": {{"requests": "60/min", "budget": "5M/day"}}}}
+{{"name": "b", "sha256": "{"1" * 64}", "models": ["m"]}}
+"""
 SAMPLE: Final = 400
 SHARES: Final = 8
 LOCATION: Final = re.compile(r"[^\n]*?:[1-9]\d*:[1-9]\d*: \S")
@@ -39,7 +48,7 @@ LOCATION: Final = re.compile(r"[^\n]*?:[1-9]\d*:[1-9]\d*: \S")
 
 @cache
 def list_configurations() -> dict[str, str]:
-    """Every valid configuration of the product, its documents and its tests, by a name for it."""
+    """Return every valid configuration of the product, its documents and its tests, by name."""
     texts = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in FILES}
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for page in pages:
@@ -59,16 +68,20 @@ def build_env(text: str) -> dict[str, str]:
 
 
 def find_error(text: str, env: dict[str, str]) -> ConfigError | None:
-    """Why the file can't be used; None if it can. Any other exception fails the test."""
+    """Return the error of a file, or None. Any other exception fails the test."""
+    return catch_error(lambda: load_text(text, str(GOOD / "gateway.yaml"), env=env, insecure=True))
+
+
+def catch_error(load: Callable[[], object]) -> ConfigError | None:
     try:
-        load_text(text, str(GOOD / "gateway.yaml"), env=env, insecure=True)
+        load()
     except ConfigError as error:
         return error
     return None
 
 
 def mutate_token(draw: random.Random, text: str, start: int, end: int) -> Iterator[str]:
-    """The text with this token doubled, removed and replaced by each kind of other token."""
+    """Return the text with this token doubled, removed, and replaced by other kinds of tokens."""
     token, words = text[start:end], TOKEN.findall(text)
     n = draw.randrange(len(token))
     others = (
@@ -78,14 +91,14 @@ def mutate_token(draw: random.Random, text: str, start: int, end: int) -> Iterat
     yield from (text[:start] + other + text[end:] for other in others)
 
 
-def check_mutations(draw: random.Random, text: str, start: int, end: int) -> int:
-    """The number of mutations that were refused; each issue must be a sentence with a place."""
-    refused, env = 0, build_env(text)
-    for mutated in mutate_token(draw, text, start, end):
+def check_mutations(texts: Iterable[str], find: Callable[[str], ConfigError | None]) -> int:
+    """Return the number of rejected texts; each error must be a sentence with a position."""
+    refused = 0
+    for text in texts:
         try:
-            error = find_error(mutated, env)
+            error = find(text)
         except Exception as unexpected:
-            unexpected.add_note(mutated)
+            unexpected.add_note(text)
             raise
         if error is not None:
             refused += 1
@@ -107,10 +120,13 @@ def test_configurations_of_product_documents_and_tests_are_collected() -> None:
 def test_one_changed_token_gives_sentences_with_places(seed: int) -> None:
     draw, texts = random.Random(seed), list(list_configurations().values())
     refused = 0
+
     for _ in range(SAMPLE // SHARES):
         text = draw.choice(texts)
         token = draw.choice(list(TOKEN.finditer(text)))
-        refused += check_mutations(draw, text, *token.span())
+        mutations = mutate_token(draw, text, *token.span())
+        refused += check_mutations(mutations, partial(find_error, env=build_env(text)))
+
     assert SAMPLE // 4 < refused < SAMPLE
 
 
@@ -121,8 +137,47 @@ def test_every_changed_token_gives_sentences_with_places(share: int) -> None:
     draw, refused = random.Random(share), 0
     for text in list_configurations().values():
         for token in list(TOKEN.finditer(text))[share::SHARES]:
-            refused += check_mutations(draw, text, *token.span())
+            mutations = mutate_token(draw, text, *token.span())
+            refused += check_mutations(mutations, partial(find_error, env=build_env(text)))
     assert refused > 1000
+
+
+def find_worker_list_error(folder: Path, text: str) -> ConfigError | None:
+    return catch_error(
+        lambda: load_worker_list(text.encode(), str(folder / "workers.yaml"), env={})
+    )
+
+
+def find_key_file_error(folder: Path, text: str) -> ConfigError | None:
+    (folder / "keys.jsonl").write_text(text, "utf-8")
+    config = """
+listeners: [{address: "127.0.0.1:8000", protocols: [openai]}]
+backends: {e: {kind: echo, script: [a]}}
+models: {m: {backend: e}}
+keys_file: keys.jsonl
+"""
+    return catch_error(
+        lambda: load_text(config, str(folder / "gateway.yaml"), env={}, insecure=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "find"),
+    [(WORKER_LIST, find_worker_list_error), (KEY_FILE, find_key_file_error)],
+    ids=["workers", "keys"],
+)
+def test_one_changed_token_of_a_file_that_the_configuration_names_gives_sentences_with_places(
+    tmp_path: Path, text: str, find: Callable[[Path, str], ConfigError | None]
+) -> None:
+    draw = random.Random(1)
+    assert find(tmp_path, text) is None
+
+    refused = sum(
+        check_mutations(mutate_token(draw, text, *token.span()), partial(find, tmp_path))
+        for token in TOKEN.finditer(text)
+    )
+
+    assert refused > 400
 
 
 @pytest.mark.parametrize("others", ["[openai, tritn]", "[tritn, openai]", "[openai, tritn, ovmss]"])
@@ -136,6 +191,7 @@ def test_unknown_protocol_beside_others_is_named_with_its_position(others: str) 
     error = find_error(text, {})
 
     assert error is not None
+
     messages = [error.format_issue(issue) for issue in error.issues]
     assert any(
         ":2:" in one and "'tritn' is not a protocol; did you mean" in one for one in messages

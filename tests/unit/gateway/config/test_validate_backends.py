@@ -1,4 +1,4 @@
-"""The configuration's other modules ask nothing of the machine and run no product code."""
+"""Loading a configuration does not depend on the machine and runs no product code."""
 
 import ast
 from pathlib import Path
@@ -18,7 +18,7 @@ CHECKS = [FOLDER / f"{name}.py" for name in ("validate", "diff", "listeners")]
 
 
 def list_imports(path: Path) -> set[str]:
-    """Every module that this one imports, and every name that it imports from one."""
+    """Return the modules that a module imports, and the names that it imports from them."""
     names = set[str]()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""``record`` in a configuration: its defaults, and mistakes with their lines."""
+"""``record`` in a configuration: its defaults, and errors with their lines."""
 
 from pathlib import Path
 from typing import Final
@@ -24,18 +24,19 @@ def load(tmp_path: Path, **records: str) -> object:
 
 
 def get_issues(tmp_path: Path, **records: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load(tmp_path, **records)
-    return [f"{issue.line} {issue.path} {issue.message}" for issue in caught.value.issues]
+    return [f"{issue.line} {issue.path} {issue.message}" for issue in excinfo.value.issues]
 
 
 def test_defaults_redact_everything_that_is_known(tmp_path: Path) -> None:
-    """A folder is enough; what is not said is on the safe side."""
+    """A folder is the only required setting; the defaults are the safe ones."""
     record = load_text(
         f"backends: {{e: {{kind: echo}}}}\nmodels: {{m: {{backend: e, record: {tmp_path}/rec}}}}\n",
         "test.yaml",
         env={},
     ).models["m"].record  # fmt: skip
+
     assert record is not None
     assert (record.to, record.share, record.bodies) == (f"{tmp_path}/rec", 1.0, "redacted")
     assert (record.retention, record.size) == (7 * 86400, 1 << 30)
@@ -43,7 +44,7 @@ def test_defaults_redact_everything_that_is_known(tmp_path: Path) -> None:
 
 
 def test_patterns_must_be_regular_expressions(tmp_path: Path) -> None:
-    """One that matches nothing at all would match everywhere."""
+    """A pattern that matches the empty text is rejected: it would match everywhere."""
     broken, empty = get_issues(
         tmp_path, model='{to: TO/rec, redact: {patterns: {a: "(", b: "x*", c: "x"}}}'
     )
@@ -55,7 +56,7 @@ def test_patterns_must_be_regular_expressions(tmp_path: Path) -> None:
 
 
 def test_redaction_needs_bodies_to_redact(tmp_path: Path) -> None:
-    """With full bodies nothing is redacted, which nobody means who writes ``redact``."""
+    """Full bodies are not redacted, so ``redact`` with them is a mistake."""
     [issue] = get_issues(tmp_path, route="{to: TO/rec, bodies: full, redact: {fields: [a]}}")
     assert issue == (
         "4 routes[0].record.redact bodies are full, so nothing is redacted; write bodies: redacted"
@@ -63,20 +64,22 @@ def test_redaction_needs_bodies_to_redact(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_one_limit(tmp_path: Path) -> None:
-    """Models and routes may share it, with or without a slash at its end."""
+    """Models and routes may share a folder, with or without a slash at its end."""
     load(tmp_path, model="{to: TO/rec/, share: 5%}")
     load(tmp_path, model="{to: TO/other, size: 1MiB}")
     [issue] = get_issues(tmp_path, model="{to: TO/rec/, size: 1MiB}")
+
     assert issue == (
         "3 models.m.record.size another model or route records to this folder with another limit; "
         "write the same, or another folder"
     )
+
     [issue] = get_issues(tmp_path, route="{to: TO/rec, retention: 1d}")
     assert issue.startswith("4 routes[0].record.retention another model or route")
 
 
 def test_folder_must_be_one_or_be_in_one(tmp_path: Path) -> None:
-    """A folder that does not exist is created, its parents are not."""
+    """A missing folder is created if its parent exists."""
     (tmp_path / "file").touch()
     for to in ("file", "none/rec"):
         [issue] = get_issues(tmp_path, model=f"{{to: TO/{to}}}")

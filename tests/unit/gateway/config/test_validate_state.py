@@ -1,4 +1,4 @@
-"""Where the state that gateways share may be kept."""
+"""The URL of the store that gateways share is validated."""
 
 import importlib.util
 from typing import Any
@@ -14,9 +14,9 @@ SIGNS = "signs in a password are written as %40"
 
 
 def collect_issue_messages(state: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text(f"{START}state: {state}\n", "g", env={})
-    return [one.message for one in caught.value.issues]
+    return [one.message for one in excinfo.value.issues]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_certificate_is_checked_even_if_the_url_is_missing() -> None:
 def test_missing_redis_client_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
-    def find_spec(name: str, *more: Any) -> Any:
-        return None if name == "redis" else find(name, *more)
+    def find_spec(name: str, *arguments: Any) -> Any:
+        return None if name == "redis" else find(name, *arguments)
 
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     assert collect_issue_messages("{redis: 'redis://h'}") == [

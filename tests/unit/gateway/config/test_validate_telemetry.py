@@ -1,4 +1,4 @@
-"""Where traces and figures may be sent."""
+"""The addresses that traces and metrics are sent to are validated."""
 
 import importlib.util
 from typing import Any
@@ -14,9 +14,9 @@ BOTH = "{traces: 'http://127.0.0.1:4318', metrics: {push: 'http://127.0.0.1:4318
 
 
 def collect_issues(observe: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         load_text(f"{START}observe: {observe}\n", "g", env={})
-    return [f"{one.line}: {one.message}" for one in caught.value.issues]
+    return [f"{one.line}: {one.message}" for one in excinfo.value.issues]
 
 
 @pytest.mark.parametrize("error", [None, ModuleNotFoundError()])
@@ -69,6 +69,7 @@ def test_invalid_observe_section_is_reported_once() -> None:
 def test_feedback_needs_the_database_of_usage_rows() -> None:
     text = "3: needs a database of usage rows; add observe.usage: {sqlite: FILE}"
     assert collect_issues("{feedback: {}}") == [text]
+
     loaded = load_text(f"{START}observe: {{usage: u.sqlite, feedback: {{}}}}\n", "g", env={})
     assert loaded.observe.feedback is not None
     assert loaded.observe.feedback.requests == (600, 60)

@@ -76,6 +76,6 @@ def test_environment_variables_are_expanded_once(text: str, result: str) -> None
     ],
 )
 def test_missing_or_malformed_environment_variable_is_reported(text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match="environment") as caught:
+    with pytest.raises(ValueError, match="environment") as excinfo:
         yaml_reader.expand_env(text, ENV)
-    assert str(caught.value).startswith(complaint)
+    assert str(excinfo.value).startswith(complaint)

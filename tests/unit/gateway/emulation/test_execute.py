@@ -1,4 +1,4 @@
-"""Responses with emulation by the gateway, and their cancellation."""
+"""Requests with emulation: usage, stop strings, several choices, and cancellation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -48,7 +48,7 @@ Script = Callable[[AnyRequest], Sequence[Sequence[Event]]]
 
 
 class ScriptedBackend(Backend):
-    """Answers with its script. A batch that is empty is where it waits until ``go`` is set."""
+    """Sends its script. At an empty batch it waits until ``go`` is set."""
 
     ready = True
 
@@ -56,11 +56,11 @@ class ScriptedBackend(Backend):
         self._script = script
         self.requests: list[tuple[AnyRequest, str]] = []
         self.event_count = 0
-        """Batches that were taken."""
+        """Number of batches consumed."""
         self.running = 0
         self.most = 0
         self.began = asyncio.Semaphore(0)
-        """Given once for each request."""
+        """Released once for each request."""
         self.go = asyncio.Event()
 
     def prepare(self, request: BackendRequest) -> PreparedRequest:
@@ -112,7 +112,7 @@ def make_plan(*paths: str) -> EmulationPlan:
 async def stream_batches(
     backend: ScriptedBackend, request: AnyRequest, plan: EmulationPlan
 ) -> AsyncGenerator[Sequence[Event], None]:
-    """The batches, in the form in which the sender of the request reports them."""
+    """The batches in the form in which the request's sender reports them."""
     items, process_events = send_emulated(backend, PreparedRequest(request), CONTEXT, plan)
     async with aclosing(items):
         async for _, batch in items:
@@ -125,7 +125,7 @@ async def collect_events(
     events: list[Event] = []
     async with aclosing(stream_batches(backend, request, plan)) as batches:
         async for batch in batches:
-            assert batch, "a batch with nothing in it says nothing"
+            assert batch, "an empty batch has no text"
             events += batch
     return events
 
@@ -138,7 +138,7 @@ async def collect_response(
     return fold.result()
 
 
-# --- nothing to do, and usage ---------------------------------------------------------------------
+# --- no emulation, and usage ----------------------------------------------------------------------
 
 
 async def test_complete_response_passes_unchanged() -> None:
@@ -201,7 +201,7 @@ async def test_upstream_stream_is_closed_when_the_last_choice_ends() -> None:
         async for batch in batches:
             events += batch
             if any(isinstance(one, ChoiceEnd) for one in batch):
-                assert backend.running == 0, "the worker stops before the client is told"
+                assert backend.running == 0, "the worker is stopped before the client gets the end"
 
     assert events == [
         StreamStart(3),
@@ -291,11 +291,11 @@ async def test_echoed_prompt_and_suffix_are_not_searched_for_stop_strings() -> N
     assert backend.requests[0][0] == make_completion("x.", stopping=StopConditions(stop=(".",)))
 
 
-# --- several at a time ----------------------------------------------------------------------------
+# --- several choices ------------------------------------------------------------------------------
 
 
 def echo_prompt_and_seed(request: AnyRequest) -> Sequence[Sequence[Event]]:
-    """Says the prompt back, with the seed."""
+    """Answers with the prompt and the seed."""
     assert isinstance(request, GenerationRequest)
     [prompt] = request.prompts
     return [
@@ -420,7 +420,7 @@ async def test_scored_prompt_echo_is_assigned_to_its_choice() -> None:
     assert [one.text for one in response.choices] == ["a", "b"]
 
 
-# --- how it ends before its end -------------------------------------------------------------------
+# --- early ends -----------------------------------------------------------------------------------
 
 
 async def test_error_of_one_part_cancels_all_parts() -> None:
@@ -456,6 +456,7 @@ async def test_closing_the_stream_closes_all_upstream_streams(plan: EmulationPla
     request = make_completion("p", n=3, suffix="!", stopping=StopConditions(stop=("x",)))
     batches = stream_batches(backend, request, plan)
     await anext(batches)
+
     assert backend.running == (3 if "n" in plan.emulated_fields else 1)
 
     await batches.aclose()

@@ -1,4 +1,4 @@
-"""A request as several, and their answers as one."""
+"""A request for several choices is sent as several requests, and their responses are merged."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
-# --- the requests ---------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 REQUEST = make_completion("a", "b", n=2)
 
@@ -125,11 +125,11 @@ def test_best_of_equal_to_the_choice_count_is_dropped(
     assert [part.request.best_of for part in parts] == [left, left]  # type: ignore[union-attr]
 
 
-# --- the answers ----------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 def merge_responses(spread: FanOut, *answers: list[Event], running: bool = False) -> list[Event]:
-    """The parts' answers, one after the other, as one."""
+    """Merge the responses of the parts."""
     merged = FanIn(spread, running=running)
     out: list[Event] = []
     for part, events in zip(spread, answers, strict=False):
@@ -137,8 +137,8 @@ def merge_responses(spread: FanOut, *answers: list[Event], running: bool = False
     return out + merged.finish()
 
 
-def make_response(text: str, prompt: int, completion_: int, **more: Any) -> list[Event]:
-    usage = Usage(prompt, completion_, **more)
+def make_response(text: str, prompt: int, completion_: int, **fields: Any) -> list[Event]:
+    usage = Usage(prompt, completion_, **fields)
     return [StreamStart(prompt), TextDelta(text), ChoiceEnd("eos"), usage, StreamEnd()]
 
 
@@ -174,9 +174,9 @@ def test_prompt_tokens_of_different_prompts_are_summed_at_the_end() -> None:
 
 def test_choices_of_a_part_get_their_global_index() -> None:
     spread = FanOut(REQUEST, {"n"})
-    answer: list[Event] = [TextDelta("x", 1), TextDelta("y", 0), Usage(9, 2), StreamEnd()]
+    response: list[Event] = [TextDelta("x", 1), TextDelta("y", 0), Usage(9, 2), StreamEnd()]
 
-    out = merge_responses(spread, answer, answer)
+    out = merge_responses(spread, response, response)
 
     assert [(one.text, one.index) for one in out if isinstance(one, TextDelta)] == [
         ("x", 2),

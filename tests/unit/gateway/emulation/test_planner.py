@@ -1,4 +1,4 @@
-"""Which losses the gateway makes up for, and what it says of them."""
+"""Which unsupported parameters the gateway emulates, and what it reports."""
 
 from typing import Any
 

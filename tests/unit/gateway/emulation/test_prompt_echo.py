@@ -1,4 +1,4 @@
-"""The prompt before and the suffix behind an answer, whatever answers."""
+"""An emulated response has the prompt before and the suffix after the text."""
 
 from gateway.emulation.prompt_echo import strip_echo_and_suffix
 from protocols.core.events import ChoiceEnd, Event, PromptEcho, StreamEnd, TextDelta

@@ -1,4 +1,4 @@
-"""No character of a stop string is passed on, and what was passed on keeps its tokens."""
+"""No character of a stop string is sent, and the text before it keeps its tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def make_emulator(*strings: str, include: bool = False, choices: int = 1) -> Sto
 
 
 def make_token(text: str, id_: int, index: int = 0) -> TextDelta:
-    """A token as a worker with logprobs tells it."""
+    """A token with logprobs, as a worker sends it."""
     return TextDelta(text, index, 1, (id_,), (TokenLogprob(text, -0.5, id=id_),))
 
 
@@ -45,11 +45,11 @@ def join_text(events: Sequence[Event], index: int = 0) -> str:
     return "".join(one.text for one in events if isinstance(one, TextDelta) and one.index == index)
 
 
-# --- the law --------------------------------------------------------------------------------------
+# --- property -------------------------------------------------------------------------------------
 
 
 def find_first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
-    """Where the stop string begins that is complete first, and which: the longest of several."""
+    """The stop string that is complete first, and its position; of several the longest."""
     for end in range(1, len(text) + 1):
         complete = [one for one in strings if one and text[:end].endswith(one)]
         if complete:
@@ -73,7 +73,7 @@ def test_text_ends_at_the_first_stop_string_for_any_chunking(
 
     for piece in pieces:
         out += running.apply([TextDelta(piece)])
-        assert allowed.startswith(join_text(out)), "what is sent can't be taken back"
+        assert allowed.startswith(join_text(out)), "sent text can't be withdrawn"
     out += running.apply([ChoiceEnd("eos")])
 
     assert join_text(out) == allowed
@@ -88,10 +88,10 @@ def test_token_ids_and_logprobs_stay_with_their_text(pieces: list[str], strings:
     out = make_emulator(*strings).apply([*sent, ChoiceEnd("eos")])
 
     texts = [one for one in out if isinstance(one, TextDelta)]
-    for got, original in zip(texts, sent, strict=False):
-        assert (got.token_ids, got.logprobs) == (original.token_ids, original.logprobs)
-        assert original.text.startswith(got.text)
-    assert all(got == original for got, original in zip(texts[:-1], sent, strict=False))
+    for received, original in zip(texts, sent, strict=False):
+        assert (received.token_ids, received.logprobs) == (original.token_ids, original.logprobs)
+        assert original.text.startswith(received.text)
+    assert all(received == original for received, original in zip(texts[:-1], sent, strict=False))
 
 
 @given(strings=STOPS, text=st.text("abc", max_size=30))
@@ -230,7 +230,7 @@ def test_emulator_is_complete_if_all_choices_ended_before_the_worker(
     assert running.is_complete is over
 
 
-# --- the text that is cut -------------------------------------------------------------------------
+# --- truncated text -------------------------------------------------------------------------------
 
 SPELT = (TokenLogprob("ab", -1.0), TokenLogprob("c", -1.0), TokenLogprob("de", -1.0))
 
@@ -257,7 +257,7 @@ def test_shortened_delta_keeps_only_tokens_that_begin_in_its_text(
     assert shorten_delta(event, length) == cut
 
 
-# --- the request ----------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def make_chat(**fields: Any) -> GenerationRequest:

@@ -1,4 +1,4 @@
-"""Usage where the backend told none, and what is said of its source."""
+"""Missing usage is counted or estimated, and its source is reported."""
 
 import pytest
 from hypothesis import given

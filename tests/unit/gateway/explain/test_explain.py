@@ -1,4 +1,4 @@
-"""The parts of an explanation that its golden cases do not come to."""
+"""Explanations: parts that the golden cases do not cover."""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ async def explain_dry_run(
     return await run_dry(question, handlers or build_handlers(), lambda: 0.0)
 
 
-# --- questions ------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,7 @@ async def test_dry_run_does_not_execute_stop_and_tokenize() -> None:
     }
 
     assert {task for task, _ in paths} == {"stop", "tokenize"}
+
     for (task, path), name in paths.items():
         dry_run = await explain_dry_run(ExplainRequest(path=path, body=Raw(b"{}")), handlers)
         assert (dry_run.task, dry_run.protocol, dry_run.answer) == (task, name, None)
@@ -115,11 +116,11 @@ models: {chat: {backend: a}}
     assert dry_run.listener == "127.0.0.1:0 (2)"
 
 
-# --- what is made up ------------------------------------------------------------------------------
+# --- emulation ------------------------------------------------------------------------------------
 
 
 class FakeAdapter:
-    """A protocol that no worker speaks."""
+    """A protocol without workers."""
 
     name = "mute"
 
@@ -133,6 +134,7 @@ def test_every_client_protocol_has_a_sample_request() -> None:
 
     clients_only = {one.adapter.name for one in mounts if not hasattr(one.adapter, "read_error")}
     assert clients_only == {"ollama"}
+
     for mount in (one for one in mounts if one.adapter.name not in clients_only):
         for stream in (False, True):
             sample_request = build_sample_request(mount, "chat", None, stream=stream)
@@ -201,7 +203,7 @@ def test_completed_request_keeps_its_listener() -> None:
     assert completed.listener == address
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------
 
 
 def test_secret_headers_are_masked_in_any_letter_case() -> None:
@@ -319,7 +321,7 @@ def _make_selection(number: int) -> WorkerSelection:
     return replace(CHOICE, queue_length=number)
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- text output ----------------------------------------------------------------------------------
 
 
 def format_lines(explanation: Explanation) -> Mapping[str, str]:
@@ -340,6 +342,7 @@ async def test_explanation_is_formatted_in_lines() -> None:
     live.on_selection(CHOICE, WIRE)
     live.on_send("http://a", UpstreamRequest("/p", b"\xff"))
     live.on_failure(WorkerFailure("http://a", "WorkerFailed", 500, "CUDA out of memory"))
+
     assert "CUDA" not in live.format_header()
 
     formatted = format_lines(live.build_explanation())
@@ -353,8 +356,8 @@ async def test_explanation_is_formatted_in_lines() -> None:
 
 
 def test_formatted_tokens_name_the_source_of_the_usage() -> None:
-    answer = ExplainedResponse(200, "ok", usage=Usage(3, 4, source="counted"))
+    response = ExplainedResponse(200, "ok", usage=Usage(3, 4, source="counted"))
 
-    formatted = format_lines(Explanation(id="r", dry_run=False, answer=answer))
+    formatted = format_lines(Explanation(id="r", dry_run=False, answer=response))
 
     assert formatted["tokens"] == "3 prompt, 4 completion (counted)"

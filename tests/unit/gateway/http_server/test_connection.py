@@ -1,4 +1,4 @@
-"""What is left of a connection whose client has gone."""
+"""A closed connection leaves no objects behind."""
 
 import asyncio
 import gc
@@ -12,6 +12,7 @@ from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
 from gateway.http_server.listener import Listener
 from gateway.pipeline.http import HttpRequest, ResponseWriter
+from tests.support.waiting import PATIENCE
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -25,7 +26,7 @@ class RequestLocal:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Objects die by reference counting only."""
+    """Disables the garbage collector, so that objects are freed by reference counting only."""
     gc.collect()
     gc.disable()
     yield
@@ -37,7 +38,7 @@ def no_collector() -> Iterator[None]:
 def test_abandoned_stream_leaves_no_reference_cycle(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither through its task and the error that cancelled it, nor through its parser."""
+    """Neither the task with its cancellation error nor the parser refers back."""
     alive = weakref.WeakSet[object]()
     made_parser = ClientConnection.__init__
 
@@ -68,7 +69,7 @@ def test_abandoned_stream_leaves_no_reference_cycle(
             await reader.readuntil(b"data")
             assert len(alive) == 4
             writer.transport.abort()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 while alive:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0.01)
         await listener.close()

@@ -1,4 +1,4 @@
-"""Which address of a header is the client's."""
+"""The client's address is read from the forwarded headers of trusted proxies."""
 
 import pytest
 

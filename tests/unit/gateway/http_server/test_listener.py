@@ -1,4 +1,4 @@
-"""The native front at its end."""
+"""The listener closes its connections when it stops."""
 
 import asyncio
 import socket
@@ -14,16 +14,16 @@ async def fail_on_request(http: HttpRequest, sink: ResponseWriter) -> None:
 
 
 async def test_connection_accepted_during_close_is_closed() -> None:
-    loop, front = (
+    loop, gateway = (
         asyncio.get_running_loop(),
         Listener(fail_on_request, ServerLimitsConfig(connections=10)),
     )
-    await front.listen("127.0.0.1", 0)
-    await front.close()
+    await gateway.listen("127.0.0.1", 0)
+    await gateway.close()
     here, there = socket.socketpair()
     there.setblocking(False)
     with there:
-        await loop.connect_accepted_socket(lambda: ClientConnection(front, loop), here)
+        await loop.connect_accepted_socket(lambda: ClientConnection(gateway, loop), here)
 
         assert await loop.sock_recv(there, 1) == b""
-        assert front.connections == 0
+        assert gateway.connections == 0

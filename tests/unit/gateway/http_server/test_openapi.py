@@ -1,4 +1,4 @@
-"""One document for a listener, from what each of its protocols tells."""
+"""A listener has one OpenAPI document, merged from those of its protocols."""
 
 import importlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ANSWER = {"responses": {"200": {"description": "."}}}
 
 
 class FakeAdapter:
-    """A protocol, as far as it matters here."""
+    """A protocol with only what the document needs."""
 
     roots = ("/",)
 
@@ -50,7 +50,7 @@ EVERY = [
     if hasattr(load_adapter_class(name), "read_routing_info")
     for profile in load_adapter_class(name).profiles
 ]
-"""Those that clients speak."""
+"""The protocols for clients, with each profile."""
 
 
 def iterate_objects(node: Any) -> Iterator[dict[str, Any]]:
@@ -95,15 +95,17 @@ def test_equal_schema_names_of_two_protocols_are_kept_apart() -> None:
         "one.0.Body": {"title": "x"},
         "two.1.Body": {"title": "y"},
     }
+
     body = document["paths"]["/b"]["post"]["requestBody"]
     assert body == {"$ref": "#/components/schemas/two.1.Body"}
 
 
 def test_first_protocol_owns_a_shared_path() -> None:
     same = Endpoint("POST", "/a/{name}", operation="ask")
-    more = Endpoint("GET", "/a/{name}", "inform", "ask")
+    endpoint = Endpoint("GET", "/a/{name}", "inform", "ask")
     document = build_openapi(
-        make_mount(FakeAdapter("one", ASK)), make_mount(FakeAdapter("two", same, more, about="y"))
+        make_mount(FakeAdapter("one", ASK)),
+        make_mount(FakeAdapter("two", same, endpoint, about="y")),
     )
 
     item = document["paths"]["/a/{model}"]
@@ -130,10 +132,21 @@ def test_openapi_document_of_every_profile_is_valid(name: str, profile: str) -> 
     schemas = {f"#/components/schemas/{one}" for one in document["components"]["schemas"]}
     referred = {node["$ref"] for node in iterate_objects(document) if "$ref" in node}
     assert referred <= schemas
+
     for schema in document["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)
     for body in (node for node in iterate_objects(document) if "schema" in node):
         jsonschema_rs.meta.validate(body["schema"])
     variants = {endpoint.operation for endpoint in adapter.endpoints}
+
     if isinstance(adapter, OpenApiProvider):
         assert adapter.openapi_fragment().operations.keys() <= variants
+
+
+def test_operation_names_the_position_of_its_protocol_on_the_listener() -> None:
+    first = FakeAdapter("one", Endpoint("POST", "/a", operation="ask"))
+    second = FakeAdapter("one", Endpoint("POST", "/b", operation="ask"))
+
+    paths = build_openapi(make_mount(first), make_mount(second))["paths"]
+
+    assert (paths["/a"]["post"]["x-mount"], paths["/b"]["post"]["x-mount"]) == (0, 1)

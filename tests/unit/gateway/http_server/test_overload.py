@@ -1,4 +1,4 @@
-"""Limits of connections and bodies: who is counted, who is refused, and who makes room."""
+"""Limits of connections and bodies: what is counted, rejected and evicted."""
 
 import asyncio
 import logging
@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.schema import ServerLimitsConfig
-from gateway.http_server.overload import BodyBudget, ConnectionTracker, is_body_overdue
+from gateway.http_server.overload import ConnectionTracker, is_body_overdue
+from tests.support.waiting import PATIENCE
 
 LIMITS = ServerLimitsConfig(connections=4)
 
@@ -21,7 +22,7 @@ class FakeConnection:
     def abort(self) -> None:
         self.is_aborted = True
 
-    def get_body_rate(self) -> float | None:
+    def get_rate(self) -> float | None:
         return self.rate
 
 
@@ -50,6 +51,7 @@ async def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
         False,
         True,
     ]
+
     mapped = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     assert admit_many(mapped, "::ffff:192.0.2.1", "192.0.2.1", "::ffff:192.0.2.2") == [
         True,
@@ -62,6 +64,7 @@ async def test_closed_connection_is_no_longer_counted() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     connection = FakeConnection()
     assert tracker.admit(connection)
+
     tracker.release(connection)
     assert admit_many(tracker, connection.peer) == [True]
 
@@ -72,7 +75,7 @@ async def test_longest_idle_connection_is_evicted_before_one_with_a_body() -> No
     for one in (receiving, idle):
         tracker.admit(one)
     del tracker.idle[receiving]
-    tracker.receiving[receiving] = None
+    tracker.waiting[receiving] = None
 
     assert tracker.admit(FakeConnection("127.0.0.1"))
     assert (idle.is_aborted, receiving.is_aborted) == (True, False)
@@ -82,14 +85,15 @@ async def test_longest_idle_connection_is_evicted_before_one_with_a_body() -> No
 async def test_slowest_body_is_evicted_if_no_connection_is_idle() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections=3))
     fast, slow, new = [FakeConnection("127.0.0.1", rate) for rate in (1e6, 2.0, None)]
+
     for one in (fast, slow, new):
         tracker.admit(one)
         del tracker.idle[one]
-        tracker.receiving[one] = None
+        tracker.waiting[one] = None
 
     assert tracker.admit(FakeConnection("127.0.0.1"))
     assert [one.is_aborted for one in (fast, slow, new)] == [False, True, False]
-    assert tracker.refused_by_reason == {"body_evicted": 1}
+    assert tracker.refused_by_reason == {"slow_evicted": 1}
 
 
 async def test_connection_is_rejected_if_none_can_be_evicted() -> None:
@@ -97,6 +101,7 @@ async def test_connection_is_rejected_if_none_can_be_evicted() -> None:
     busy = FakeConnection()
     tracker.admit(busy)
     del tracker.idle[busy]
+
     assert not tracker.admit(FakeConnection("192.0.2.2"))
     assert tracker.refused_by_reason == {"connections": 1}
 
@@ -109,11 +114,14 @@ async def test_rejected_connections_are_logged_once_per_interval(
     with caplog.at_level(logging.WARNING, "interlingua"):
         admit_many(tracker, *["192.0.2.1"] * 101)
         tracker.count_refused("tls_handshake")
+
         assert caplog.messages == []
-        async with asyncio.timeout(5):
+
+        async with asyncio.timeout(PATIENCE):
             while not caplog.messages:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
     [line] = caplog.messages
+
     assert line.endswith("address 100, tls_handshake 1")
 
 
@@ -125,9 +133,3 @@ def test_request_body_has_a_total_timeout_and_a_minimum_rate() -> None:
     assert is_body_overdue(limits, 23, 1000)
     assert not is_body_overdue(limits, 299, 1 << 30)
     assert is_body_overdue(limits, 301, 1 << 30)
-
-
-def test_body_budget_has_room_up_to_its_limit() -> None:
-    budget = BodyBudget(limit=10, used=4)
-    assert budget.has_room(6)
-    assert not budget.has_room(7)

@@ -1,4 +1,4 @@
-"""What is too large for the native front is found however it is cut."""
+"""The HTTP parser: requests and limits, independent of how the input is split."""
 
 import asyncio
 import sys
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.http_server.overload import BodyBudget
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
+from gateway.memory import MemoryBudget
 from protocols.core.errors import Overloaded
 
 LINE = 200
@@ -35,7 +35,7 @@ def test_oversized_line_is_rejected_at_any_chunk_boundary(
     whole = FIRST + LARGE[status]
     for at in range(1, len(whole)):
         arrived: list[IncomingRequest | BadRequest] = []
-        reader = RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None)
+        reader = RequestParser(LINE, loop, MemoryBudget(), arrived.append, lambda: None)
         reader.feed(whole[:at])
         reader.feed(whole[at:])
         first, second = arrived
@@ -46,20 +46,22 @@ def test_oversized_line_is_rejected_at_any_chunk_boundary(
 
 def test_line_at_the_size_limit_is_accepted(loop: asyncio.AbstractEventLoop) -> None:
     arrived: list[IncomingRequest | BadRequest] = []
-    reader = RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None)
+    reader = RequestParser(LINE, loop, MemoryBudget(), arrived.append, lambda: None)
     path, value = "/" + "x" * (LINE - 1), "y" * (LINE - 1)
     reader.feed(f"GET {path} HTTP/1.1\r\nHost: a\r\nA: {value}\r\n\r\n".encode())
     [one] = arrived
+
     assert isinstance(one, IncomingRequest)
     assert (one.path, one.headers["a"]) == (path, value)
 
 
 def make_parser(
-    loop: asyncio.AbstractEventLoop,
+    loop: asyncio.AbstractEventLoop, budget: MemoryBudget | None = None
 ) -> tuple[RequestParser, list[IncomingRequest | BadRequest]]:
-    """A reader, and what comes of it."""
+    """Build a parser, and the list of what it reports."""
     arrived: list[IncomingRequest | BadRequest] = []
-    return RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None), arrived
+    budget = budget or MemoryBudget()
+    return RequestParser(LINE, loop, budget, arrived.append, lambda: None), arrived
 
 
 NAMES = st.sampled_from(["Host", "HOST", "a", "A", "b", "x-long"])
@@ -87,6 +89,7 @@ def test_first_of_duplicate_headers_is_used(
     reader.feed(whole[:at])
     reader.feed(whole[at:])
     [one] = arrived
+
     if any(len(name) + len(value) > LINE for name, value in headers):
         assert isinstance(one, BadRequest)
         assert one.status == 431
@@ -98,16 +101,17 @@ def test_first_of_duplicate_headers_is_used(
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize(("more", "fits"), [(127, True), (128, False)])
+@pytest.mark.parametrize(("count", "fits"), [(127, True), (128, False)])
 def test_header_count_limit_is_exact(
-    more: int, fits: bool, cut: bool, loop: asyncio.AbstractEventLoop
+    count: int, fits: bool, cut: bool, loop: asyncio.AbstractEventLoop
 ) -> None:
     reader, arrived = make_parser(loop)
     reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n")
-    sent = b"a: b\r\n" * more
+    sent = b"a: b\r\n" * count
     for piece in (sent, b"\r\n") if cut else (sent + b"\r\n",):
         reader.feed(piece)
     [one] = arrived
+
     assert isinstance(one, IncomingRequest if fits else BadRequest)
     assert fits or one == BadRequest(431, "the request's headers are too large or too many")
 
@@ -118,6 +122,7 @@ def test_oversized_incomplete_head_is_rejected_with_431_at_the_timeout(
     reader, arrived = make_parser(loop)
     reader.feed(b"GET / HTTP/1.1\r\nA: " + b"x" * LINE + b"\r\nB: c\r\n")
     assert arrived == []
+
     reader.reject(408, "the request's head took too long")
     assert arrived == [BadRequest(431, "the request's headers are too large or too many")]
 
@@ -127,9 +132,11 @@ def test_unfinished_head_is_rejected_at_the_total_size_limit(
 ) -> None:
     reader, arrived = make_parser(loop)
     reader.feed(b"GET / HTTP/1.1\r\n")
+
     for _ in range(8):
         assert arrived == []
         reader.feed(b"A: " + b"x" * (LINE - 5) + b"\r\n")
+
     assert arrived == [BadRequest(431, "the request's head is too large")]
 
 
@@ -138,6 +145,7 @@ def test_trailers_are_not_added_to_the_headers(loop: asyncio.AbstractEventLoop) 
     chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     reader.feed(chunked + b"2\r\nhi\r\n0\r\nHost: b\r\n" + b"c: d\r\n" * 200 + b"\r\n" + FIRST)
     first, second = arrived
+
     assert isinstance(first, IncomingRequest)
     assert isinstance(second, IncomingRequest)
     assert first.headers == {"host": "a", "transfer-encoding": "chunked"}
@@ -151,13 +159,15 @@ def test_request_after_connection_close_is_rejected(
     reader, arrived = make_parser(loop)
     request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
     last = request.replace(b"Host: a", b"Host: a\r\nConnection: close")
+
     for data in (request, request, last, request):
         reader.feed(data)
+
     assert arrived[3:] == [BadRequest(400, "the request is not HTTP")]
 
 
 def test_request_line_with_extra_spaces_is_rejected(loop: asyncio.AbstractEventLoop) -> None:
-    """However the input is cut, and also after another request."""
+    """This holds for any split of the input, and after another request."""
     line = BadRequest(400, "the request's first line is not METHOD TARGET HTTP/1.1")
     chunked = (
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
@@ -203,7 +213,7 @@ def test_duplicate_authorization_and_multiple_hosts_are_rejected(
 
 
 def test_chunked_body_is_stored_in_one_buffer(loop: asyncio.AbstractEventLoop) -> None:
-    """Its memory is its size, not one object for each chunk."""
+    """A chunk does not have an object of its own."""
     reader, arrived = make_parser(loop)
     reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
     chunks = b"2\r\nab\r\n" * 1000
@@ -214,6 +224,7 @@ def test_chunked_body_is_stored_in_one_buffer(loop: asyncio.AbstractEventLoop) -
     tracemalloc.stop()
     reader.feed(b"0\r\n\r\n")
     [one] = arrived
+
     assert isinstance(one, IncomingRequest)
     assert used < 2 * one.body_size == 800_000
     assert loop.run_until_complete(one.body(1 << 20)) == b"ab" * 200_000
@@ -222,7 +233,7 @@ def test_chunked_body_is_stored_in_one_buffer(loop: asyncio.AbstractEventLoop) -
 def test_body_beyond_the_memory_budget_is_dropped_and_rejected(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    budget = BodyBudget(limit=150)
+    budget = MemoryBudget(limit=150)
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
     arrived: list[IncomingRequest | BadRequest] = []
     requests = []
@@ -232,6 +243,7 @@ def test_body_beyond_the_memory_budget_is_dropped_and_rejected(
         reader.feed(b"x" * 40)
         requests.append(arrived[-1])
     first, second = requests
+
     assert isinstance(first, IncomingRequest)
     assert isinstance(second, IncomingRequest)
     assert budget.used == 100
@@ -239,8 +251,42 @@ def test_body_beyond_the_memory_budget_is_dropped_and_rejected(
     with pytest.raises(Overloaded) as refused:
         loop.run_until_complete(second.body(1000))
     assert refused.value.retry_after
+
     first.release_body()
     second.release_body()
+    assert budget.used == 0
+
+
+def test_body_whose_own_connection_is_closed_for_it_is_rejected_whole(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    class Slowest:
+        """The connection that sends it."""
+
+        min_rate = 512
+
+        def get_slowest_rate(self) -> float:
+            return 1.0
+
+        def close_slowest(self) -> None:
+            [sender] = arrived
+            assert isinstance(sender, IncomingRequest)
+            sender.drop_body()
+
+        def close_idle_longest(self) -> bool:
+            return False
+
+    budget = MemoryBudget(limit=90)
+    reader, arrived = make_parser(loop, budget)
+    reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n" + b"x" * 60)
+    [one] = arrived
+    assert isinstance(one, IncomingRequest)
+    budget.listeners.add(Slowest())
+
+    reader.feed(b"x" * 40)
+
+    with pytest.raises(Overloaded):
+        loop.run_until_complete(one.body(1000))
     assert budget.used == 0
 
 
@@ -248,9 +294,10 @@ def test_content_length_beyond_the_memory_budget_is_rejected_early(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     arrived: list[IncomingRequest | BadRequest] = []
-    reader = RequestParser(LINE, loop, BodyBudget(limit=50), arrived.append, lambda: None)
+    reader = RequestParser(LINE, loop, MemoryBudget(limit=50), arrived.append, lambda: None)
     reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 51\r\n\r\n")
     [one] = arrived
+
     assert isinstance(one, IncomingRequest)
     with pytest.raises(Overloaded):
         loop.run_until_complete(asyncio.wait_for(one.body(1000), 5))
@@ -281,7 +328,7 @@ def test_incomplete_head_is_rejected_as_soon_as_it_is_invalid(
 
 
 def test_incomplete_head_is_checked_in_linear_time(loop: asyncio.AbstractEventLoop) -> None:
-    """A client that sends byte by byte costs no more for each byte of a longer head."""
+    """With a byte at a time, a byte of a longer head costs no more."""
     lines = [b"GET / HTTP/1.1\r\n", *[b"a%d: b\r\n" % n for n in range(60)]]
 
     def count_calls(head: bytes) -> int:
@@ -322,6 +369,7 @@ def test_connection_header_decides_whether_the_connection_is_kept(
     lines = b"".join(b"Connection: %b\r\n" % option for option in options)
     reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n")
     [one] = arrived
+
     assert isinstance(one, IncomingRequest)
     assert one.keep_alive == keeps
 
@@ -330,6 +378,7 @@ def test_whitespace_around_header_values_is_removed(loop: asyncio.AbstractEventL
     reader, arrived = make_parser(loop)
     reader.feed(b"POST / HTTP/1.1\r\nHost:a\r\nB: \t c \t\r\nD:\r\nContent-Length: 2 \r\n\r\nhi")
     [one] = arrived
+
     assert isinstance(one, IncomingRequest)
     assert one.headers == {"host": "a", "b": "c", "d": "", "content-length": "2"}
     assert loop.run_until_complete(one.body(2)) == b"hi"

@@ -1,4 +1,4 @@
-"""Headers of the PROXY protocol, as bytes."""
+"""Headers of the PROXY protocol are decoded or rejected."""
 
 import socket
 import struct
@@ -10,10 +10,10 @@ from gateway.http_server.proxy_protocol import ProxyHeaderError, parse_header
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 
-def build_header(client: str = "192.0.2.7", command: int = 0x21, more: bytes = b"") -> bytes:
+def build_header(client: str = "192.0.2.7", command: int = 0x21, extensions: bytes = b"") -> bytes:
     family, code = (socket.AF_INET6, 0x21) if ":" in client else (socket.AF_INET, 0x11)
     packed = socket.inet_pton(family, client)
-    addresses = packed + packed + struct.pack("!HH", 1234, 443) + more
+    addresses = packed + packed + struct.pack("!HH", 1234, 443) + extensions
     return SIGNATURE + struct.pack("!BBH", command, code, len(addresses)) + addresses
 
 
@@ -26,7 +26,7 @@ def build_header(client: str = "192.0.2.7", command: int = 0x21, more: bytes = b
     ],
 )
 def test_address_of_the_client_is_read(client: str, address: str) -> None:
-    header = build_header(client, more=b"\x04\x00\x02ab")
+    header = build_header(client, extensions=b"\x04\x00\x02ab")
     assert parse_header(header + b"GET / HTTP/1.1") == (address, len(header))
 
 

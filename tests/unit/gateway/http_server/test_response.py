@@ -1,4 +1,4 @@
-"""The head of an answer: its own headers, and those that the front says itself."""
+"""The head of a response has the handler's headers and those of the server."""
 
 import pytest
 
@@ -32,6 +32,7 @@ def test_headers_set_by_the_server_are_not_duplicated() -> None:
 
 def test_response_head_is_rendered_without_own_headers() -> None:
     assert render_headers((), UNARY_PREFIXES) == ([], ())
+
     lines = render_head(299, ["A: b"]).split(b"\r\n")
     assert lines[0] == b"HTTP/1.1 299 "
     assert lines[2] == b"A: b"

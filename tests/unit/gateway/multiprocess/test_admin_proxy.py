@@ -1,4 +1,4 @@
-"""The admin listener of several processes, when these do not answer."""
+"""The admin listener of several processes when these do not answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UnreachableProcess(Struct, eq=False):
-    """A process that has ended, which the proxy does not know yet."""
+    """A process that has exited without the proxy's knowledge."""
 
     admin_socket: str
     ready_message: ProcessReady | None = ProcessReady((), ())
@@ -55,7 +55,7 @@ async def run_admin_proxy(*members: UnreachableProcess) -> AsyncIterator[httpx.A
     ],
 )
 async def test_get_returns_503_if_no_process_is_ready(path: str, tmp_path: Path) -> None:
-    """And what the supervisor counts is for those with the key, which only processes ask for."""
+    """The supervisor's own metrics need the key, which only processes verify."""
     starting = UnreachableProcess(str(tmp_path / "a"), None)
     for members in [(), (starting,), (UnreachableProcess(str(tmp_path / "b")),)]:
         async with run_admin_proxy(*members) as http:
@@ -75,5 +75,7 @@ async def test_slow_request_body_is_rejected_with_408(monkeypatch: pytest.Monkey
     async with run_admin_proxy() as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
         writer.write(b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+
         writer.close()

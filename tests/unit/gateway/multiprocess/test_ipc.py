@@ -1,4 +1,4 @@
-"""What the supervisor and a process tell each other."""
+"""Messages between the supervisor and a process are encoded and decoded."""
 
 import socket
 
@@ -15,16 +15,22 @@ async def test_messages_are_received_completely_and_in_order() -> None:
     ]
     for message in messages:
         one.send(message)
+
     assert [await other.receive(), await other.receive()] == messages
+
     one.close()
     assert await other.receive() is None
+
     other.close()
 
 
 async def test_truncated_message_is_discarded() -> None:
     own_end, theirs = socket.socketpair()
     line = await IpcChannel.connect(theirs)
+
     with own_end:
         own_end.sendall(b"\0\0\0\5ab")
+
     assert await line.receive() is None
+
     line.close()

@@ -1,4 +1,4 @@
-"""Many processes' figures as one's."""
+"""The metrics of several processes are merged into those of one gateway."""
 
 import pytest
 
@@ -44,7 +44,9 @@ def test_counters_are_summed_and_supervisor_metrics_are_kept() -> None:
     page = MetricsPage("# HELP own Mine.\n# TYPE own gauge\nown 2.0\n")
     page.merge(MetricsPage(ONE))
     page.merge(MetricsPage(OTHER))
+
     samples = [line for line in page.render().splitlines() if not line.startswith("#")]
+
     assert samples == [
         "own 2.0",
         'interlingua_requests_total{model="a b"} 7.0',
@@ -75,7 +77,9 @@ def test_gauges_are_merged_by_their_documented_function(
         page.merge(
             MetricsPage(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n")
         )
+
     family = page.families.get(name)
+
     assert (family and family.samples[name]) == together
 
 
@@ -83,7 +87,9 @@ def test_help_and_type_appear_once_per_metric() -> None:
     page = MetricsPage()
     page.merge(MetricsPage(OTHER))
     page.merge(MetricsPage(OTHER))
+
     heads = [line for line in page.render().splitlines() if line.startswith("#")]
+
     assert heads == [line for line in OTHER.splitlines() if line.startswith("#")]
 
 
@@ -92,7 +98,9 @@ def test_merge_does_not_modify_the_merged_pages() -> None:
     before = one.render()
     page = MetricsPage()
     page.merge(one)
+
     page.merge(other)
+
     assert one.render() == before
 
 
@@ -107,6 +115,7 @@ def test_in_flight_requests_and_limits_of_workers_are_summed() -> None:
     x = {"url": "x", "state": "up", "in_flight": 1, "limit": 2}
     y = {"url": "y", "state": "up", "in_flight": 1, "limit": None}
     reports = [{"p": [x, y]}, {"p": [x | {"state": "out", "in_flight": 3}, y]}]
+
     assert merge_workers(reports) == {
         "p": [x | {"in_flight": 4, "limit": 4}, y | {"in_flight": 2, "limit": None}]
     }

@@ -1,4 +1,4 @@
-"""Each process's part of what the file allows."""
+"""Each process gets its share of the configured limits."""
 
 import os
 
@@ -35,10 +35,11 @@ CONFIG = loader.load_text(FILE, "x.yaml", env={})
 def test_each_limit_is_divided_and_rounded_up() -> None:
     part = partition_config(CONFIG, 3, LISTENER_FDS)
     pool, shadow = part.backends["pool"], part.models["m"].shadow
+
     assert isinstance(pool, PoolSettings)
     assert shadow is not None
     assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
-    assert part.limits.buffered_bodies == -(-CONFIG.limits.buffered_bodies // 3)
+    assert part.limits.memory == -(-CONFIG.limits.memory // 3)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
     assert (pool.max_concurrency, pool.total_concurrency, pool.queue.max) == (3, 4, 0)
     assert shadow.max_concurrency == 2
@@ -69,6 +70,7 @@ def test_key_limits_are_divided_without_shared_state() -> None:
     config = loader.load_text(LIMITED, "x.yaml", env={})
     part = partition_config(config, 3, dict.fromkeys(listeners.listeners_by_id(config), 1))
     one, two = part.keys
+
     assert part.defaults.limits == schema.KeyRateLimitConfig(requests=(4, 1))
     assert one.limits == schema.KeyRateLimitConfig(
         requests=(200, 60),
@@ -78,6 +80,7 @@ def test_key_limits_are_divided_without_shared_state() -> None:
         models={"m": schema.RateLimitConfig(tokens=(1, 1))},
     )
     assert two.limits is None
+
     shared = loader.load_text(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
     assert (
         partition_config(shared, 3, dict.fromkeys(listeners.listeners_by_id(shared), 1)).keys
@@ -88,6 +91,7 @@ def test_key_limits_are_divided_without_shared_state() -> None:
 def test_missing_limits_stay_unset() -> None:
     part = partition_config(CONFIG, 3, LISTENER_FDS)
     free = part.backends["free"]
+
     assert isinstance(free, PoolSettings)
     assert (free.max_concurrency, free.total_concurrency) == (None, None)
     assert part.backends["echo"] == CONFIG.backends["echo"]
@@ -101,9 +105,13 @@ def test_listeners_get_the_reserved_ports() -> None:
 
 
 def test_torch_backend_cannot_be_partitioned() -> None:
-    text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
+    text = (
+        "backends: {l: {kind: torch, path: org/model}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
+    )
     loaded = loader.load_bytes(text.encode(), "x.yaml", env=os.environ)
+
     message = str(loaded.build_error(*find_unpartitionable(loaded.config)))
+
     assert message.startswith(
         "x.yaml:1:15: each process would load this model; serve it with `inter"
     )

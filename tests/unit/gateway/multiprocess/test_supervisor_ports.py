@@ -1,4 +1,4 @@
-"""Ports that several serving processes share exclusively."""
+"""The supervisor reserves ports for its processes."""
 
 import socket
 
@@ -13,10 +13,12 @@ def test_reserved_port_can_be_shared_with_reuse_port(address: str) -> None:
     held.reserve((address, 0))
     held.reserve((address, 1))
     one, other = (held.ports[address, number] for number in (0, 1))
+
     assert one != other
+
     host = address.rpartition(":")[0].strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for _ in range(2):  # one after another: the holder itself takes no connection
+    for _ in range(2):  # one after another: the reserving socket accepts no connection
         with socket.socket(family) as shared:
             shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             shared.bind((host, one))
@@ -31,8 +33,11 @@ def test_released_port_is_free() -> None:
     held.reserve(("127.0.0.1:0", 0))
     held.reserve(("127.0.0.1:0", 1))
     port = held.ports["127.0.0.1:0", 0]
+
     held.release_others(frozenset({("127.0.0.1:0", 1)}))
+
     assert [*held.ports] == [("127.0.0.1:0", 1)]
+
     with socket.create_server(("127.0.0.1", port)):
         held.release_others(frozenset())
 

@@ -1,4 +1,4 @@
-"""The thread that writes: its order, its bounds and its end."""
+"""The background writer keeps the order, bounds its queue, and finishes on close."""
 
 import threading
 import time
@@ -12,18 +12,18 @@ PATIENCE = 20.0
 
 
 class BlockingSink:
-    """Takes batches only while it may; ``given_up`` of each it says are lost."""
+    """Accepts batches only while allowed, and reports ``lost`` items of each as lost."""
 
-    def __init__(self, given_up: int = 0) -> None:
+    def __init__(self, lost: int = 0) -> None:
         self.batches: list[list[int]] = []
         self.begun, self.may = threading.Event(), threading.Event()
-        self._given_up = given_up
+        self._lost = lost
 
     def write(self, batch: Sequence[int]) -> int:
         self.begun.set()
         assert self.may.wait(PATIENCE)
         self.batches.append(list(batch))
-        return self._given_up
+        return self._lost
 
 
 def test_items_are_written_in_order_and_in_batches() -> None:
@@ -32,7 +32,9 @@ def test_items_are_written_in_order_and_in_batches() -> None:
     slow.may.set()
     for number in range(2500):
         writer.enqueue(number)
+
     writer.start()
+
     assert writer.close(PATIENCE)
     assert [len(batch) for batch in slow.batches] == [1000, 1000, 500]
     assert [one for batch in slow.batches for one in batch] == list(range(2500))
@@ -44,10 +46,12 @@ def test_idle_writer_wakes_for_a_new_item() -> None:
     writer = BackgroundWriter("test", 10, slow.write)
     writer.start()
     slow.may.set()
+
     for number in range(3):
         slow.begun.clear()
         writer.enqueue(number)
         assert slow.begun.wait(PATIENCE)
+
     assert writer.close(PATIENCE)
     assert [one for batch in slow.batches for one in batch] == [0, 1, 2]
 
@@ -66,9 +70,11 @@ def test_items_during_the_batch_delay_do_not_wake_the_writer(
     monkeypatch.setattr(writer._wake, "set", count)
     writer.start()
     began = time.monotonic()
+
     while time.monotonic() - began < 1.2:
         writer.enqueue(1)
         time.sleep(0.001)
+
     assert len(woken) <= 1
     assert writer.close(PATIENCE)
 
@@ -78,10 +84,13 @@ def test_full_queue_drops_and_counts_items_without_blocking() -> None:
     writer = BackgroundWriter("test", 5, slow.write)
     writer.start()
     writer.enqueue(0)
+
     assert slow.begun.wait(PATIENCE)
+
     for number in range(1, 9):
         writer.enqueue(number)
     assert writer.dropped == 3
+
     slow.may.set()
     assert writer.close(PATIENCE)
     assert slow.batches == [[0], [1, 2, 3, 4, 5]]
@@ -89,11 +98,13 @@ def test_full_queue_drops_and_counts_items_without_blocking() -> None:
 
 
 def test_items_lost_by_the_sink_are_counted_as_dropped() -> None:
-    slow = BlockingSink(given_up=1)
+    slow = BlockingSink(lost=1)
     slow.may.set()
     writer = BackgroundWriter("test", 5, slow.write)
     writer.enqueue(1)
+
     writer.start()
+
     assert writer.close(PATIENCE)
     assert writer.dropped == 1
 
@@ -103,8 +114,10 @@ def test_close_stops_waiting_at_the_timeout() -> None:
     writer = BackgroundWriter("test", 5, slow.write)
     writer.start()
     writer.enqueue(1)
+
     assert slow.begun.wait(PATIENCE)
     assert not writer.close(0.01)
+
     slow.may.set()
     assert writer.close(PATIENCE)
 

@@ -1,4 +1,4 @@
-"""The figures of local models on the page of counts."""
+"""The metrics of local models."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from gateway.observability.metrics.system import _ENGINE_COUNTERS, _ENGINE_GAUGE
 
 
 class FakeEngine:
-    """An engine that says what it is told to."""
+    """An engine with fixed statistics."""
 
     def __init__(self, first: float) -> None:
         self._first = first

@@ -1,4 +1,4 @@
-"""The table of feedback in SQLite, beside the rows of usage."""
+"""The feedback table in SQLite, beside the usage rows."""
 
 import asyncio
 import sqlite3
@@ -49,6 +49,7 @@ def test_same_key_and_name_replace_the_value(tmp_path: Path) -> None:
         replace(JUDGED, column="response_id", target="msg_r", number=0.0, comment="no"),
         replace(JUDGED, name="down"),
     )
+
     assert recorder.count_dropped() == 0
     assert read(path) == [("r", "web", "down", 1.0), ("r", "web", "up", 0.0)]
     assert read(path, "comment, request_at") == [("", NOW - 10), ("no", NOW - 10)]
@@ -58,7 +59,9 @@ def test_same_key_and_name_replace_the_value(tmp_path: Path) -> None:
 def test_only_the_key_of_the_request_may_judge_it(tmp_path: Path) -> None:
     path = tmp_path / "u.sqlite"
     other = replace(JUDGED, key="other")
+
     recorder = write(path, RECORD, other, replace(other, any_key=True, name="ops"))
+
     assert recorder.count_dropped() == 1
     assert read(path) == [("r", "other", "ops", 1.0)]
 
@@ -66,6 +69,7 @@ def test_only_the_key_of_the_request_may_judge_it(tmp_path: Path) -> None:
 def test_feedback_on_an_unknown_request_is_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "u.sqlite"
     recorder = write(path, RECORD, replace(JUDGED, target="x"), JUDGED)
+
     assert recorder.count_dropped() == 1
     assert len(read(path)) == 1
 
@@ -79,7 +83,9 @@ def test_repeated_request_id_means_the_newest_request(tmp_path: Path) -> None:
 def test_hostile_text_is_stored_as_text(tmp_path: Path) -> None:
     path = tmp_path / "u.sqlite"
     text = "'); DROP TABLE usage; --"
+
     write(path, replace(RECORD, id=text), replace(JUDGED, target=text, comment=text, name="a.b-c"))
+
     assert read(path, "id, comment") == [(text, text)]
 
 
@@ -87,7 +93,9 @@ def test_old_feedback_is_deleted_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "u.sqlite"
     old = replace(RECORD, id="old", started_at=NOW - 500)
     write(path, old, replace(JUDGED, target="old"))
+
     write(path, RECORD, JUDGED, keep=100)
+
     assert [row[0] for row in read(path)] == ["r"]
 
 
@@ -103,9 +111,12 @@ def test_file_of_an_older_version_gets_the_new_columns(tmp_path: Path) -> None:
         file.execute(f"INSERT INTO usage VALUES ({marks})", row)  # noqa: S608 - question marks
         file.commit()
     write(path, RECORD, JUDGED, replace(JUDGED, target="old"))
+
     extract = read_sqlite_usage(str(path), "chat", 0.0)
+
     assert [row[1] for row in extract.rows] == ["old", "r"]
-    assert [row[-2] for row in extract.rows] == ["", "msg_r"]
+    column = [name for name, _ in usage.USAGE_COLUMNS].index("response_id")
+    assert [row[column] for row in extract.rows] == ["", "msg_r"]
     assert {one.id for one in extract.outcomes} == {"old", "r"}
 
 
@@ -121,6 +132,7 @@ def test_request_is_found_by_both_ids_and_only_by_its_key(tmp_path: Path) -> Non
     assert find(replace(JUDGED, column="response_id")) is False
     assert find(replace(JUDGED, key="x")) is False
     assert find(replace(JUDGED, key="x", any_key=True)) is True
+
     path.unlink()
     assert find(JUDGED) is None
 
@@ -131,7 +143,9 @@ def test_file_without_feedback_is_read(tmp_path: Path) -> None:
     recorder.record_usage(RECORD)
     recorder.start()
     recorder.close(20)
+
     extract = read_sqlite_usage(str(path), "chat", 0.0)
+
     assert (extract.models, len(extract.rows), extract.outcomes) == (["chat"], 1, [])
     assert read_sqlite_usage(str(path), "chat", NOW).rows == []
 
@@ -146,8 +160,13 @@ def test_rows_are_kept_while_the_file_is_locked(
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         file.execute("BEGIN IMMEDIATE")
         recorder.start()
+
         recorder.record_feedback(JUDGED)
+
         assert asyncio.run(recorder.find_request(JUDGED)) is True
+
         file.execute("COMMIT")
+
     recorder.close(20)
+
     assert len(read(path)) == 1

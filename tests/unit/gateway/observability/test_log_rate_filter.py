@@ -1,4 +1,4 @@
-"""What is logged again and again."""
+"""Repeated log messages are limited and counted."""
 
 import logging
 
@@ -21,8 +21,10 @@ def test_repeated_message_is_limited_to_two_per_second_and_counted() -> None:
     now = [0.0]
     one = LogRateFilter(lambda: now[0])
     assert [log_message(one, "no %s", "luck") for _ in range(5)] == ["no luck"] * 2 + [None] * 3
+
     now[0] = 0.9
     assert log_message(one, "no %s", "luck") is None
+
     now[0] = 1.0
     assert log_message(one, "no %s", "luck") == "no luck (4 more of these were left out)"
     assert [log_message(one, "no %s", "luck") for _ in range(2)] == ["no luck", None]
@@ -47,5 +49,6 @@ def test_traceback_is_logged_once_per_error_type() -> None:
 def test_tracked_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_log, "_MAX_TRACKED_MESSAGES", 2)
     one = LogRateFilter(lambda: 0.0)
+
     assert [log_message(one, "x") for _ in range(3)] == ["x"] * 2 + [None]
     assert [log_message(one, text) for text in ("y", "x", "z", "x")] == ["y", None, "z", "x"]

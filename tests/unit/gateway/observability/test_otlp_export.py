@@ -1,4 +1,4 @@
-"""What is sent to a collector that takes it, and to one that does not."""
+"""Exports to a collector that accepts them, and to one that fails."""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def make_exporter(url: str, *, buffer: int = 10) -> TraceExporter:
 
 
 def end_trace(traces: TraceExporter) -> None:
-    """End a SERVER and a CLIENT span, if there is room."""
+    """End a SERVER and a CLIENT span, if the buffer has room."""
     tracer = traces.provider.get_tracer("test")
     server = tracer.start_span("server", kind=SpanKind.SERVER)
     client = tracer.start_span("client", kind=SpanKind.CLIENT)
@@ -62,7 +62,9 @@ def test_unreachable_collector_is_logged(
     with Collector() as collector:
         pass
     traces = make_exporter(collector.url)
+
     end_trace(traces)
+
     assert traces.close(10)
     assert traces.count_dropped() == 1
     assert caplog.messages == [
@@ -78,7 +80,9 @@ def test_failed_collector_gets_no_request_at_shutdown() -> None:
         metrics.provider.get_meter("test").create_counter("c").add(1)
         while traces.count_dropped() < 1 or len(collector.taken) < 2:
             pass
+
         assert metrics.close(10)
+
         for _ in range(3):
             end_trace(traces)
         assert traces.close(10)
@@ -96,6 +100,7 @@ def test_collector_failure_and_recovery_are_logged_once(caplog: pytest.LogCaptur
                 pass
         assert traces.close(10)
     url = f"{collector.url}/v1/traces"
+
     assert caplog.messages == [
         f"the collector {url} accepts nothing: 400",
         f"the collector {url} accepts data again",
@@ -108,18 +113,21 @@ def test_dropped_traces_are_counted() -> None:
         traces = make_exporter(collector.url)
         rejected = [traces.reserve() for _ in range(12)].count(False)
         assert rejected == traces.count_dropped() == 2
+
         traces = make_exporter(collector.url)
         end_trace(traces)
         assert traces.close(10)
         assert traces.count_dropped() == 1
     with Collector() as collector:
         traces = make_exporter(collector.url, buffer=1)
-        for number in range(3):  # there is room again once a trace is exported
+        for number in range(3):  # the buffer has room once a trace is exported
             end_trace(traces)
             while len(collector.spans()) < 2 * (number + 1):
                 pass
+
         assert traces.close(10)
         assert traces.count_dropped() == 0
+
     assert [span.name for span in collector.spans()] == ["server", "client"] * 3
 
 
@@ -127,8 +135,10 @@ def test_metrics_are_exported_periodically() -> None:
     with Collector() as collector:
         push = MetricExporter(collector.url, {}, 0.001, RESOURCE)
         push.provider.get_meter("test").create_counter("c").add(1)
+
         while len(collector.taken) < 3:
             pass
+
         assert push.close(10)
 
 
@@ -136,7 +146,9 @@ def test_metrics_are_exported_at_shutdown() -> None:
     with Collector() as collector:
         push = MetricExporter(collector.url, {}, 60.0, RESOURCE)
         metrics = OtelMetrics(STABLE_CONVENTIONS, push.provider)
+
         metrics.record_request(RequestRecord("r", operation="chat", duration=0.5))
+
         assert push.close(10)
     assert "gen_ai.server.request.duration" in collector.metrics()
 

@@ -1,4 +1,4 @@
-"""Pages of the Prometheus text format, read and written again."""
+"""Pages in the Prometheus text format are parsed and written."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is counted of exchanges."""
+"""The metrics of requests: counts, durations, tokens, and requests in flight."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ SPLIT_VERSION = ("chat", "rollout", "2")
 
 
 def collect_samples(metrics: MetricsCollector) -> dict[tuple[str, ...], float]:
-    """Values by the name and the labels in the order of the labels' names."""
+    """Return values by metric name and by label values, ordered by label name."""
     families = text_string_to_metric_families(metrics.render_page().decode())
     return {
         (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
@@ -52,8 +52,8 @@ RECORD = RequestRecord(
 
 
 def test_requests_are_counted_by_their_labels() -> None:
-    seen: list[RequestRecord] = []
-    metrics = MetricsCollector(seen.append, dict)
+    records: list[RequestRecord] = []
+    metrics = MetricsCollector(records.append, dict)
     metrics.record_request(RECORD)
     metrics.record_request(RECORD)
     cut = replace(RECORD, outcome="truncated", error="StreamBroken", unsupported_parameters=())
@@ -76,7 +76,7 @@ def test_requests_are_counted_by_their_labels() -> None:
     assert one("tokens_total", direction="output", source="counted") == 15
     assert one("finish_reasons_total", reason="length") == 3
     assert "never heard of" not in metrics.render_page().decode()
-    assert seen == [RECORD, RECORD, cut]
+    assert records == [RECORD, RECORD, cut]
 
 
 @pytest.mark.parametrize(
@@ -136,18 +136,21 @@ def test_no_samples_are_exported_before_the_first_request() -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_scrape_includes_all_buffered_records(count: int) -> None:
-    seen: list[RequestRecord] = []
-    metrics = MetricsCollector(seen.append, dict)
+    records: list[RequestRecord] = []
+    metrics = MetricsCollector(records.append, dict)
     metrics.register(VllmCollector(metrics.collect_stats, dict))
     for n in range(count):
         metrics.record_request(
             replace(RECORD, fallback_from="chat@1", failed_attempts=("chat@1 WorkerFailed",))
         )
-        assert len(seen) == n + 1
+        assert len(records) == n + 1
+
     assert metrics.collect_stats()["chat", "2", ""].outcomes.total() == count
+
     metrics.record_request(RECORD)
     samples = collect_samples(metrics)
     requests = ("interlingua_requests_total", "gpu", "chat", "ok", "openai")
+
     assert (samples[*requests, "", "2"], samples[*requests, "rollout", "2"]) == (count, 1)
     assert (
         samples["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "1"] == count
@@ -160,7 +163,9 @@ def test_model_label_values_are_bounded() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for n in range(550):
         metrics.record_request(RequestRecord("r", model=f"m{n}"))
+
     samples = collect_samples(metrics)
+
     assert len(samples) == 501
     assert samples["interlingua_requests_total", "", "_other", "ok", "", "_other", "_other"] == 50
 
@@ -176,7 +181,9 @@ def test_special_characters_in_labels_are_escaped() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     odd = 'a "b" \\ c\nd'
     metrics.record_request(replace(RECORD, model=odd))
+
     samples = collect_samples(metrics)
+
     assert samples["interlingua_completion_tokens_count", odd, "rollout", "2"] == 1
 
 
@@ -189,7 +196,7 @@ class FakeWorkerReport(Struct):
 
 
 class FakePool:
-    """A crew of two, one of them out."""
+    """A pool of two workers, one of which is ejected."""
 
     discovery_failures = 3
     queued_request_ids = ("r1", "r2")
@@ -213,6 +220,7 @@ class FakePool:
 def test_pool_metrics_show_the_current_worker_state() -> None:
     samples = collect_samples(MetricsCollector(ignore_record, lambda: {"gpu": FakePool()}))
     values = {name: value for name, value in samples.items() if "bucket" not in name[0]}
+
     assert values == {
         ("interlingua_worker_up", "gpu", "http://a:1"): 1,
         ("interlingua_worker_up", "gpu", "http://b:1"): 0,
@@ -255,7 +263,9 @@ def test_aborted_stream_is_counted_with_side_and_reason(
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
     aborts = {name: n for name, n in collect_samples(metrics).items() if "stream_aborts" in name[0]}
+
     wasted = collect_samples(metrics).get(("interlingua_wasted_tokens_total", *SPLIT_VERSION), 0)
+
     if side:
         assert [*aborts] == [
             ("interlingua_stream_aborts_total", "chat", reason, side, "rollout", "2")
@@ -268,7 +278,9 @@ def test_cached_and_reasoning_tokens_are_counted_separately() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
     samples = collect_samples(metrics)
+
     tokens = {name[1]: n for name, n in samples.items() if name[0] == "interlingua_tokens_total"}
+
     assert tokens == {"input": 9, "output": 5, "cached": 4, "reasoning": 3}
     assert samples["interlingua_overhead_seconds_sum", *SPLIT_VERSION] == 0.0004
     assert samples["interlingua_prompt_tokens_sum", *SPLIT_VERSION] == 9
@@ -279,7 +291,9 @@ def test_histogram_label_values_are_escaped() -> None:
     histogram = Histogram((1.0,))
     histogram.add(0.5)
     text = "".join(definition.format_histogram_lines([(['a\n"b\\'], histogram)]))
+
     [family] = text_string_to_metric_families(text)
+
     assert {sample.labels["who"] for sample in family.samples} == {'a\n"b\\'}
 
 
@@ -288,11 +302,13 @@ def test_stats_keys_are_bounded(full: int, model: str) -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for number in range(full):
         metrics.record_request(RequestRecord("r", model=f"m{number}"))
+
     metrics.record_request(RECORD)
+
     assert [*metrics.collect_stats()][-1][0] == model
 
 
-# --- what runs, and what runs it ------------------------------------------------------------------
+# --- requests in flight and backends --------------------------------------------------------------
 
 
 def test_running_requests_are_counted_by_phase() -> None:
@@ -303,7 +319,9 @@ def test_running_requests_are_counted_by_phase() -> None:
         RequestRecord("s2", model="other", first_byte=0.1),
     ]
     metrics = MetricsCollector(ignore_record, dict)
+
     metrics.register(RunningRequestCollector(lambda: live, lambda: {"q", "s"}))
+
     assert collect_samples(metrics) == {
         ("interlingua_requests_in_flight", "chat", "queued"): 1,
         ("interlingua_requests_in_flight", "chat", "waiting"): 1,
@@ -328,10 +346,12 @@ async def test_process_metrics_are_exported() -> None:
     while ("interlingua_event_loop_lag_seconds_count",) not in (page := collect_samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
         await asyncio.sleep(0.05)
     process.stop()
+
     assert page["interlingua_event_loop_lag_seconds_bucket", "+Inf"] >= 1
     assert page["interlingua_open_client_connections", "127.0.0.1:8000"] == 3
     for kind, count in {"invalid_http": 2, "headers_too_large": 1, "418": 5}.items():
         assert page["interlingua_malformed_requests_total", kind, "127.0.0.1:8000"] == count
+
     name = "interlingua_refused_connections_total"
     assert page[name, "127.0.0.1:8000", "address"] == 7
     assert 0 < page["interlingua_open_fds",] < page["interlingua_max_fds",]
@@ -346,7 +366,9 @@ def test_process_metrics_without_proc_omit_file_descriptors(
     monkeypatch.setattr("gateway.observability.metrics.system._STATM_FILE", tmp_path / "nothing")
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(ProcessCollector(dict))
+
     names = {name for name, *_ in collect_samples(metrics)}
+
     assert "interlingua_cpu_seconds_total" in names
     assert "interlingua_open_fds" not in names
 
@@ -360,7 +382,9 @@ def test_vllm_metric_names_have_the_same_values() -> None:
     metrics.register(VllmCollector(metrics.collect_stats, lambda: phases))
     samples = collect_samples(metrics)
     vllm = {name: n for name, n in samples.items() if name[0].startswith("vllm:")}
+
     values = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
+
     assert values == {
         ("vllm:num_requests_running", "0", "chat"): 7,
         ("vllm:num_requests_waiting", "0", "chat"): 2,
@@ -381,5 +405,7 @@ def test_vllm_metric_names_have_the_same_values() -> None:
 def test_vllm_gauges_are_zero_without_running_requests() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(RECORD)
+
     metrics.register(VllmCollector(metrics.collect_stats, dict))
+
     assert collect_samples(metrics)["vllm:num_requests_running", "0", "chat"] == 0

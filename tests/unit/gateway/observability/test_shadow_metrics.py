@@ -1,4 +1,4 @@
-"""What is counted of shadows."""
+"""The metrics of shadow requests."""
 
 from prometheus_client.registry import CollectorRegistry
 

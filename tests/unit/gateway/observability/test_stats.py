@@ -1,4 +1,4 @@
-"""What is counted of an arm, and what is left out."""
+"""The statistics of a version: which requests count, and which are excluded."""
 
 from collections import defaultdict
 from typing import Any
@@ -29,7 +29,7 @@ STREAM = RequestRecord(
 
 
 def count_measurements(record: RequestRecord) -> tuple[int, int, int, int]:
-    """How often each thing was measured: first token, duration, time per token, length."""
+    """Return the sample counts of first token, duration, time per token and length."""
     figures = RequestStats(Histogram)
     figures.add_records(record)
     histograms = (
@@ -102,7 +102,7 @@ RECORDS = st.lists(
 
 
 def get_counts(figures: RequestStats[Histogram]) -> dict[str, Any]:
-    """All of them, but for the sums: those of another order differ in their last bits."""
+    """Return all counts without sums, whose last bits depend on the order of addition."""
     return {
         name: one.counts if isinstance(one, Histogram) else one
         for name, one in vars(figures).items()
@@ -121,8 +121,10 @@ def test_grouped_records_give_the_same_stats_as_single_records(
     together: dict[StatsKey, RequestStats[Histogram]] = defaultdict(lambda: RequestStats(Histogram))
     for record in records:
         alone[build_stats_key(record)].add_records(record)
+
     for some in group_by_labels(records):
         together[build_stats_key(some[0])].add_records(*some)
+
     assert [*together] == [*alone]
     for version, figures in alone.items():
         assert get_counts(together[version]) == get_counts(figures)
@@ -133,6 +135,7 @@ def test_histogram_bucket_includes_its_upper_bound() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (1.0, 1.5, 2.0, 3.0):
         histogram.add(value)
+
     assert histogram.counts == [1, 2, 1]
     assert histogram.total == 7.5
 

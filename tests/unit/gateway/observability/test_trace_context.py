@@ -1,4 +1,4 @@
-"""What a client says of its trace, as W3C Trace Context has it."""
+"""W3C Trace Context headers of clients are parsed and, if trusted, continued."""
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -25,7 +25,7 @@ class FakeHttpRequest:
 
 
 def get_link(headers: dict[str, str]) -> Link | None:
-    """The link of a request with these headers, from a gateway that does not trust them."""
+    """Return the span link of a request with these headers to a gateway without trust."""
     provider = TracerProvider(ALWAYS_ON, shutdown_on_exit=False)
     tracer = RequestTracer(
         provider, UnlimitedQueue(), STABLE_CONVENTIONS, trust_parent=False, now=lambda: 1.0
@@ -60,6 +60,7 @@ def test_only_a_valid_traceparent_creates_a_link(traceparent: str, sampled: bool
     if sampled is None:
         assert link is None
         return
+
     assert link is not None
     assert format_trace_id(link.context.trace_id) == TRACE
     assert format_span_id(link.context.span_id) == SPAN

@@ -1,4 +1,4 @@
-"""Every kind of request that a model answers can be traced."""
+"""Every kind of request for a model can be traced."""
 
 import pytest
 from msgspec.structs import replace
@@ -35,5 +35,7 @@ def test_every_operation_is_among_the_requests() -> None:
 def test_span_of_an_attempt_names_the_operation(request_: AnyRequest) -> None:
     record = replace(RECORD, operation=request_.kind)
     span = trace_request(record, request=request_)[-1]
+
     name = decode_attributes(span.attributes)["gen_ai.operation.name"]
+
     assert name == OPERATION_NAMES[request_.kind]

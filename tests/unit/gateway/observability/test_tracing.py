@@ -1,4 +1,4 @@
-"""Which exchanges are traced, what is told of them, and what all of them come to."""
+"""Which requests are traced, the contents of spans, and the OpenTelemetry metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -66,7 +66,7 @@ class FakeHttpRequest:
 
 
 class FixedIdGenerator(RandomIdGenerator):
-    """Trace ids that a sampler takes from a share above 0.5 on."""
+    """Generates trace ids that a sampler with a share above 0.5 selects."""
 
     def __init__(self) -> None:
         self._spans = 0
@@ -80,13 +80,13 @@ class FixedIdGenerator(RandomIdGenerator):
 
 
 class TracerTestBench:
-    """A tracer, and the spans that it ended."""
+    """A tracer and the spans that it ended."""
 
     def __init__(self, share: float, *, trust: bool = False, buffer: int = 10) -> None:
         self._ended = InMemorySpanExporter()
         exporter = TraceExporter("http://127.0.0.1:9", {}, buffer, build_resource("i1"), share)
         exporter.provider.id_generator = FixedIdGenerator()
-        assert exporter.close(10)  # nothing is sent
+        assert exporter.close(10)  # nothing is left to export
         exporter.provider.add_span_processor(SimpleSpanProcessor(self._ended))
         self.exporter = exporter
         self.follower = RequestTracer(
@@ -131,6 +131,7 @@ def test_only_a_trusted_parent_decides_the_sampling(
     record = bench.begin(flags)
     assert (bench.follower.get_trace(record) is not None) == traced
     assert bool(record.span_id) == traced
+
     bench.follower.end_trace(record)
     assert len(bench.put) == traced
     assert bench.follower.get_trace(record) is None
@@ -140,7 +141,9 @@ def test_ended_trace_is_exported_once() -> None:
     bench = TracerTestBench(1)
     record = bench.begin()
     bench.follower.end_trace(record)
+
     bench.follower.end_trace(record)
+
     assert len(bench.put) == 1
 
 
@@ -148,6 +151,7 @@ def test_trace_beyond_the_buffer_is_dropped_and_counted() -> None:
     bench = TracerTestBench(1, buffer=1)
     for record in (bench.begin(), bench.begin()):
         bench.follower.end_trace(record)
+
     assert len(bench.put) == 1
     assert bench.exporter.count_dropped() == 1
 
@@ -157,16 +161,18 @@ def test_worker_request_has_the_trace_context_of_its_attempt() -> None:
     record = replace(RECORD)
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-03", "tracestate": "a=1,b=2"}
     bench.follower.start_trace(record, FakeHttpRequest(headers))
+
     trace = bench.follower.get_trace(record)
+
     assert trace is not None
     assert trace.start_attempt("http://w") == (
-        ("traceparent", f"00-{TRACE}-{'0' * 15}2-01"),  # without the flag of random ids
+        ("traceparent", f"00-{TRACE}-{'0' * 15}2-01"),  # without the flag for random ids
         ("tracestate", "a=1,b=2"),
     )
 
 
 def trace_request(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
-    """The spans of an exchange that two workers were asked for."""
+    """Return the spans of a request with two worker attempts."""
     bench = TracerTestBench(1, trust=trust)
     begun = bench.begin("01")
     trace = bench.follower.get_trace(begun)
@@ -189,10 +195,12 @@ def test_failed_attempt_span_has_error_type_and_server_address() -> None:
     assert server.status.code == Status.STATUS_CODE_UNSET
     assert server.name == "POST openai"
     assert (first.status.code, second.status.code) == (Status.STATUS_CODE_ERROR, 0)
+
     facts = decode_attributes(first.attributes)
     assert (facts["server.address"], facts["server.port"]) == ("::1", 8001)
     assert facts["error.type"] == "WorkerUnreachable"
     assert "gen_ai.usage.output_tokens" not in facts
+
     facts = decode_attributes(second.attributes)
     assert (facts["server.address"], facts["server.port"]) == ("worker.example", 443)
     assert facts["gen_ai.request.seed"] == -1
@@ -205,7 +213,9 @@ def test_any_client_input_is_encoded_as_span_attributes() -> None:
     odd = replace(RECORD, path="/\udcff\x00é", model="\udcff")
     stopping = StopConditions(max_tokens=10**30)
     request = GenerationRequest(model="m", kind="chat", stopping=stopping)
+
     server, _, last = trace_request(odd, request=request)
+
     assert decode_attributes(server.attributes)["url.path"] == "/?\x00é"
     assert decode_attributes(server.attributes)["interlingua.model"] == "?"
     assert decode_attributes(last.attributes)["gen_ai.request.max_tokens"] == 2**63 - 1
@@ -231,6 +241,7 @@ def test_client_error_does_not_set_the_span_status_to_error(
 def test_trusted_parent_trace_is_continued() -> None:
     [server] = trace_request(RECORD, trust=True)
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, SPAN)
+
     [alone] = trace_request(RECORD)
     assert alone.trace_id == bytes([*[0] * 7, 7, 0x80, *[0] * 7])
     assert alone.parent_span_id == b""
@@ -239,17 +250,19 @@ def test_trusted_parent_trace_is_continued() -> None:
 def test_embedding_request_has_its_own_span_attributes() -> None:
     request = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
     record = replace(RECORD, operation="embedding", finish_reasons=(), first_token=None, usage=None)
+
     facts = decode_attributes(trace_request(record, request=request)[-1].attributes)
+
     assert facts["gen_ai.operation.name"] == "embeddings"
     assert facts["gen_ai.embeddings.dimension.count"] == 64
     assert "gen_ai.usage.input_tokens" not in facts
 
 
-# --- what all of them come to ---------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 class OtelMetricsTestBench:
-    """Metrics, and how they are sent."""
+    """Metrics and their OTLP encoding."""
 
     def __init__(self, version: SemanticConventions) -> None:
         self._reader = InMemoryMetricReader()
@@ -266,7 +279,7 @@ class OtelMetricsTestBench:
 
 
 def collect_points(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
-    """The attributes of each metric's last point, with its sum."""
+    """Return the attributes of each metric's last point, with its sum."""
     bench = OtelMetricsTestBench(version)
     for record in records:
         bench.figures.record_request(record)
@@ -303,10 +316,12 @@ def test_metrics_have_the_stable_convention_names_by_default() -> None:
 def test_experimental_convention_names_require_the_opt_in() -> None:
     assert select_conventions({}) is STABLE_CONVENTIONS
     assert select_conventions({"OTEL_SEMCONV_STABILITY_OPT_IN": "http"}) is STABLE_CONVENTIONS
+
     conventions = select_conventions(
         {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
     )
     assert conventions is EXPERIMENTAL_CONVENTIONS
+
     points = collect_points(conventions, EMBEDDED, RECORD)
     assert "gen_ai.client.token.usage" not in points
     assert points["gen_ai.client.inference.operation.input_tokens"]["sum"] == 3
@@ -349,15 +364,17 @@ def test_otel_metric_points_are_bounded() -> None:
 def test_otel_buckets_match_the_conventions() -> None:
     bench = OtelMetricsTestBench(STABLE_CONVENTIONS)
     bench.figures.record_request(RECORD)
+
     bounds = {
         metric.name: [*metric.histogram.data_points[0].explicit_bounds] for metric in bench.sent()
     }
+
     assert bounds["gen_ai.server.request.duration"] == [0.01 * 2**k for k in range(14)]
     assert bounds["gen_ai.client.token.usage"] == [4**k for k in range(14)]
 
 
 @pytest.mark.parametrize(
-    ("environment", "name", "more"),
+    ("environment", "name", "attributes"),
     [
         ({}, "interlingua", None),
         ({"OTEL_SERVICE_NAME": "edge"}, "edge", None),
@@ -365,11 +382,12 @@ def test_otel_buckets_match_the_conventions() -> None:
     ],
 )
 def test_otel_resource_is_read_from_the_environment(
-    environment: dict[str, str], name: str, more: str | None, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], name: str, attributes: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     facts = build_resource("i1").attributes
+
     assert facts["service.name"] == name
     assert facts["service.instance.id"] == "i1"
-    assert facts.get("zone") == more
+    assert facts.get("zone") == attributes

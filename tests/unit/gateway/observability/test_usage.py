@@ -1,4 +1,4 @@
-"""Rows of usage: what stands in them, and whatever may be wrong with their file."""
+"""Usage rows: their contents, and errors of their file."""
 
 import logging
 import os
@@ -58,7 +58,7 @@ def write_records(path: Path, *records: RequestRecord, keep: float = FOREVER) ->
 
 
 class LogWaiter(logging.Handler):
-    """Waits for what is logged."""
+    """Waits for a log message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def log_waiter(monkeypatch: pytest.MonkeyPatch) -> LogWaiter:
 def test_only_the_owner_can_read_a_new_usage_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the umask is, and also its write-ahead log."""
+    """This holds for any umask, and for the write-ahead log."""
     path = tmp_path / "usage.sqlite"
     modes: dict[str, int] = {}
     close = usage._SqliteUsageStore.close
@@ -101,6 +101,7 @@ def test_only_the_owner_can_read_a_new_usage_database(
         write_records(path, RECORD)
     finally:
         os.umask(umask)
+
     assert modes == {
         "usage.sqlite": 0o600,
         "usage.sqlite-wal": 0o600,
@@ -111,6 +112,7 @@ def test_only_the_owner_can_read_a_new_usage_database(
 def test_usage_row_contains_key_target_and_tokens(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     write_records(file, RECORD)
+
     assert read_rows(file) == [
         {
             "at": 1_700_000_000.25,
@@ -131,6 +133,12 @@ def test_usage_row_contains_key_target_and_tokens(tmp_path: Path) -> None:
             "rule": "",
             "response_id": "",
             "user_hash": "",
+            "failed_model": "",
+            "failed_version": "",
+            "failed_split": "",
+            "failed_outcome": "",
+            "measures": "",
+            "shadow_of": "",
         }
     ]
 
@@ -144,7 +152,9 @@ def test_uncounted_tokens_are_recorded_as_estimated(
     file = tmp_path / "usage.sqlite"
     left = replace(RECORD, usage=None, tokens=tokens, outcome="cancelled", first_token=None)
     write_records(file, left)
+
     [row] = read_rows(file)
+
     assert (row["prompt_tokens"], row["completion_tokens"], row["source"]) == expected
     assert row["first_token"] is None
 
@@ -153,6 +163,28 @@ def test_fallback_response_is_recorded_without_a_split(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     write_records(file, replace(RECORD, fallback_from="chat@2"))
     assert [row["split"] for row in read_rows(file)] == [""]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ("WorkerFailed", "worker_error"),
+        ("Overloaded", "gateway_error"),
+        ("ContextTooLong", "client_error"),
+    ],
+)
+def test_row_of_a_fallback_names_the_target_that_failed_first(
+    tmp_path: Path, error: str, outcome: str
+) -> None:
+    """Version 2 of the model fails, then version 3; version 1 of another model answers."""
+    file = tmp_path / "usage.sqlite"
+    failures = (f"chat@2 {error}", "chat@3 WorkerFailed")
+    answered = replace(RECORD, model="small", fallback_from="chat@2", failed_attempts=failures)
+    write_records(file, answered, replace(RECORD, id="s"))
+    rescued, direct = read_rows(file)
+    names = ("failed_model", "failed_version", "failed_split", "failed_outcome")
+    assert [rescued[name] for name in names] == ["chat", "2", RECORD.split, outcome]
+    assert [direct[name] for name in names] == ["", "", "", ""]
 
 
 def test_request_without_a_model_writes_no_usage_row(tmp_path: Path) -> None:
@@ -165,15 +197,31 @@ def test_usage_rows_are_unique_by_time_and_id(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     later = replace(RECORD, started_at=1_700_000_001.5)
     write_records(file, RECORD, later, RECORD)
+
     write_records(file, RECORD)
+
     assert [row["at"] for row in read_rows(file)] == [1_700_000_000.25, 1_700_000_001.5]
+
+
+def test_rows_are_written_to_the_table_of_a_newer_version(tmp_path: Path) -> None:
+    """During an upgrade both versions write; the newer one has added a column."""
+    path = tmp_path / "u.sqlite"
+    write_records(path, RequestRecord("r1", 1.0, "/v1", model="m"))
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("ALTER TABLE usage ADD COLUMN added TEXT NOT NULL DEFAULT ''")
+        file.commit()
+    write_records(path, RequestRecord("r2", 2.0, "/v1", model="m"))
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT id FROM usage ORDER BY at").fetchall() == [("r1",), ("r2",)]
 
 
 def test_expired_rows_are_deleted(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     old = replace(RECORD, id="old", started_at=get_now() - 3601)
     write_records(file, old)
+
     write_records(file, RECORD, keep=3600)
+
     assert [row["id"] for row in read_rows(file)] == ["r"]
 
 
@@ -183,10 +231,13 @@ def test_expired_rows_are_deleted_once_per_hour(tmp_path: Path) -> None:
     ledger._write_batch([RECORD])
     moment += 3599
     ledger._write_batch([replace(RECORD, id="s")])
+
     assert [row["id"] for row in read_rows(file)] == ["r", "s"]
+
     moment += 1
     ledger._write_batch([replace(RECORD, id="t", started_at=moment)])
     assert [row["id"] for row in read_rows(file)] == ["t"]
+
     ledger.close(PATIENCE)
 
 
@@ -196,10 +247,13 @@ def test_deleted_usage_file_is_recreated(tmp_path: Path) -> None:
     ledger._write_batch([RECORD])
     file.unlink()
     ledger._write_batch([replace(RECORD, id="s")])
+
     assert [row["id"] for row in read_rows(file)] == ["s"]
+
     file.rename(tmp_path / "elsewhere.sqlite")
     ledger._write_batch([replace(RECORD, id="t")])
     ledger.close(PATIENCE)
+
     assert [row["id"] for row in read_rows(file)] == ["t"]
 
 
@@ -214,7 +268,9 @@ def test_rows_wait_for_a_locked_file(tmp_path: Path, log_waiter: LogWaiter) -> N
         log_waiter.hear(f"usage is not written to {file} for now: database is locked")
         other.execute("ROLLBACK")
         log_waiter.hear(f"usage is written to {file} again")
+
     ledger.close(PATIENCE)
+
     assert [row["id"] for row in read_rows(file)] == ["r", "s"]
     assert len(log_waiter.messages) == 2
     assert ledger.count_dropped() == 0
@@ -245,9 +301,12 @@ def test_unwritable_rows_are_counted_and_logged(
     ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, tried)
     ledger.start()
     ledger.record_usage(RECORD)
+
     assert again.wait(PATIENCE)
+
     ledger.close(PATIENCE)
     assert ledger.count_dropped() == 1
+
     began, ended = log_waiter.messages
     assert began.startswith(f"usage is not written to {folder / 'usage.sqlite'} for now: ")
     assert ended == "usage: 1 rows were dropped"
@@ -266,7 +325,9 @@ def test_dropped_rows_are_logged_when_writing_resumes(
     ledger.record_usage(replace(RECORD, id="t"))
     folder.mkdir()
     log_waiter.hear("usage: 1 rows were dropped")
+
     ledger.close(PATIENCE)
+
     assert [row["id"] for row in read_rows(folder / "usage.sqlite")] == ["r", "s"]
 
 
@@ -280,13 +341,15 @@ def test_close_retries_the_last_write(
     ledger.record_usage(RECORD)
     log_waiter.hear("usage is not written to")
     folder.mkdir()
+
     ledger.close(PATIENCE)
+
     assert ledger.count_dropped() == 0
     assert len(read_rows(folder / "usage.sqlite")) == 1
 
 
 def test_file_without_a_table_is_replaced(tmp_path: Path, log_waiter: LogWaiter) -> None:
-    """It has no table yet when it is taken away."""
+    """The file is removed before its table is created."""
     file = tmp_path / "usage.sqlite"
     file.symlink_to("/dev/full")
     ledger = SqliteUsageRecorder(str(file), FOREVER, get_now)
@@ -295,7 +358,9 @@ def test_file_without_a_table_is_replaced(tmp_path: Path, log_waiter: LogWaiter)
     log_waiter.hear("database or disk is full")
     file.unlink()
     log_waiter.hear("is written to")
+
     ledger.close(PATIENCE)
+
     assert len(read_rows(file)) == 1
 
 
@@ -304,7 +369,9 @@ def test_incomplete_close_is_logged(
 ) -> None:
     ledger = SqliteUsageRecorder(str(tmp_path / "usage.sqlite"), FOREVER, get_now)
     monkeypatch.setattr(BackgroundWriter, "close", lambda self, within: False)
+
     ledger.close(0)
+
     assert log_waiter.messages == [
         f"usage: the last rows were not written to {tmp_path / 'usage.sqlite'}"
     ]
@@ -314,8 +381,11 @@ def test_usage_can_be_queried_during_writes(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     ledger = SqliteUsageRecorder(str(file), FOREVER, get_now)
     ledger._write_batch([RECORD])
+
     assert [one.requests for one in query_sqlite_usage(str(file), ["model"], 0)] == [1]
+
     ledger._write_batch([replace(RECORD, id="s")])
     assert [one.requests for one in query_sqlite_usage(str(file), ["model"], 0)] == [2]
+
     ledger.close(PATIENCE)
     assert not os.path.exists(f"{file}-wal")  # noqa: PTH110 - a text

@@ -1,4 +1,4 @@
-"""Feedback: what a body may hold, who may judge, the limit, and the ids of responses."""
+"""Feedback: valid bodies, authorization, the rate limit, and response ids."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ GOOD = {"request_id": "r1", "name": "thumbs_up", "value": True}
 
 
 class FakeStore:
-    """Answers from a list, its last answer again and again."""
+    """A store that answers from a list and repeats the last answer."""
 
     def __init__(self, *is_known: bool | None) -> None:
         self.results = [*is_known]
@@ -70,7 +70,7 @@ class FakeRequest:
         return self._body
 
     def reserve_memory(self, size: int) -> None:
-        """Feedback refers to nothing."""
+        """Do nothing: feedback has no references."""
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +110,7 @@ def test_value_is_stored_with_its_kind(
         200,
         {"object": "feedback", "request_id": "r1", "name": "thumbs_up", "value": value},
     )
+
     [one] = store.stored
     assert (one.kind, one.number, one.category) == (kind, number, category)
     assert (one.at, one.key, one.any_key, one.column) == (50.0, "", False, "id")
@@ -119,6 +120,7 @@ def test_value_is_stored_with_its_kind(
 def test_response_id_names_the_request() -> None:
     store = FakeStore(True)
     status, reply = send(store, {"response_id": "msg_1", "name": "a", "value": 1})
+
     assert status == 200
     assert reply == {"object": "feedback", "response_id": "msg_1", "name": "a", "value": 1}
     assert (store.stored[0].column, store.stored[0].target) == ("response_id", "msg_1")
@@ -197,6 +199,7 @@ def test_key_needs_the_right_to_send_feedback() -> None:
     with pytest.raises(FeedbackForbidden, match="feedback: true"):
         send(store, principal=Principal("web", ""))
     assert not store.stored
+
     send(store, principal=Principal("web", "", feedback=True))
     send(store, principal=Principal("ops", "", feedback=True, feedback_on_all_keys=True))
     assert [(one.key, one.any_key) for one in store.stored] == [("web", False), ("ops", True)]
@@ -211,7 +214,7 @@ def test_unknown_request_is_refused_after_further_searches() -> None:
     assert not store.stored
 
 
-def test_request_whose_row_comes_late_is_found() -> None:
+def test_request_whose_row_is_written_late_is_found() -> None:
     for answers in ((False, False, True), (None, True), (None, False, True)):
         store = FakeStore(*answers)
         assert send(store)[0] == 200
@@ -342,8 +345,8 @@ class _Sink:
 
 
 def observe_ids(sink: _Sink, record: RequestRecord) -> ResponseWriter:
-    """The writer of a request whose response is read for its id."""
-    http: Any = None  # it was read before
+    """Return the writer that reads a response's id."""
+    http: Any = None  # not used
     request = RequestState(http, sink, record)
     request.add_stage(ResponseIdReader())
     return request.writer
@@ -356,8 +359,10 @@ def test_reader_of_ids_passes_everything_on() -> None:
     for chunk in (b": ping\n\n", b'data: {"id":"a"}\n\n', b'data: {"id":"b"}\n\n'):
         writer.write(chunk)
     writer.finish()
+
     assert record.response_id == "a"
     assert sink.data == b': ping\n\ndata: {"id":"a"}\n\ndata: {"id":"b"}\n\n|'
+
     failed = RequestRecord("s", status=500)
     observe_ids(sink, failed).send_response(500, (), b'{"id":"x"}')
     assert failed.response_id == ""

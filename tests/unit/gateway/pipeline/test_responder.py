@@ -1,4 +1,4 @@
-"""What an exchange records while it passes on."""
+"""The responder passes events on and records the request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
 
 
 class FakeClock:
-    """Goes on by a second with each batch."""
+    """A clock that advances by a second with each batch."""
 
     now = 100.0
 
@@ -37,7 +37,7 @@ class FakeClock:
 
 
 class FakeStrategy:
-    """An answer whose every batch has its bytes; all but the first are given, if it ``pours``."""
+    """A response with bytes for every batch; with ``pours`` later batches are pushed."""
 
     def __init__(
         self, clock: FakeClock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
@@ -76,7 +76,7 @@ class FakeStrategy:
 
 
 class HangingStrategy(FakeStrategy):
-    """The same from a worker that does not end its answer."""
+    """A response whose worker stays connected after the end."""
 
     def __init__(self, clock: FakeClock, *batches: tuple[bytes, Sequence[Event]]) -> None:
         super().__init__(clock, *batches)
@@ -90,7 +90,7 @@ class HangingStrategy(FakeStrategy):
 
 
 class FakeWriter:
-    """Takes it all."""
+    """Records what is written."""
 
     started = False
     finished = 0
@@ -103,7 +103,7 @@ class FakeWriter:
         self.started = True
 
     def write(self, data: bytes) -> None:
-        """Forgotten."""
+        """Ignore the data."""
 
     def finish(self) -> None:
         self.finished += 1
@@ -122,7 +122,7 @@ def make_responder(
     context = RequestContext("r", Deadline(clock, seconds), clock, received_at=100.0)
     timer = DeadlineTimer(clock, asyncio.get_running_loop)
     record = RequestRecord("r") if record is None else record
-    http: Any = None  # it was read before
+    http: Any = None  # not used
     request = RequestState(http, writer or FakeWriter(), record)
     request.context = context
     make: Any = Responder
@@ -164,15 +164,15 @@ async def test_first_token_time_excludes_the_stream_start(
 ) -> None:
     clock, record = FakeClock(), RequestRecord("r")
 
-    answer = FakeStrategy(clock, *batches, pours=pours)
-    await make_responder(answer, clock, record=record).run(set(), stream=True)
+    response = FakeStrategy(clock, *batches, pours=pours)
+    await make_responder(response, clock, record=record).run(set(), stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish_reasons == ("stop", "length")
     assert record.usage == Usage(1, 2)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 async def test_exceeded_deadline_sends_no_upstream_request(*, stream: bool) -> None:
     clock, live = FakeClock(), set[CancellableRequest]()
     exchange = make_responder(FakeStrategy(clock), clock, seconds=0.0)
@@ -187,14 +187,15 @@ async def test_exceeded_deadline_sends_no_upstream_request(*, stream: bool) -> N
 async def test_stream_ends_with_stream_end_even_if_the_worker_stays_connected(how: str) -> None:
     clock, record, sink = FakeClock(), RequestRecord("r"), FakeWriter()
     events: list[Event] = [TextDelta("a")]
-    answer = HangingStrategy(clock, (b"t", events), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
-    exchange = make_responder(answer, clock, writer=sink, record=record)
+    response = HangingStrategy(clock, (b"t", events), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
+    exchange = make_responder(response, clock, writer=sink, record=record)
     task = asyncio.create_task(exchange.run(set(), stream=True))
     await asyncio.sleep(0)
+
     assert (sink.finished, task.done()) == (1, False)
 
     if how == "broken":
-        answer.ends.set()
+        response.ends.set()
     elif how == "stopped":
         exchange.stop()
     else:
@@ -206,7 +207,7 @@ async def test_stream_ends_with_stream_end_even_if_the_worker_stays_connected(ho
 
 
 class FakeUnaryStrategy(FakeStrategy):
-    """A response that is not streamed, and what it is built of."""
+    """A unary response and the events that it is built from."""
 
     built: tuple[Sequence[Event], bytes | None] = (), None
 
@@ -216,7 +217,7 @@ class FakeUnaryStrategy(FakeStrategy):
 
 
 class FakeUnaryWriter(FakeWriter):
-    """Takes a response in one piece."""
+    """Records a unary response."""
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         assert status == 200
@@ -225,13 +226,13 @@ class FakeUnaryWriter(FakeWriter):
 @pytest.mark.parametrize("data", [b"body", None])
 async def test_unary_response_is_built_from_all_batches(data: bytes | None) -> None:
     clock, record = FakeClock(), RequestRecord("r")
-    answer = FakeUnaryStrategy(clock, (b"", [TextDelta("a")]), (data or b"", END[1]))
+    response = FakeUnaryStrategy(clock, (b"", [TextDelta("a")]), (data or b"", END[1]))
 
-    await make_responder(answer, clock, writer=FakeUnaryWriter(), record=record).run(
+    await make_responder(response, clock, writer=FakeUnaryWriter(), record=record).run(
         set(), stream=False
     )
 
-    assert answer.built == ([TextDelta("a"), *END[1]], data)
+    assert response.built == ([TextDelta("a"), *END[1]], data)
     assert (record.status, record.usage) == (200, Usage(1, 2))
     assert record.finish_reasons == ("stop", "length")
 

@@ -1,4 +1,4 @@
-"""What an answer comes to, by a clock that the test moves."""
+"""The summary of a response for a shadow comparison, with a clock that a test sets."""
 
 import pytest
 
@@ -44,6 +44,7 @@ def test_response_summary_contains_tokens_lengths_and_times() -> None:
 
     expected = ShadowSide("chat", "2", "ok", "", ("eos", "length"), 4, 13, 2.0, 3.0)
     assert build_side(one) == expected
+
     one.add_events([Usage(3, 9)])
     assert build_side(one).tokens == 9
     assert one.build_side(("c", "1"), ("worker_error", "StreamBroken")).error == "StreamBroken"

@@ -1,4 +1,4 @@
-"""A client's request as the model takes it."""
+"""A client's request is adapted to its target: passthrough, translation and clamping."""
 
 import random
 from typing import Any
@@ -58,9 +58,9 @@ def test_maximum_number_of_choices_is_accepted(prompts: int, n: int) -> None:
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MAX_CHOICES // 64, 65)])
 def test_too_many_choices_are_rejected(prompts: int, n: int) -> None:
-    with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
+    with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as excinfo:
         apply_model_settings(make_request(prompts, n), ROUTE, {"n": "best"}, "protocol")
-    assert caught.value.problem == "above"
+    assert excinfo.value.problem == "above"
 
 
 def test_too_many_top_logprobs_are_rejected() -> None:
@@ -71,11 +71,11 @@ def test_too_many_top_logprobs_are_rejected() -> None:
         apply_model_settings(many, ROUTE, {"logprobs.top": "top"}, "protocol")
 
 
-# --- how a target serves a request ----------------------------------------------------------------
+# --- strategies -----------------------------------------------------------------------------------
 
 
 class LossyBackend(EchoBackend):
-    """Supports no seed, and may pass a request through as often as it is offered."""
+    """A backend without support for seed that accepts a limited number of passthrough requests."""
 
     offered = 0
 
@@ -121,6 +121,7 @@ def test_strict_request_is_offered_for_passthrough_as_any_other(
         strategy = make_strategy(backend, on_loss, strict=strict)
         reported = [one.field for one in strategy.unsupported_parameters]
         assert reported == ([] if on_loss == "ignore" else ["seed"])
+
     assert backend.offered == offered
 
 
@@ -132,7 +133,7 @@ def test_on_loss_reject_rejects_what_is_not_passed_through() -> None:
 
 
 class ClampingBackend(EchoBackend):
-    """Passes each request through, with its limit of tokens changed by the model's settings."""
+    """A backend that passes requests through with a clamped max_tokens."""
 
     def prepare(self, request: BackendRequest) -> PreparedRequest:
         assert request.passthrough is not None
@@ -144,7 +145,7 @@ class ClampingBackend(EchoBackend):
 
 
 CLAMPED_READER: Any = None
-"""No response is read."""
+"""The response is not read."""
 
 
 def test_what_the_model_s_settings_change_of_a_passed_through_request_is_reported() -> None:
@@ -182,6 +183,7 @@ async def test_observer_gets_the_reported_events(stop: str | None, *, unary: boo
     assert observed == events
     assert [type(event) for event in events].count(Usage) == 1
     assert [one for one in events if isinstance(one, PromptEcho)] == [PromptEcho(0, "say hi")]
+
     text = "".join(one.text for one in events if isinstance(one, TextDelta))
     assert text == ("Hello" if stop else "Hello!")
     assert [one.finish_reason for one in events if isinstance(one, ChoiceEnd)] == [

@@ -1,4 +1,4 @@
-"""One limit each: what is admitted, what comes back, and that nothing leaks."""
+"""Single limits: what they admit, how they refill, and that nothing leaks."""
 
 from fractions import Fraction
 from typing import Final
@@ -25,7 +25,7 @@ def make_bucket(spent: BucketState | None = None, *, by_token: bool = True) -> T
 
 
 class ExactBucket:
-    """The oracle: what is left, in exact numbers."""
+    """The reference: a bucket with exact fractions."""
 
     def __init__(self) -> None:
         self.left = Fraction(AMOUNT)
@@ -55,7 +55,7 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
-"""Each is a pause, a weight, and what a request uses; None lets the oldest one end unused."""
+"""A pause, a weight, and the tokens that a request uses; None ends the oldest one unused."""
 
 
 @settings(max_examples=300)
@@ -93,12 +93,14 @@ def test_used_tokens_never_exceed_capacity_plus_refill(
             counter.settle(weight, spends, now, now)
             total += spends
         assert total <= AMOUNT + now * AMOUNT / PERIOD
+
     assert counter.get_status(now + PERIOD) == RateLimitStatus(AMOUNT, AMOUNT, 0.0)
 
 
 def test_tokens_used_beyond_the_reservation_are_owed() -> None:
     counter = make_bucket()
     assert counter.reserve(10, 0.0) == 0
+
     counter.settle(10, 3 * AMOUNT, 0.0, 0.0)
     assert counter.get_status(0.0) == RateLimitStatus(AMOUNT, 0, 3 * PERIOD)
     assert counter.reserve(1, 0.0) == 2 * PERIOD + PERIOD / AMOUNT
@@ -109,9 +111,12 @@ def test_request_bucket_counts_one_per_request_without_refund() -> None:
     spent = BucketState()
     counter = make_bucket(spent, by_token=False)
     waits = [counter.reserve(1000, 0.0) for _ in range(AMOUNT + 1)]
+
     assert waits == [0.0] * AMOUNT + [PERIOD / AMOUNT]
+
     counter.settle(1000, 5, 0.0, 0.0)
     assert counter.reserve(1000, 0.0) > 0
+
     counter.cancel_reservation(1000, 0.0, 0.0)
     assert counter.reserve(1000, 0.0) == 0
     assert counter.description == "64 requests in 16 s"
@@ -120,17 +125,18 @@ def test_request_bucket_counts_one_per_request_without_refund() -> None:
 def test_used_amount_is_kept_when_the_limit_changes() -> None:
     spent = BucketState()
     assert make_bucket(spent).reserve(AMOUNT, 0.0) == 0
+
     wider = TokenBucket(2 * AMOUNT, PERIOD, spent, by_token=True)
     assert wider.reserve(AMOUNT + 1, 0.0) > 0
     assert wider.reserve(AMOUNT, 0.0) == 0
     assert make_bucket(spent).get_status(0.0).remaining == 0
 
 
-# --- a day ----------------------------------------------------------------------------------------
+# --- daily budgets --------------------------------------------------------------------------------
 
 
 class FakeClock:
-    """Both of them."""
+    """The monotonic and the wall clock."""
 
     def __init__(self, unix: float) -> None:
         self.unix = unix
@@ -146,8 +152,10 @@ def test_daily_token_budget_resets_at_midnight() -> None:
     day = DailyBudget(100, BucketState(), lambda: clock.unix)
     assert day.reserve(60, clock.now) == 0
     assert day.reserve(60, clock.now) == 10
+
     day.settle(60, 40, clock.now, clock.now)
     assert (day.spent_today, day.get_status(clock.now)) == (40, RateLimitStatus(100, 60, 10))
+
     clock.wait(10)
     assert day.spent_today == 0
     assert day.reserve(100, clock.now) == 0
@@ -159,11 +167,15 @@ def test_tokens_are_charged_to_the_day_of_the_request_start() -> None:
     clock = FakeClock(MIDNIGHT - 10)
     day = DailyBudget(100, BucketState(), lambda: clock.unix)
     began = clock.now
+
     assert day.reserve(60, began) == 0
+
     clock.wait(20)
     assert day.reserve(50, clock.now) == 0
+
     day.settle(60, 10, began, clock.now)
     assert day.spent_today == 50
+
     day.cancel_reservation(50, clock.now, clock.now)
     assert day.spent_today == 0
 
@@ -172,6 +184,7 @@ def test_clock_jump_forward_does_not_exceed_the_daily_budget() -> None:
     clock = FakeClock(MIDNIGHT + 100)
     day = DailyBudget(100, BucketState(), lambda: clock.unix)
     assert day.reserve(60, clock.now) == 0
+
     clock.unix += 3 * SECONDS_PER_DAY
     day.settle(60, 10, clock.now, clock.now)
     assert day.spent_today == 0
@@ -181,12 +194,13 @@ def test_clock_jump_forward_does_not_exceed_the_daily_budget() -> None:
 def test_daily_budget_can_be_overdrawn_by_unreserved_tokens() -> None:
     day = DailyBudget(100, BucketState(), lambda: MIDNIGHT)
     assert day.reserve(100, 0.0) == 0
+
     day.settle(100, 300, 0.0, 0.0)
     assert day.spent_today == 300
     assert day.get_status(0.0).remaining == 0
 
 
-# --- so many at a time ----------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 
 @settings(max_examples=300)
@@ -208,6 +222,7 @@ def test_cancelled_reservation_releases_its_slot() -> None:
     slots = ConcurrencyLimit(1, BucketState(), of=" of the model 'm'")
     assert slots.reserve(1, 0.0) == 0
     assert slots.reserve(1, 0.0) == 1
+
     slots.cancel_reservation(1, 0.0, 0.0)
     assert slots.reserve(1, 0.0) == 0
     assert slots.description == "1 request at a time of the model 'm'"

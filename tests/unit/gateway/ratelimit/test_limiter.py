@@ -1,4 +1,4 @@
-"""Whether a request may be served, and what becomes of what it took."""
+"""The limiter admits or rejects requests and settles their usage."""
 
 import itertools
 import sys
@@ -52,13 +52,13 @@ class LimitedRequest(Struct):
         adapter: ClientAdapter = TRITON,
         target: ModelInfo = CHAT,
     ) -> None:
-        """As the handler does it."""
+        """Reserve like the handler."""
         reservation = self.reservation = limiter.reserve(self.key, model, target, body, adapter)
         if reservation is not None:
             reservation.check()
 
     def settle(self) -> None:
-        """As above."""
+        """Settle like the handler."""
         if self.reservation is not None:
             self.reservation.settle(self)
 
@@ -78,14 +78,14 @@ class LimiterTestBench:
 
     def ask(self, weight: int = 0, model: str = "chat", protocol: Any = TRITON) -> LimitedRequest:
         entry = LimitedRequest()
-        body = b'{"max_tokens":%d}' % weight  # of 4 tokens, where the weight has three digits
+        body = b'{"max_tokens":%d}' % weight  # 4 tokens for a weight of three digits
         entry.reserve(self.limiter, model, body, protocol)
         return entry
 
     def refused(self, weight: int = 0, model: str = "chat") -> GatewayError:
-        with pytest.raises(GatewayError) as caught:
+        with pytest.raises(GatewayError) as excinfo:
             self.ask(weight, model)
-        return caught.value
+        return excinfo.value
 
     def end(self, entry: LimitedRequest, usage: Usage | None = None, **fields: Any) -> None:
         entry.usage = usage
@@ -94,12 +94,12 @@ class LimiterTestBench:
         entry.settle()
 
     def left(self, key: str = "web") -> dict[str, int]:
-        """What is left of each limit of the key's."""
+        """Return what is left of each limit of a key."""
         counters = self.accounts.build_counters(key, "", ALL)
         return {one.scope: one.get_status(self.now).remaining for one in counters}
 
 
-# --- a request's tokens ---------------------------------------------------------------------------
+# --- tokens of a request --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,30 +122,35 @@ def test_request_tokens_are_estimated_from_its_body(
     assert estimate_tokens(body, model) == tokens
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- rejections -----------------------------------------------------------------------------------
 
 
 def test_each_limit_has_its_own_error_message() -> None:
-    world = LimiterTestBench()
-    admitted = [world.ask(), world.ask()]
-    error = world.refused()
+    bench = LimiterTestBench()
+    admitted = [bench.ask(), bench.ask()]
+    error = bench.refused()
+
     assert (error.message, error.retry_after) == ("at most 2 requests at a time are allowed", 1.0)
     assert isinstance(error, RateLimitExceeded)
     assert error.scope == "concurrency"
-    world.end(admitted.pop(), outcome="worker_error")
-    error = world.refused(999)
+
+    bench.end(admitted.pop(), outcome="worker_error")
+    error = bench.refused(999)
     assert error.message == (
         "at most 1000 tokens in 60 s are allowed, and this request may take 1000"
     )
     assert isinstance(error, RateLimitExceeded)
     assert error.scope == "tokens"
-    world.end(world.ask(), outcome="worker_error")
-    error = world.refused()
+
+    bench.end(bench.ask(), outcome="worker_error")
+    error = bench.refused()
     assert (error.message, error.retry_after) == ("at most 3 requests in 60 s are allowed", 20.0)
-    world.now += 20
-    world.end(world.ask(), Usage(4000, 900))
-    world.now += 300
-    error = world.refused(200)
+
+    bench.now += 20
+    bench.end(bench.ask(), Usage(4000, 900))
+    bench.now += 300
+    error = bench.refused(200)
+
     assert isinstance(error, QuotaExceeded)
     assert error.message == (
         "the budget of 5000 tokens a day is spent: 96 are left, and this request may take 204"
@@ -153,54 +158,63 @@ def test_each_limit_has_its_own_error_message() -> None:
 
 
 def test_rejected_request_consumes_no_limit() -> None:
-    world = LimiterTestBench(
+    bench = LimiterTestBench(
         RateLimitConfig((3, 60), None, 2, 5000), other=RateLimitConfig(tokens=(10, 60))
     )
-    world.end(world.ask(5, "other"), Usage(5, 5))
-    before = world.left()
-    assert world.refused(5, "other").message == (
+    bench.end(bench.ask(5, "other"), Usage(5, 5))
+
+    before = bench.left()
+
+    assert bench.refused(5, "other").message == (
         "at most 10 tokens in 60 s of the model 'other' are allowed, and this request may take 9"
     )
-    assert world.left() == before
+    assert bench.left() == before
 
 
 def test_key_without_limits_is_never_rejected() -> None:
-    world = LimiterTestBench(RateLimitConfig())
+    bench = LimiterTestBench(RateLimitConfig())
     entry = LimitedRequest(key="free")
-    entry.reserve(world.limiter, "chat", b"")
+    entry.reserve(bench.limiter, "chat", b"")
+
     entry.settle()
+
     assert (entry.reservation, entry.rate_limit_headers) == (None, ())
-    world.end(world.ask(10**9))
+
+    bench.end(bench.ask(10**9))
 
 
 def test_request_larger_than_a_limit_may_use_the_full_limit() -> None:
-    world = LimiterTestBench(RateLimitConfig(tokens=(1000, 60), budget=5000))
-    world.end(world.ask(4000), Usage(2000, 0))
-    assert world.left()["tokens"] == 0
-    assert world.left()["budget"] == 3000
+    bench = LimiterTestBench(RateLimitConfig(tokens=(1000, 60), budget=5000))
+    bench.end(bench.ask(4000), Usage(2000, 0))
+
+    assert bench.left()["tokens"] == 0
+    assert bench.left()["budget"] == 3000
 
 
 def test_model_limits_apply_in_addition_to_key_limits() -> None:
-    world = LimiterTestBench(RateLimitConfig((3, 60)), other=RateLimitConfig((1, 60)))
-    world.end(world.ask(model="other"))
-    assert world.refused(model="other").message == (
+    bench = LimiterTestBench(RateLimitConfig((3, 60)), other=RateLimitConfig((1, 60)))
+    bench.end(bench.ask(model="other"))
+    assert bench.refused(model="other").message == (
         "at most 1 request in 60 s of the model 'other' are allowed"
     )
-    world.end(world.ask())
-    world.end(world.ask())
-    assert world.refused().retry_after == 20
+
+    bench.end(bench.ask())
+    bench.end(bench.ask())
+    assert bench.refused().retry_after == 20
 
 
 def test_request_without_a_body_reserves_no_tokens() -> None:
-    world = LimiterTestBench()
+    bench = LimiterTestBench()
     entry = LimitedRequest()
-    entry.reserve(world.limiter, "chat", None)
-    assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 1000, "budget": 5000}
+
+    entry.reserve(bench.limiter, "chat", None)
+
+    assert bench.left() == {"concurrency": 1, "requests": 2, "tokens": 1000, "budget": 5000}
 
 
 def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.ratelimit.limiter.MAX_JWT_PRINCIPALS", 2)
-    world = LimiterTestBench()
+    bench = LimiterTestBench()
     common = KeyRateLimitConfig((1, 60))
 
     def asks(who: str) -> bool:
@@ -210,9 +224,10 @@ def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPat
             return False
         return True
 
-    limiter = RateLimiter({}, world.accounts, common)
+    limiter = RateLimiter({}, bench.accounts, common)
     assert [asks(who) for who in ("jwt:a", "jwt:b", "jwt:a", "jwt:b")] == [True, True, False, False]
-    limiter = RateLimiter({}, world.accounts, common)
+
+    limiter = RateLimiter({}, bench.accounts, common)
     assert not asks("jwt:a")
     assert asks("jwt:c")
     assert not asks("jwt:a")
@@ -220,7 +235,7 @@ def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPat
     assert limiter.daily_budgets == {}
 
 
-# --- the end --------------------------------------------------------------------------------------
+# --- settling -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,12 +252,13 @@ def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_unused_tokens_are_refunded(usage: dict[str, Any], used: int) -> None:
-    world = LimiterTestBench()
-    entry = world.ask(100)
-    assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 896, "budget": 4896}
-    world.end(entry, **usage)
+    bench = LimiterTestBench()
+    entry = bench.ask(100)
+    assert bench.left() == {"concurrency": 1, "requests": 2, "tokens": 896, "budget": 4896}
+
+    bench.end(entry, **usage)
     left = {"concurrency": 2, "requests": 2, "tokens": 1000 - used, "budget": 5000 - used}
-    assert world.left() == left
+    assert bench.left() == left
 
 
 WIDE: Final = RateLimitConfig((50, 8), (4096, 8), 5, 100_000)
@@ -256,62 +272,67 @@ STEPS: Final = st.lists(
     ),
     max_size=40,
 )
-"""Each asks for a model, or ends a request; then there is a pause."""
+"""Each step admits a request for a model or ends one; then time passes."""
 
 
 @settings(max_examples=300)
 @given(STEPS)
 def test_random_requests_leak_no_reservation(steps: list[tuple[str, int, int, bool]]) -> None:
-    world = LimiterTestBench(WIDE, other=NARROW)
+    bench = LimiterTestBench(WIDE, other=NARROW)
     running: list[LimitedRequest] = []
     used = 0
     for model, number, pause, first in steps:
         if model:
             with suppress(GatewayError):
-                running.append(world.ask(number, model))
+                running.append(bench.ask(number, model))
         elif running:
             used += number
-            world.end(running.pop(0 if first else -1), Usage(number, 0))
-        world.now += pause / 8
+            bench.end(running.pop(0 if first else -1), Usage(number, 0))
+        bench.now += pause / 8
         assert len(running) <= 5
     for entry in running:
-        world.end(entry, outcome="worker_error")
-    world.now += 8 + used / 512 * 8
+        bench.end(entry, outcome="worker_error")
+    bench.now += 8 + used / 512 * 8
     counters = [
-        *world.accounts.build_counters("web", "", WIDE),
-        *world.accounts.build_counters("web", "other", NARROW),
+        *bench.accounts.build_counters("web", "", WIDE),
+        *bench.accounts.build_counters("web", "other", NARROW),
     ]
-    left = [one.get_status(world.now).remaining for one in counters]
+
+    left = [one.get_status(bench.now).remaining for one in counters]
+
     assert left == [5, 50, 4096, max(100_000 - used, 0), 2, 512]
 
 
-# --- from one configuration to the next -----------------------------------------------------------
+# --- reloads --------------------------------------------------------------------------------------
 
 
 def test_used_amounts_are_kept_across_reloads() -> None:
-    world = LimiterTestBench()
-    entry = world.ask(100)
-    world.limiter = world.limiting(RateLimitConfig((9, 60), (2000, 60), 1, 10_000))
-    assert world.refused().message == "at most 1 request at a time are allowed"
-    world.end(entry, Usage(300, 0))
+    bench = LimiterTestBench()
+    entry = bench.ask(100)
+    bench.limiter = bench.limiting(RateLimitConfig((9, 60), (2000, 60), 1, 10_000))
+
+    assert bench.refused().message == "at most 1 request at a time are allowed"
+
+    bench.end(entry, Usage(300, 0))
     left = {"concurrency": 2, "requests": 2, "tokens": 700, "budget": 4700}
-    assert world.left() == left
+    assert bench.left() == left
 
 
 def test_counters_of_removed_limits_are_dropped() -> None:
-    world = LimiterTestBench()
-    world.end(world.ask(100), Usage(300, 0))
-    world.limiter = world.limiting(RateLimitConfig((3, 60)))
+    bench = LimiterTestBench()
+    bench.end(bench.ask(100), Usage(300, 0))
+    bench.limiter = bench.limiting(RateLimitConfig((3, 60)))
     left = {"concurrency": 2, "requests": 2, "tokens": 1000, "budget": 5000}
-    assert world.left() == left
+
+    assert bench.left() == left
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
 def test_rate_limit_headers_show_the_tightest_limit() -> None:
-    world = LimiterTestBench(RateLimitConfig((3, 60), (1000, 60)), other=RateLimitConfig((2, 1)))
-    headers = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
+    bench = LimiterTestBench(RateLimitConfig((3, 60), (1000, 60)), other=RateLimitConfig((2, 1)))
+    headers = dict(bench.ask(100, "other", OPENAI).rate_limit_headers)
     assert headers == {
         "x-ratelimit-limit-requests": "2",
         "x-ratelimit-remaining-requests": "1",
@@ -320,36 +341,41 @@ def test_rate_limit_headers_show_the_tightest_limit() -> None:
         "x-ratelimit-remaining-tokens": "896",
         "x-ratelimit-reset-tokens": "7s",
     }
-    assert world.ask().rate_limit_headers == ()
-    world = LimiterTestBench(RateLimitConfig((2, 60)), other=RateLimitConfig((3, 1)))
+    assert bench.ask().rate_limit_headers == ()
+
+    bench = LimiterTestBench(RateLimitConfig((2, 60)), other=RateLimitConfig((3, 1)))
     assert (
-        dict(world.ask(100, "other", OPENAI).rate_limit_headers)["x-ratelimit-limit-requests"]
+        dict(bench.ask(100, "other", OPENAI).rate_limit_headers)["x-ratelimit-limit-requests"]
         == "2"
     )
 
 
 def test_rejected_response_has_rate_limit_headers() -> None:
-    world = LimiterTestBench(RateLimitConfig((1, 60)))
-    world.ask()
+    bench = LimiterTestBench(RateLimitConfig((1, 60)))
+    bench.ask()
     entry = LimitedRequest()
+
     with pytest.raises(RateLimitExceeded):
-        entry.reserve(world.limiter, "chat", b"", OPENAI)
+        entry.reserve(bench.limiter, "chat", b"", OPENAI)
     assert dict(entry.rate_limit_headers)["x-ratelimit-remaining-requests"] == "0"
-    left = world.left()
+
+    left = bench.left()
     entry.settle()
-    assert world.left() == left
+    assert bench.left() == left
 
 
 def test_rate_limit_decisions_and_budgets_are_exported() -> None:
-    world = LimiterTestBench(
+    bench = LimiterTestBench(
         RateLimitConfig((2, 60), None, 9, 5000), other=RateLimitConfig(budget=100)
     )
-    world.end(world.ask(100), Usage(30, 0))
-    world.ask(20, "other")
-    world.refused()
+    bench.end(bench.ask(100), Usage(30, 0))
+    bench.ask(20, "other")
+    bench.refused()
+
     metrics = itertools.chain.from_iterable(
-        one.samples for one in RateLimitCollector(lambda: world.limiter).collect()
+        one.samples for one in RateLimitCollector(lambda: bench.limiter).collect()
     )
+
     assert {(one.name, *one.labels.values()): one.value for one in metrics} == {
         ("interlingua_ratelimit_decisions_total", "concurrency", "admitted"): 2,
         ("interlingua_ratelimit_decisions_total", "requests", "admitted"): 2,
@@ -365,7 +391,7 @@ def test_rate_limit_decisions_and_budgets_are_exported() -> None:
     ]
 
 
-# --- what it costs --------------------------------------------------------------------------------
+# --- number of calls ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -373,9 +399,9 @@ def test_rate_limit_decisions_and_budgets_are_exported() -> None:
     [(RateLimitConfig((3, 60)), 14), (RateLimitConfig((3, 60), (10**6, 60)), 22), (ALL, 34)],
 )
 def test_rate_limiting_uses_a_bounded_number_of_calls(rates: RateLimitConfig, calls: int) -> None:
-    """Whoever adds some raises the number on purpose; what OpenAI's headers cost is beside that."""
-    world = LimiterTestBench(rates)
-    world.end(world.ask())
+    """OpenAI's headers have a bound of their own."""
+    bench = LimiterTestBench(rates)
+    bench.end(bench.ask())
     entry, body, call_count = LimitedRequest(usage=Usage(1, 2)), b'{"max_tokens":5}', 0
 
     def count(frame: object, event: str, arg: object) -> None:
@@ -384,10 +410,11 @@ def test_rate_limiting_uses_a_bounded_number_of_calls(rates: RateLimitConfig, ca
 
     sys.setprofile(count)
     try:
-        reservation = world.limiter.reserve("web", "chat", CHAT, body, TRITON)
+        reservation = bench.limiter.reserve("web", "chat", CHAT, body, TRITON)
         assert reservation is not None
         reservation.check()
         reservation.settle(entry)
     finally:
         sys.setprofile(None)
-    assert call_count - 1 <= calls  # but for that which ends the counting
+
+    assert call_count - 1 <= calls  # without the call that ends the counting

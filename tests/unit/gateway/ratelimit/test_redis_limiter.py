@@ -1,4 +1,4 @@
-"""What several processes are lent: each uses no more than that, and all of it is told."""
+"""Several processes lease shares of a limit, use no more, and report all usage."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from gateway.ratelimit.redis_limiter import (
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage
+from tests.support.waiting import PATIENCE
 from tests.unit.gateway.ratelimit.test_limiter import LimitedRequest
 
 CHAT: Final = ModelInfo("chat", (), task="embedding")
@@ -30,7 +31,7 @@ RATES: Final = RateLimitConfig((64, 16), (640, 16), 8, 64_000)
 
 
 class FakeLeaseStore:
-    """What is left of each limit, in memory."""
+    """The remaining amount of each limit, in memory."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
@@ -59,7 +60,7 @@ class FakeLeaseStore:
 
 
 class FakeProcess:
-    """One of those that share."""
+    """One of the processes that share a limit."""
 
     def __init__(
         self,
@@ -96,9 +97,9 @@ class FakeProcess:
         return entry
 
     def refused(self, weight: int = 1) -> GatewayError:
-        with pytest.raises(GatewayError) as caught:
+        with pytest.raises(GatewayError) as excinfo:
             self.ask(weight)
-        return caught.value
+        return excinfo.value
 
     def end(self, used: int) -> None:
         entry = self.running.pop(0)
@@ -120,7 +121,7 @@ class RedisLimiterTestBench:
         ]
 
     def fail(self) -> None:
-        """When the first process is to ask again, it can't."""
+        """The next lease request of the first process fails."""
         self.bank.broken = True
         self.now += 1.25
         self.processes[0].tick()
@@ -129,83 +130,99 @@ class RedisLimiterTestBench:
 def start_with_lease(
     policy: StoreFailurePolicy = "local",
 ) -> tuple[RedisLimiterTestBench, FakeProcess]:
-    """Two processes, of which the first was asked once and has its loans."""
-    world = RedisLimiterTestBench(policy, policy)
-    first = world.processes[0]
+    """Two processes, the first of which has leases."""
+    bench = RedisLimiterTestBench(policy, policy)
+    first = bench.processes[0]
     first.ask()
     first.end(1)
     first.tick()
-    return world, first
+    return bench, first
 
 
-# --- without a loan -------------------------------------------------------------------------------
+# --- without a lease ------------------------------------------------------------------------------
 
 
 def test_limiter_without_a_lease_admits_an_initial_amount_and_requests_one() -> None:
-    world = RedisLimiterTestBench("local", "local")
-    one = world.processes[0]
+    bench = RedisLimiterTestBench("local", "local")
+    one = bench.processes[0]
     one.tick()
-    assert not world.bank.requests
+
+    assert not bench.bank.requests
+
     for _ in range(2):
         one.ask(30)
     assert one.bell.is_set()
     assert "requests at a time" in one.refused().message
+
     one.end(30)
     one.end(30)
     error = one.refused(321)
+
     assert isinstance(error, RateLimitExceeded)
     assert error.scope == "tokens"
+
     one.ask(4)
     one.end(4)
     one.tick()
-    assert {request.name: request.used for request in world.bank.requests} == {
+
+    assert {request.name: request.used for request in bench.bank.requests} == {
         "web/concurrency/": 0,
         "web/requests/": 3,
         "web/tokens/": 64,
         "web/budget/": 64,
     }
+
     one.ask(1)
 
 
 def test_idle_lease_is_released() -> None:
-    world, one = start_with_lease()
+    bench, one = start_with_lease()
     for _ in range(int(4 * LEASE_IDLE_TIMEOUT)):
-        world.now += 0.5
+        bench.now += 0.5
         one.tick()
-    assert world.bank.requests[-1].retained > 0
-    count = len(world.bank.requests)
-    world.now += LEASE_IDLE_TIMEOUT
+    assert bench.bank.requests[-1].retained > 0
+
+    count = len(bench.bank.requests)
+    bench.now += LEASE_IDLE_TIMEOUT
     one.tick()
-    assert len(world.bank.requests) == count
+
+    assert len(bench.bank.requests) == count
     assert one.left() == {"concurrency": 0, "requests": 0, "tokens": 0, "budget": 0}
+
     one.ask()
 
 
 def test_expired_lease_is_not_used() -> None:
-    world, one = start_with_lease()
-    world.now += LASTS
+    bench, one = start_with_lease()
+    bench.now += LASTS
+
     for _ in range(16):
         one.ask()
         one.end(0)
+
     assert one.refused().message == "at most 64 requests in 16 s are allowed"
 
 
-# --- with one -------------------------------------------------------------------------------------
+# --- with a lease ---------------------------------------------------------------------------------
 
 
 def test_requests_beyond_the_lease_are_rejected() -> None:
-    world, one = start_with_lease()
+    bench, one = start_with_lease()
     assert one.left() == {"concurrency": 2, "requests": 16, "tokens": 160, "budget": 640}
+
     for _ in range(16):
         one.ask()
         one.end(0)
     one.bell.clear()
     error = one.refused()
+
     assert (error.message, error.retry_after) == ("at most 64 requests in 16 s are allowed", 1.0)
     assert one.bell.is_set()
+
     one.tick()
     assert one.left()["requests"] == 32
-    world.now += 0.25
+
+    bench.now += 0.25
 
 
 def test_concurrency_slots_are_leased_on_demand() -> None:
@@ -214,14 +231,18 @@ def test_concurrency_slots_are_leased_on_demand() -> None:
     for _ in range(2):
         one.ask(0)
     error = one.refused(0)
+
     assert (error.message, error.retry_after) == ("at most 8 requests at a time are allowed", 1.0)
+
     one.tick()
     assert one.left()["concurrency"] == 2
+
     for _ in range(20):
         two.tick()
         with suppress(RateLimitExceeded):
             two.ask(0)
     assert (len(one.running), len(two.running)) == (2, 4)
+
     for _ in range(2):
         one.end(0)
     for _ in range(100):
@@ -231,50 +252,59 @@ def test_concurrency_slots_are_leased_on_demand() -> None:
 
 
 def test_lease_of_more_than_twice_the_demand_is_returned() -> None:
-    world, one = start_with_lease()
+    bench, one = start_with_lease()
     one.refused(320)
     one.tick()
     one.ask(320)
     one.tick()
     one.end(0)
+
     assert one.left()["tokens"] == 639
+
     for _ in range(2 * int(LEASE_IDLE_TIMEOUT) + 2):
-        world.now += 0.5
+        bench.now += 0.5
         one.ask(0)
         one.end(0)
         one.tick()
-    assert world.bank.spent["web/tokens/"][0] == 0
+    assert bench.bank.spent["web/tokens/"][0] == 0
     assert one.left()["tokens"] == 320
 
 
 def test_tokens_used_beyond_the_lease_reduce_the_next_lease() -> None:
-    world, one = start_with_lease()
+    bench, one = start_with_lease()
     one.ask(10)
     one.end(500)
+
     assert one.left()["tokens"] == 0
+
     one.tick()
     assert one.bank.spent["web/tokens/"][0] == 501
     assert one.left()["tokens"] == 640 - 501
-    world.now += 16
+
+    bench.now += 16
     one.ask(1)
     one.tick()
+
     assert one.bank.spent["web/tokens/"][0] == 1
 
 
 def test_daily_budget_is_exhausted_when_the_store_grants_no_more() -> None:
-    world = RedisLimiterTestBench("local")
-    [one] = world.processes
+    bench = RedisLimiterTestBench("local")
+    [one] = bench.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(budget=1000)}, one.accounts)
     one.ask(10)
     error = one.refused(1)
+
     assert isinstance(error, RateLimitExceeded)
     assert error.scope == "tokens"
     assert error.message == ("at most 1000 tokens a day are allowed, and this request may take 1")
+
     one.tick()
     one.ask(10)
     one.end(980)
     one.tick()
     one.ask(10)
+
     assert one.refused(1).message == (
         "the budget of 1000 tokens a day is spent: 0 are left, and this request may take 1"
     )
@@ -292,10 +322,10 @@ def test_daily_budget_is_exhausted_when_the_store_grants_no_more() -> None:
 def test_processes_together_never_exceed_the_limits(
     steps: list[tuple[int, int, int, str]],
 ) -> None:
-    world = RedisLimiterTestBench("local", "local")
-    began, used, requests, most = world.now, 0, 0, 0
+    bench = RedisLimiterTestBench("local", "local")
+    began, used, requests, most = bench.now, 0, 0, 0
     for n, weight, pause, what in steps:
-        process = world.processes[n]
+        process = bench.processes[n]
         match what:
             case "a":
                 with suppress(GatewayError):
@@ -307,68 +337,77 @@ def test_processes_together_never_exceed_the_limits(
             case "t":
                 process.tick()
             case _:
-                world.now += pause / 8
-        most = max(most, sum(len(one.running) for one in world.processes))
-        passed = (world.now - began) / 16
-        assert requests <= 64 * (1 + passed) + 2 * 16  # as above
-        assert most <= 8 + 2  # on credit
-    for process in world.processes:
+                bench.now += pause / 8
+        most = max(most, sum(len(one.running) for one in bench.processes))
+        passed = (bench.now - began) / 16
+        assert requests <= 64 * (1 + passed) + 2 * 16  # the same bound as above
+        assert most <= 8 + 2  # the overdraft
+
+    for process in bench.processes:
         while process.running:
             process.end(0)
         process.tick()
         process.tick(last=True)
-    assert world.bank.spent.get("web/budget/", (0,))[0] == used
-    assert not any(n for held in world.bank.held.values() for n, _ in held.values())
+
+    assert bench.bank.spent.get("web/budget/", (0,))[0] == used
+    assert not any(n for held in bench.bank.held.values() for n, _ in held.values())
 
 
-# --- while the lender fails -----------------------------------------------------------------------
+# --- while the store fails ------------------------------------------------------------------------
 
 
 def test_local_policy_applies_a_share_of_each_limit_if_the_store_fails() -> None:
-    world, one = start_with_lease("local")
-    world.fail()
+    bench, one = start_with_lease("local")
+    bench.fail()
     for _ in range(4):
         one.ask(0)
+
     assert one.refused(0).message == "at most 8 requests at a time are allowed"
+
     for _ in range(4):
         one.end(0)
     for _ in range(28):
         one.ask(0)
         one.end(0)
     assert one.refused(0).message == "at most 64 requests in 16 s are allowed"
-    world.now += 16
+
+    bench.now += 16
     one.ask(320)
     assert one.refused(1).message.startswith("at most 640 tokens in 16 s")
+
     one.end(20)
     assert one.left() == {"concurrency": 4, "requests": 31, "tokens": 300, "budget": 31_979}
 
 
 def test_usage_before_an_outage_counts_in_the_local_part() -> None:
-    world = RedisLimiterTestBench("local")
-    [one] = world.processes
+    bench = RedisLimiterTestBench("local")
+    [one] = bench.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(requests=(64, 3600))}, one.accounts)
     for _ in range(64):
         one.ask(0)
         one.end(0)
         one.tick()
-    world.fail()
+
+    bench.fail()
+
     assert one.refused(0).message == "at most 64 requests in 3600 s are allowed"
 
 
 def test_outages_of_the_store_give_no_fresh_allowance() -> None:
-    """The store is told what was used while it failed, once, without what was refilled since."""
-    world = RedisLimiterTestBench("local")
-    [one] = world.processes
+    """Usage during an outage is reported once, less the refill of that time."""
+    bench = RedisLimiterTestBench("local")
+    [one] = bench.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(requests=(64, 3600))}, one.accounts)
     admitted = 0
+
     for _ in range(5):
-        world.fail()
+        bench.fail()
         for _ in range(20):
             with suppress(RateLimitExceeded):
                 one.ask(0)
                 one.end(0)
                 admitted += 1
-        world.bank.broken = False
+        bench.bank.broken = False
         one.tick()
         for _ in range(20):
             with suppress(RateLimitExceeded):
@@ -376,56 +415,66 @@ def test_outages_of_the_store_give_no_fresh_allowance() -> None:
                 one.end(0)
                 admitted += 1
             one.tick()
+
     assert admitted == 64
 
 
 def test_a_long_outage_leaves_no_debt_beyond_the_local_part() -> None:
-    world = RedisLimiterTestBench("local")
-    [one] = world.processes
+    bench = RedisLimiterTestBench("local")
+    [one] = bench.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(requests=(64, 64))}, one.accounts)
     one.ask(0)
     one.end(0)
-    world.fail()
+    bench.fail()
     for _ in range(300):
-        world.now += 1.0
+        bench.now += 1.0
         one.ask(0)
         one.end(0)
         one.tick()
-    world.bank.broken = False
+    bench.bank.broken = False
+
     one.tick()
-    assert world.bank.spent["web/requests/"][0] <= 2
+
+    assert bench.bank.spent["web/requests/"][0] <= 2
 
 
 def test_open_policy_admits_all_requests_if_the_store_fails() -> None:
-    world, one = start_with_lease("open")
-    world.fail()
+    bench, one = start_with_lease("open")
+    bench.fail()
     for _ in range(100):
         one.ask(100)
     for _ in range(100):
         one.end(100)
-    world.bank.broken = False
+    bench.bank.broken = False
+
     one.tick()
-    assert world.bank.spent["web/budget/"][0] == 10_001
-    assert world.bank.spent["web/tokens/"][0] == 0
+
+    assert bench.bank.spent["web/budget/"][0] == 10_001
+    assert bench.bank.spent["web/tokens/"][0] == 0
 
 
 def test_closed_policy_rejects_all_requests_if_the_store_fails() -> None:
-    world, one = start_with_lease("closed")
-    world.fail()
+    bench, one = start_with_lease("closed")
+    bench.fail()
+
     error = one.refused()
+
     assert isinstance(error, Overloaded)
     assert error.message == "rate limits can't be checked now, since their shared store is down"
-    world.bank.broken = False
+
+    bench.bank.broken = False
     one.tick()
     one.ask()
 
 
 def test_closed_policy_rejects_requests_with_a_daily_budget() -> None:
-    world = RedisLimiterTestBench("closed")
-    [one] = world.processes
+    bench = RedisLimiterTestBench("closed")
+    [one] = bench.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(budget=100)}, one.accounts)
     one.ask()
-    world.fail()
+
+    bench.fail()
+
     assert isinstance(one.refused(), Overloaded)
 
 
@@ -433,87 +482,101 @@ def test_closed_policy_rejects_requests_with_a_daily_budget() -> None:
 def test_requests_around_a_store_failure_are_settled_with_their_own_counter(
     policy: StoreFailurePolicy,
 ) -> None:
-    world, one = start_with_lease(policy)
+    bench, one = start_with_lease(policy)
     one.ask(100)
-    world.fail()
+    bench.fail()
     one.tick()
-    world.now += 0.25
+    bench.now += 0.25
     one.ask(50)
     one.end(30)
-    world.bank.broken = False
-    world.now += 0.25
+    bench.bank.broken = False
+    bench.now += 0.25
     one.tick()
-    assert world.bank.spent["web/tokens/"][0] == (30 + 46 if policy == "local" else 30)
-    assert world.bank.spent["web/budget/"][0] == 30 + 50 + 1
+
+    assert bench.bank.spent["web/tokens/"][0] == (30 + 46 if policy == "local" else 30)
+    assert bench.bank.spent["web/budget/"][0] == 30 + 50 + 1
+
     level = one.left()["tokens"]
-    world.now += 0.25
+    bench.now += 0.25
     one.end(10)
+
     assert one.left()["tokens"] == level
+
     one.tick(last=True)
-    assert world.bank.spent["web/budget/"][0] == 30 + 10 + 1
-    assert not any(n for held in world.bank.held.values() for n, _ in held.values())
+    assert bench.bank.spent["web/budget/"][0] == 30 + 10 + 1
+    assert not any(n for held in bench.bank.held.values() for n, _ in held.values())
 
 
-# --- who asks -------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 async def test_leases_are_renewed_periodically_and_returned_at_close() -> None:
-    world = RedisLimiterTestBench("local")
-    [one] = world.processes
+    bench = RedisLimiterTestBench("local")
+    [one] = bench.processes
     one.leasing.start()
     one.ask(7)
-    async with asyncio.timeout(5):
-        while not world.bank.requests:  # noqa: ASYNC110 - what is waited for has no event
+    async with asyncio.timeout(PATIENCE):
+        while not bench.bank.requests:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
         one.bell.clear()
-        first = len(world.bank.requests)
-        world.now += LASTS
-        while len(world.bank.requests) == first:  # noqa: ASYNC110 - as above
+        first = len(bench.bank.requests)
+        bench.now += LASTS
+        while len(bench.bank.requests) == first:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     one.end(5)
+
     await one.leasing.aclose()
-    assert world.bank.spent["web/budget/"][0] == 5
-    assert not any(n for held in world.bank.held.values() for n, _ in held.values())
+
+    assert bench.bank.spent["web/budget/"][0] == 5
+    assert not any(n for held in bench.bank.held.values() for n, _ in held.values())
 
 
 def test_leases_of_jwt_principals_are_requested_by_their_current_limiter() -> None:
-    world = RedisLimiterTestBench("local")
-    [one] = world.processes
+    bench = RedisLimiterTestBench("local")
+    [one] = bench.processes
     former, one.limiter = (
         one.limiter,
         RateLimiter({}, one.accounts, KeyRateLimitConfig(*astuple(RATES))),
     )
     LimitedRequest(key="jwt:a").reserve(one.limiter, "chat", b"", target=CHAT)
     one.tick()
-    assert {request.name.partition("/")[0] for request in world.bank.requests} == {"jwt:a"}
-    world.now += LASTS
+
+    assert {request.name.partition("/")[0] for request in bench.bank.requests} == {"jwt:a"}
+
+    bench.now += LASTS
     one.limiter = former
-    world.bank.requests.clear()
+    bench.bank.requests.clear()
     one.tick()
-    assert not world.bank.requests
+
+    assert not bench.bank.requests
 
 
 async def test_unstarted_lease_renewer_requests_no_lease() -> None:
-    world = RedisLimiterTestBench("local")
-    await world.processes[0].leasing.aclose()
-    assert not world.bank.requests
+    bench = RedisLimiterTestBench("local")
+    await bench.processes[0].leasing.aclose()
+    assert not bench.bank.requests
 
 
 def test_request_with_many_choices_enlarges_lease() -> None:
     _, one = start_with_lease()
     first, alone = one.ask(0), 4
     assert first.reservation is not None
+
     first.reservation.reserve_choices(100)
-    assert one.left()["concurrency"] == 0, "alone it gets the part of its process"
+    assert one.left()["concurrency"] == 0, "alone it gets its process's share"
+
     one.end(0)
     one.tick()
     assert one.left()["concurrency"] >= alone
+
     second = one.ask(0)
     third = one.ask(0)
     assert second.reservation is not None
     assert third.reservation is not None
+
     second.reservation.reserve_choices(3)
     one.end(0)
     one.end(0)
     one.tick()
+
     assert one.left()["concurrency"] >= alone

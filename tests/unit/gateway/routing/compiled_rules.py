@@ -1,4 +1,4 @@
-"""Compiled rules for tests."""
+"""Builds compiled routing rules."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ def make_rule(
     version: str | None = None,
     **when: Any,
 ) -> RouteRule:
-    """The rule ``name`` for requests of ``model`` that meet the conditions ``when``."""
+    """Build the rule ``name`` for requests for ``model`` with the conditions ``when``."""
     target = RouteTargetConfig(to, version)
     return compile_rule(RouteConfig(name=name, when=RouteMatchConfig(model, **when), to=target))

@@ -1,4 +1,4 @@
-"""Which errors lead to another target, and what is told of the way."""
+"""Which errors lead to a fallback target, and what is reported."""
 
 import pytest
 

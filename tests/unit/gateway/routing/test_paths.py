@@ -1,4 +1,4 @@
-"""A path leads to a protocol and an endpoint before anything of the body is read."""
+"""A path selects a protocol and an endpoint before the body is read."""
 
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from protocols.core.interfaces import ClientAdapter, Endpoint
 
 
 class FakeAdapter(Struct):
-    """As much of a protocol as paths need."""
+    """A protocol with only paths."""
 
     name: str
     path_prefixes: tuple[str, ...]
@@ -24,6 +24,8 @@ ONE = FakeAdapter(
     (
         Endpoint("POST", "/v1/chat"),
         Endpoint("GET", "/v1/models/{model}"),
+        Endpoint("GET", "/v1/names/{model}", takes_slashes=True),
+        Endpoint("GET", "/v1/names/{model}/ready"),
         Endpoint("GET", "/v1/models/{model}/ready", strict_slash=True),
         Endpoint("GET", "/v1/models/{model}/at/{version}", strict_slash=True),
         Endpoint("POST", "/v1/models/{model}/at/{version}", strict_slash=True),
@@ -45,7 +47,7 @@ def make_mount(fake: FakeAdapter, prefix: str = "") -> AdapterMount:
 
 
 class DatedAdapter(FakeAdapter):
-    """One whose clients send a header."""
+    """A protocol whose clients send a version header."""
 
     version_header: str = "x-dated"
 
@@ -67,6 +69,9 @@ PATHS = PathRouter([make_mount(ONE), make_mount(TWO), make_mount(TWO, "/other")]
         ("GET", "/v1/models/m/", "one", {"model": "m"}),
         ("GET", "/v1/models/org%2Fm", "one", {"model": "org/m"}),
         ("GET", "/v1/models/m/ready", "one", {"model": "m"}),
+        ("GET", "/v1/names/org/group/m:tag", "one", {"model": "org/group/m:tag"}),
+        ("GET", "/v1/names/org%2Fgroup/m%3Atag/", "one", {"model": "org/group/m:tag"}),
+        ("GET", "/v1/names/m/ready", "one", {"model": "m"}),
         ("POST", "/v1/models/m/at/1", "one", {"model": "m", "version": "1"}),
         ("GET", "/v1/models/%6d/at/1.x", "one", {"model": "m", "version": "1.x"}),
         ("GET", "/v1/models/m/at/1.x/", "one", {"model": "m", "version": "1", "kind": "x"}),
@@ -144,6 +149,7 @@ def test_version_header_selects_its_protocol(
 
     assert list(match.list_header_protocols(headers)) == named
     assert list(match.list_default_protocols()) == ["one"]
+
     names = [*named, *match.list_default_protocols()]
     assert match.select_protocol(names).mount.adapter.name == protocol
 

@@ -1,4 +1,4 @@
-"""What of a request may be asked, and that nothing of it is read before."""
+"""The attributes that rules can use are read lazily."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +64,7 @@ def test_body_is_parsed_lazily_and_once() -> None:
     ]
     assert traits.parsed_fields is None
     assert traits.read_source("body:user") == "u"
+
     traits.body = b"{}"
     assert traits.read_source("body:user") == "u"
 

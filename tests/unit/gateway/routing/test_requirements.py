@@ -1,4 +1,4 @@
-"""What a request needs, and which worker protocols say that they lack it."""
+"""The capabilities that a request needs, and the worker protocols that lack them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -108,7 +108,7 @@ def test_only_token_id_prompts_exceed_the_context(
     assert find_missing_requirements(request_, (), context) == missing
 
 
-# --- a law over all worker protocols -------------------------------------------------------------
+# --- property of all worker protocols -------------------------------------------------------------
 
 
 def iterate_upstream_adapters() -> Iterator[Any]:
@@ -162,7 +162,9 @@ def test_capability_is_sent_to_the_worker_or_reported_missing(adapter: Any, abil
         body = adapter.encode_request(request).body
     except UnsupportedFeature:
         return
+
     marker = b"logprobs" if ability == "logprobs" else MARK.encode()
+
     assert (marker in body) or (ability in find_missing(adapter, request))
     assert find_missing(adapter, TALK) == ()
 

@@ -1,4 +1,4 @@
-"""The table sends each name where the configuration says, and nothing else does."""
+"""The router sends each name to the configured target."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,15 @@ import pytest
 
 from backends.echo import EchoBackend
 from gateway.config.schema import OnLoss
-from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
-from protocols.core.catalog import ModelInfo
+from gateway.routing.router import (
+    Model,
+    PrincipalCatalog,
+    RequestDefaults,
+    Router,
+    Target,
+    compile_model,
+)
+from protocols.core.catalog import ModelFeatures, ModelInfo, ModelState
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
 from protocols.core.interfaces import NO_SETTINGS, ModelSettings, RoutingInfo
 
@@ -45,7 +52,7 @@ def test_version_without_weight_is_reached_only_by_name() -> None:
 
 
 class Observer:
-    """Draws these numbers; the rules do not matter to it."""
+    """Draws the given numbers; no rule uses other attributes."""
 
     def __init__(self, numbers: Iterator[float]) -> None:
         self.draw = numbers.__next__
@@ -161,6 +168,64 @@ def test_model_list_contains_shares_in_percent_and_readiness() -> None:
         ("1", "chat-1", 75, True),
         ("2", "chat-2", 25, True),
     ]
+
+
+class LocalModelStub(EchoBackend):
+    state = ModelState(loaded=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durations: list[float | None] = []
+
+    def report_model(self) -> ModelState:
+        return self.state
+
+    async def keep_model(self, seconds: float | None) -> bool:
+        self.durations.append(seconds)
+        return True
+
+
+def test_listings_and_readiness_follow_the_state_of_a_local_model() -> None:
+    local = LocalModelStub()
+    targets = {"1": Target("1", "m", local, "echo"), "2": make_target("2", "m")}
+    table = make_router(compile_model(ModelInfo("chat", ()), targets, {"1": 1, "2": 1}))
+    for state in (local.state, ModelState(loaded=True, features=ModelFeatures(chat=True))):
+        before, local.state = table.read_readiness(), state
+        [info] = table.list_models()
+        assert [version.state for version in info.versions] == [state, None]
+        assert (table.read_readiness() == before) == (not state.loaded)
+
+
+async def test_catalog_keeps_only_models_that_are_loaded_on_demand() -> None:
+    always, on_demand = LocalModelStub(), LocalModelStub()
+    on_demand.state = ModelState(loaded=False, on_demand=True)
+    targets = {
+        name: Target(name, "m", one, "torch") for name, one in (("1", always), ("2", on_demand))
+    }
+    local = compile_model(ModelInfo("chat", ()), targets, {"1": 1, "2": 1})
+    table = make_router(local, make_model("remote", {"1": 1}))
+    catalog = PrincipalCatalog(table, None, shows_targets=True)
+    assert catalog.keep_model(catalog.find_model("chat"), 60)
+    for load in catalog.loads:
+        await load
+    assert (always.durations, on_demand.durations) == ([], [60])
+    assert not catalog.keep_model(catalog.find_model("remote"), 60)
+
+
+@pytest.mark.parametrize("wildcard", ["*", "x*"])
+async def test_name_that_a_wildcard_serves_is_loaded_on_demand(wildcard: str) -> None:
+    local = LocalModelStub()
+    local.state = ModelState(loaded=False, on_demand=True)
+    model = compile_model(
+        ModelInfo(wildcard, ()), {"1": Target("1", "m", local, "torch")}, {"1": 1}
+    )
+    catalog = PrincipalCatalog(make_router(model), None, shows_targets=True)
+
+    assert catalog.keep_model(catalog.find_model("x1"), 0)
+
+    [load] = catalog.loads
+    assert await load
+    assert local.durations == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules before the split, the split by who asks, a pin before both; and a route says why."""
+"""A pin precedes rules, rules precede the split, and a route has its reason."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,11 +30,11 @@ BETA: dict[str, Any] = {"header": {"x-cohort": "beta"}}
 SOMEBODY = RequestAttributes(headers={"x-user-id": "user-4"}, key="web")
 
 
-def make_model(name: str, weights: Mapping[str, int], **more: Any) -> Model:
+def make_model(name: str, weights: Mapping[str, int], **fields: Any) -> Model:
     targets = {one: Target(one, f"{name}-{one}", BACKEND, "echo") for one in weights}
-    info = ModelInfo(name, (), aliases=more.pop("aliases", ()))
-    compiled = compile_model(info, targets, weights, salt=more.pop("salt", ""))
-    return replace(compiled, **more)
+    info = ModelInfo(name, (), aliases=fields.pop("aliases", ()))
+    compiled = compile_model(info, targets, weights, salt=fields.pop("salt", ""))
+    return replace(compiled, **fields)
 
 
 def make_router(*models: Model, rules: tuple[RouteRule, ...] = (), draw: float = 0.0) -> Router:
@@ -54,7 +54,7 @@ OTHER = make_model("other", {"1": 90, "2": 10}, sticky=STICKY)
 SALTED = make_model("chat", {"1": 90, "2": 10}, salt="llama31-rollout", sticky=STICKY)
 
 
-# --- sticky ---------------------------------------------------------------------------------------
+# --- sticky splits --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_random_rule_share_draws_separately_from_the_split() -> None:
     assert describe_route(table.route("chat", None, make_attributes())) == ("chat@1", "", "")
 
 
-# --- the model for every name ---------------------------------------------------------------------
+# --- the wildcard model ---------------------------------------------------------------------------
 
 
 def test_wildcard_model_has_rules_and_fallbacks() -> None:
@@ -217,6 +217,7 @@ def test_wildcard_model_has_rules_and_fallbacks() -> None:
         "any/thing",
         "any/thing",
     )
+
     after = [
         (one.target_name, one.target.backend_model)
         for one in table.list_fallbacks(here, make_attributes())
@@ -226,7 +227,7 @@ def test_wildcard_model_has_rules_and_fallbacks() -> None:
         table.route("", None, make_attributes())
 
 
-# --- in its stead ---------------------------------------------------------------------------------
+# --- fallbacks ------------------------------------------------------------------------------------
 
 
 def test_fallback_model_applies_its_sticky_split_but_no_rules() -> None:
@@ -246,10 +247,10 @@ def test_fallback_model_applies_its_sticky_split_but_no_rules() -> None:
 
 
 def _fail_if_called() -> RequestAttributes:
-    raise AssertionError("the request was looked at")
+    raise AssertionError("the request was read")
 
 
-# --- beside it ------------------------------------------------------------------------------------
+# --- shadows --------------------------------------------------------------------------------------
 
 
 def test_shadow_share_is_drawn_at_random() -> None:
@@ -261,6 +262,7 @@ def test_shadow_share_is_drawn_at_random() -> None:
         route = Route(one, one.targets["1"])
         shadow_route = table.route_shadow(route, shadow, _fail_if_called)
         assert (shadow_route and shadow_route.target_name) == copied
+
     assert make_router(one).route_shadow(Route(one, one.targets["1"], pinned=True), shadow) is None
     assert make_router(one).route_shadow(Route(one, one.targets["2"]), shadow) is None
 
@@ -274,8 +276,10 @@ def test_shadow_to_another_model_ignores_its_rules() -> None:
 
     assert shadow_route is not None
     assert describe_route(shadow_route) == ("chat@2", "", "header:x-user-id")
+
     plain = make_router(OTHER, CHAT, draw=0.5)
     there = ShadowRule("other", ShadowConfig(to="chat", share=1.0))
     drawn = plain.route_shadow(Route(OTHER, OTHER.targets["1"]), there, _fail_if_called)
+
     assert drawn is not None
     assert drawn.target_name == "chat@1"

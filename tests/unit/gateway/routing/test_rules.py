@@ -1,4 +1,4 @@
-"""A rule holds where all of it does, and the first that holds is followed."""
+"""A rule matches if all its conditions do, and the first that matches is used."""
 
 from typing import Any
 
@@ -122,9 +122,10 @@ def test_sticky_share_is_stable_per_client_and_independent_per_rule() -> None:
         ]
 
     assert taken(rules[0]) == taken(rules[0])
+
     both = sum(map(all, zip(taken(rules[0]), taken(rules[1]), strict=True)))
     assert 20 < both < 80
 
 
 def _fail_if_called() -> float:
-    raise AssertionError("luck was asked")
+    raise AssertionError("a random number was drawn")

@@ -1,4 +1,4 @@
-"""The arm that someone is held to, as the document tells others to find it."""
+"""A user's version follows the documented hash."""
 
 import re
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ def test_documented_version_assignments_match_the_code() -> None:
     rows = re.findall(ROW, TEXT, re.MULTILINE)
 
     assert len(rows) == 8
+
     for who, *numbers, one, two, three in rows:
         assert [str(compute_bucket(NAME, version, who)) for version in "12"] == numbers
         held = [TrafficSplit(weights, NAME).assign_version(who) for weights in WEIGHTS]
@@ -36,6 +37,7 @@ def test_documented_program_assigns_the_same_versions() -> None:
     scope: dict[str, object] = {}
     exec(program, scope)  # noqa: S102 - the document's own
     assign_version = scope["assign_version"]
+
     assert callable(assign_version)
 
     for who in (f"user-{n}" for n in range(500)):
@@ -51,6 +53,7 @@ def test_documented_rule_shares_match_the_code() -> None:
     share = make_rule("early", share=0.05)
 
     assert len(rows) == 4
+
     for who, number, taken in rows:
         matching_rule = find_matching_rule(
             [share], RequestAttributes(key=who), ("key",), lambda: 0.99

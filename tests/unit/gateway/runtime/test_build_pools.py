@@ -1,4 +1,4 @@
-"""What stands beside a list's file holds for the workers in it."""
+"""Settings beside a worker list file hold for its workers."""
 
 from pathlib import Path
 
@@ -31,7 +31,9 @@ def test_settings_of_a_worker_file_are_defaults_of_its_workers(tmp_path: Path) -
     pool = load_text(CONFIG.format(**files), str(tmp_path / "gateway.yaml"), env={}).backends[
         "pool"
     ]
+
     assert isinstance(pool, PoolSettings)
+
     sources = {source.file: source for source in pool.workers}
     workers = {
         name: [
@@ -41,6 +43,7 @@ def test_settings_of_a_worker_file_are_defaults_of_its_workers(tmp_path: Path) -
         for name, file in files.items()
     }
     theirs, own = make_bearer_credentials("theirs"), make_bearer_credentials("own")
+
     assert workers == {
         "one": [("http://a:1", 3, 7, theirs), ("http://b:1", 2, 9, own)],
         "two": [("http://a:1", 1, 5, None), ("http://b:1", 2, 9, own)],

@@ -1,4 +1,4 @@
-"""Listening sockets go from one gateway to the next."""
+"""Listening sockets are handed over to the next gateway."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def start_handover(socket_path: Path, *listeners: socket.socket) -> SocketHandover:
-    """One that has these, the first at ``HERE`` and the others at ``THERE``."""
+    """Start a handover of these sockets, the first at ``HERE`` and the others at ``THERE``."""
     descriptors = [one.fileno() for one in listeners]
     handover = SocketHandover(
         str(socket_path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]}
@@ -40,14 +40,18 @@ async def test_successor_inherits_sockets_and_unused_ones_are_closed(
     with socket.create_server(("127.0.0.1", 0)) as other:
         old = start_handover(socket_path, listener, other)
         handed_over = asyncio.create_task(old.wait_for_successor())
-        with await asyncio.to_thread(InheritedSockets, str(socket_path)) as heir:
-            [mine] = heir.take_sockets(HERE)
-            assert heir.take_sockets(HERE) == heir.take_sockets(("127.0.0.1:1", 0)) == ()
+
+        with await asyncio.to_thread(InheritedSockets, str(socket_path)) as successor:
+            [mine] = successor.take_sockets(HERE)
+            assert successor.take_sockets(HERE) == successor.take_sockets(("127.0.0.1:1", 0)) == ()
             assert mine.getsockname() == listener.getsockname()
-            [left] = heir._sockets[THERE]
-            heir.confirm_serving()
+
+            [left] = successor._sockets[THERE]
+            successor.confirm_serving()
             await handed_over
+
         assert left.fileno() == -1
+
         mine.close()
         old.close()
     assert not socket_path.exists()
@@ -61,9 +65,9 @@ async def test_successor_that_exits_before_serving_is_ignored(
     for _ in range(2):
         with await asyncio.to_thread(InheritedSockets, str(socket_path)):
             pass
-    with await asyncio.to_thread(InheritedSockets, str(socket_path)) as heir:
+    with await asyncio.to_thread(InheritedSockets, str(socket_path)) as successor:
         assert not handed_over.done()
-        heir.confirm_serving()
+        successor.confirm_serving()
         await handed_over
     old.close()
 
@@ -71,29 +75,31 @@ async def test_successor_that_exits_before_serving_is_ignored(
 async def test_handover_path_is_taken_over_by_the_successor(
     socket_path: Path, listener: socket.socket
 ) -> None:
-    """Only the owner may open it."""
+    """Only the owner may open the path."""
     old = start_handover(socket_path, listener)
     assert socket_path.stat().st_mode & 0o777 == 0o600
+
     new = start_handover(socket_path, listener)
     old.close()
     assert socket_path.exists()
+
     socket_path.unlink()
     new.close()
 
 
 @pytest.mark.parametrize("left", [False, True])
 def test_nothing_is_inherited_if_no_gateway_is_running(socket_path: Path, *, left: bool) -> None:
-    """Though one that was killed left its socket there."""
+    """A killed gateway has left its socket there."""
     if left:
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(str(socket_path))
-    with InheritedSockets(str(socket_path)) as heir:
-        assert heir.take_sockets(HERE) == ()
-        heir.confirm_serving()
+    with InheritedSockets(str(socket_path)) as successor:
+        assert successor.take_sockets(HERE) == ()
+        successor.confirm_serving()
 
 
 def start_fake_gateway(socket_path: Path, *pieces: bytes) -> Thread:
-    """A gateway that gives this to the next one who asks, a socket with the first, and leaves."""
+    """A gateway that sends this and a socket to the next one, and then exits."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(socket_path))
     server.listen()
@@ -114,13 +120,13 @@ def start_fake_gateway(socket_path: Path, *pieces: bytes) -> Thread:
 
 def test_fragmented_handover_message_is_reassembled(socket_path: Path) -> None:
     old = start_fake_gateway(socket_path, b'[["127.0.0', b'.1:0",0,1]]\n')
-    with InheritedSockets(str(socket_path)) as heir:
-        [taken] = heir.take_sockets(HERE)
+    with InheritedSockets(str(socket_path)) as successor:
+        [taken] = successor.take_sockets(HERE)
         taken.close()
-        heir.confirm_serving()
+        successor.confirm_serving()
         old.join()
-        heir.confirm_serving()  # it is gone, and that is no error
-        heir.confirm_serving()
+        successor.confirm_serving()  # the predecessor has exited, which is no error
+        successor.confirm_serving()
 
 
 @pytest.mark.parametrize("pieces", [(), (b"[[",)])
@@ -131,3 +137,12 @@ def test_incomplete_handover_message_raises_an_error(
     with pytest.raises(ConnectionAbortedError, match="gives nothing"):
         InheritedSockets(str(socket_path))
     old.join()
+
+
+def test_missing_folder_of_the_handover_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "handover"
+    handover = SocketHandover(str(path), dict)
+
+    with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{path}'"):
+        handover.listen()
+    handover.close()

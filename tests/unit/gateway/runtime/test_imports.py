@@ -1,4 +1,4 @@
-"""What a gateway without an admin listener, keys of an issuer and traces does not load."""
+"""A gateway without admin listener, JWT keys and tracing does not import their modules."""
 
 import subprocess
 import sys
@@ -14,4 +14,5 @@ def test_minimal_gateway_imports_no_unused_library() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
+
     assert done.stdout.split() == []

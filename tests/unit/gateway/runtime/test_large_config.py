@@ -1,4 +1,4 @@
-"""Large configurations: 10,000 models and 100,000 keys load, with work in proportion to them."""
+"""10,000 models and 100,000 keys load with work proportional to their number."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ LIMITS = {"requests": "100/min", "tokens": "1M/h", "budget": "5M/day"}
 
 
 def write_config(folder: Path, models: int, keys: int, models_per_pool: int = 10) -> Path:
-    """A configuration with one model for each key."""
+    """Write a configuration with one model for each key."""
     pools = [
         f"  pool-{n}: {{protocol: openai, workers: ['http://10.0.0.1:{n + 1}']}}"
         for n in range(models // models_per_pool)
@@ -54,7 +54,7 @@ def build_snapshot(path: Path) -> tuple[LoadedConfig, ConfigSnapshot]:
 
 
 def count_calls(path: Path) -> int:
-    """The number of calls of Python and C functions that a start takes."""
+    """Return the number of calls of Python and C functions during a start."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -76,17 +76,20 @@ def test_ten_thousand_models_and_a_hundred_thousand_keys_load(tmp_path: Path) ->
     config = loaded.config
     assert (len(config.models), len(config.keys)) == (10_000, 100_000)
     assert snapshot.router.find_model("alias-9999").name == "model-9999"
+
     principals = build_principals(config)
     assert principals[99_999].models == frozenset({"model-9999"})
-    assert principals[99_999].models is principals[9_999].models  # shared by equal lists
+    assert principals[99_999].models is principals[9_999].models  # equal lists share one object
     assert snapshot.rate_limiter is not None
     assert not snapshot.rate_limiter.daily_budgets  # no key has been used
 
 
 def test_work_at_start_is_in_proportion_to_models_and_keys(tmp_path: Path) -> None:
-    build_snapshot(write_config(tmp_path, 20, 200))  # imports and caches
+    build_snapshot(write_config(tmp_path, 20, 200))  # fills imports and caches
     small = count_calls(write_config(tmp_path, 100, 1_000, 2))
+
     large = count_calls(write_config(tmp_path, 1_000, 10_000, 2))
+
     assert large < 11 * small
 
 

@@ -1,4 +1,4 @@
-"""Services start in their order and close in reverse; a failure stops no other from closing."""
+"""Services start in order and close in reverse; a failure does not keep others open."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gateway.runtime.shutdown import Service, ServiceStack
 
 
 def make_services(calls: list[str], fails_at: str = "") -> list[Service]:
-    """Three services, of which the middle one is asynchronous and the last has no start."""
+    """Make three services: the second is asynchronous, the last has no start."""
 
     def note(call: str) -> None:
         calls.append(call)
@@ -27,7 +27,9 @@ async def test_services_start_in_order_and_close_in_reverse() -> None:
     calls: list[str] = []
     stack = ServiceStack(make_services(calls))
     await stack.start()
+
     await stack.aclose()
+
     assert calls == ["start a", "start b", "close c", "close b", "close a"]
 
 
@@ -37,6 +39,7 @@ async def test_services_all_close_after_a_start_that_failed(failure: str) -> Non
     stack = ServiceStack(make_services(calls, failure))
     with pytest.raises(OSError, match=failure):
         await stack.start()
+
     await stack.aclose()
     assert calls[-3:] == ["close c", "close b", "close a"]
 
@@ -45,6 +48,7 @@ async def test_services_all_close_after_a_start_that_failed(failure: str) -> Non
 async def test_services_all_close_although_one_fails_to(failure: str) -> None:
     calls: list[str] = []
     stack = ServiceStack(make_services(calls, failure))
+
     with pytest.raises(OSError, match=failure):
         await stack.aclose()
     assert calls == ["close c", "close b", "close a"]

@@ -1,4 +1,4 @@
-"""What is put around exchanges, by what the configuration says of them."""
+"""The configuration selects the wrappers around requests that trace and measure them."""
 
 from typing import Any
 
@@ -46,9 +46,10 @@ def collector() -> Any:
 
 
 def test_no_exporters_are_created_without_configuration() -> None:
-    outside = build_services()
-    same, sending = set_up_exporters(load_observability_config(), outside, {})
-    assert same is outside
+    services = build_services()
+    same, sending = set_up_exporters(load_observability_config(), services, {})
+
+    assert same is services
     assert not sending
 
 
@@ -56,28 +57,32 @@ def test_traces_are_exported_as_configured(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
-    seen: list[RequestRecord] = []
+    records: list[RequestRecord] = []
     config = load_observability_config(
         traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}}
     )
     before = replace(
-        build_services(), observe_request=seen.append, dropped_counts={"log_lines": int}
+        build_services(), observe_request=records.append, dropped_counts={"log_lines": int}
     )
-    outside, sending = set_up_exporters(config, before, {})
+    services, sending = set_up_exporters(config, before, {})
+
     assert [type(one) for one in sending] == [TraceExporter]
-    assert [*outside.dropped_counts] == ["log_lines", "traces"]
-    [build_stage] = outside.stage_factories
+    assert [*services.dropped_counts] == ["log_lines", "traces"]
+
+    [build_stage] = services.stage_factories
     stage = build_stage(Router({}, draw=lambda: 0.0), HandlerSettings())
-    assert stage is not None
+
     record = replace(RECORD)
     http: Any = FakeHttpRequest()
-    writer: Any = None  # nothing is written
+    writer: Any = None  # not used
     stage.on_found(RequestState(http, writer, record))
-    outside.observe_request(record)
+    services.observe_request(record)
+
     assert sending[0].close(10)
-    assert seen == [record]
+    assert records == [record]
     assert [one.span_id.hex() for one in collector.spans()] == [record.span_id]
     assert collector.taken[0].headers["authorization"] == "Bearer k"
+
     [resource] = next(collector.traces()).resource_spans
     assert decode_attributes(resource.resource.attributes)["service.name"] == "edge"
 
@@ -88,10 +93,12 @@ def test_metrics_are_exported_as_configured(collector: Collector) -> None:
     )
     before = replace(build_services(), observe_request=ignore_record)
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
-    outside, sending = set_up_exporters(config, before, environment)
+    services, sending = set_up_exporters(config, before, environment)
+
     assert [type(one) for one in sending] == [MetricExporter]
-    assert outside.stage_factories == ()
-    outside.observe_request(replace(RECORD, operation="embedding"))
+    assert services.stage_factories == ()
+
+    services.observe_request(replace(RECORD, operation="embedding"))
     assert sending[0].close(10)
     assert "gen_ai.client.embeddings.duration" in collector.metrics()
     assert collector.taken[0].headers["x-scope"] == "s"

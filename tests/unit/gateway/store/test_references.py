@@ -1,4 +1,4 @@
-"""What a request refers to is measured before it is loaded, and loaded once."""
+"""Responses that a request refers to are measured before they are loaded, and loaded once."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http_server.overload import BodyBudget
+from gateway.memory import MemoryBudget
 from gateway.store import references
 from gateway.store.references import ReferenceLoader
 from gateway.store.response_store import StoredLocation
@@ -21,7 +21,7 @@ LIMIT = 1000
 class CountingStore:
     """Responses of one owner, each with one item; counts what is loaded.
 
-    ``sizes`` are those of the bodies: response ``r1`` has item ``i1``.
+    ``sizes`` are the sizes of the bodies: response ``r1`` has item ``i1``.
     """
 
     def __init__(self, **sizes: int) -> None:
@@ -57,19 +57,19 @@ class CountingStore:
 
 
 class Account:
-    """What a request takes of a budget, and the most it took."""
+    """The bytes that a request has reserved, and the most at a time."""
 
     def __init__(self, limit: int = 1 << 30) -> None:
-        self.budget = BodyBudget(limit)
+        self.budget = MemoryBudget(limit)
         self.peak = 0
 
     def reserve_memory(self, size: int) -> None:
-        self.budget.reserve(size)
+        self.budget.reserve("bodies", size)
         self.peak = max(self.peak, self.budget.used)
 
 
 def read_parts(stored: StoredResponse, names: Container[str]) -> dict[str, bytes]:
-    """All of a response by its id, a tenth of it by the id of its item."""
+    """Read a response by its id, and a tenth of it by its item's id."""
     parts = {stored.id: stored.body, f"i{stored.id[1:]}": stored.body[: len(stored.body) // 10]}
     return {name: part for name, part in parts.items() if name in names}
 
@@ -105,10 +105,10 @@ async def test_parts_count_against_the_body_limit_as_often_as_they_are_referred_
     store = CountingStore(r1=100)
 
     assert await load(store, {"i1": (LIMIT - BODY) // 10})
-    with pytest.raises(RequestTooLarge, match="larger than 1000 bytes") as caught:
+    with pytest.raises(RequestTooLarge, match="larger than 1000 bytes") as excinfo:
         await load(store, {"i1": (LIMIT - BODY) // 10 + 1})
 
-    assert caught.value.limit == LIMIT
+    assert excinfo.value.limit == LIMIT
 
 
 async def test_responses_that_are_too_large_together_are_not_loaded() -> None:

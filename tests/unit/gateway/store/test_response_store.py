@@ -1,4 +1,4 @@
-"""Stored responses: the same rules in memory, in SQLite and in Redis."""
+"""Stored responses follow the same rules in memory, in SQLite and in Redis."""
 
 import logging
 import stat
@@ -75,6 +75,7 @@ async def test_response_is_found_by_its_id_and_by_those_of_its_items(create: Cre
 
     located = await store.locate_responses("a", ("resp_1", "msg_1", "msg_2"))
     assert located.keys() == {"resp_1", "msg_1"}
+
     for location in located.values():
         stored = await store.find_response("a", location.id)
         assert stored is not None
@@ -91,6 +92,7 @@ async def test_owners_are_separated(create: CreateStore) -> None:
     assert await store.find_response("", "resp_1") is None
     assert await store.find_response("a:resp", "1") is None
     assert await store.locate_responses("b", ("resp_1", "msg_1")) == {}
+
     await store.remove_response("b", "resp_1")
     assert await store.find_response("a", "resp_1") is not None
 
@@ -114,6 +116,7 @@ async def test_oldest_responses_of_an_owner_make_room(
     for name in "1234":
         clock.now += 1
         await store.add_response("a", response(name))
+
     await store.add_response("b", response("1"))
 
     assert await list_stored(store, "a", *"1234") == ["2", "3", "4"]
@@ -152,8 +155,10 @@ async def test_old_responses_expire(kind: str, tmp_path: Path, clock: FakeClock)
 
     clock.now += 50
     assert await list_stored(store, "a", "1", "2") == ["2"]
+
     await store.add_response("b", response("3"))
     assert await list_stored(store, "a", "1", "2") == ["2"]
+
     await store.aclose()
 
 
@@ -169,6 +174,7 @@ async def test_memory_of_all_owners_is_limited(clock: FakeClock) -> None:
     assert isinstance(store, MemoryResponseStore)
     assert store.size == 2 * size
     assert await list_stored(store, "a", "1") == []
+
     for owner in "bc":
         await store.remove_response(owner, "resp_1")
     assert store.size == 0
@@ -185,6 +191,7 @@ async def test_file_is_shared_and_private(tmp_path: Path, clock: FakeClock) -> N
     path = tmp_path / "responses.db"
     config = replace(CONFIG, sqlite=str(path))
     first, second = (build_response_store(config, clock) for _ in "12")
+
     assert first is not None
     assert second is not None
 
@@ -193,6 +200,7 @@ async def test_file_is_shared_and_private(tmp_path: Path, clock: FakeClock) -> N
     assert isinstance(first, SqliteResponseStore)
     assert await list_stored(second, "a", "1") == ["1"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
     for store in (first, second):
         await store.aclose()
 
@@ -213,6 +221,27 @@ async def test_unusable_file_is_reported(
 
     assert "was not stored in" in caplog.text
     assert "can't be read from" in caplog.text
+
+    await store.aclose()
+
+
+async def test_responses_that_cannot_be_stored_log_one_warning_a_minute(
+    tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "responses.db"
+    path.write_text("this is no database, and long enough to be seen as none" * 100)
+    store: Any = build_response_store(replace(CONFIG, sqlite=str(path)), clock)
+
+    with caplog.at_level(logging.WARNING, "interlingua"):
+        for _ in range(30):
+            await store.add_response("a", response("1"))
+        clock.now += 60
+        await store.add_response("a", response("1"))
+
+    first, second = caplog.messages
+    assert first.startswith("a response was not stored in")
+    assert second == f"{first} (29 more since the last such warning)"
+
     await store.aclose()
 
 
@@ -235,6 +264,7 @@ async def test_unreachable_redis_is_reported_without_its_url(
     assert isinstance(store, RedisResponseStore)
     assert "was not stored in Redis" in caplog.text
     assert "canary-password" not in caplog.text
+
     await store.aclose()
 
 
@@ -252,4 +282,5 @@ async def test_responses_in_redis_expire_by_themselves(
     for key in keys:
         assert 0 < await client.ttl(key) <= 100
         assert b"a:" not in key.removeprefix(b"expiry:")[:2]
+
     await store.aclose()

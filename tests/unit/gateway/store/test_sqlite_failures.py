@@ -1,4 +1,4 @@
-"""A file that can't be used costs no file descriptors."""
+"""A file that can't be opened leaks no file descriptor."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from gateway.store.sqlite_store import SqliteResponseStore
 
 
 def count_open_files(path: Path) -> int:
-    descriptors = list(Path("/proc/self/fd").iterdir())  # the folder's own is closed by now
+    descriptors = list(Path("/proc/self/fd").iterdir())  # the listing's own descriptor is closed
     return sum(one.is_symlink() and one.readlink() == path for one in descriptors)
 
 
@@ -25,4 +25,5 @@ async def test_file_that_is_no_database_is_closed_after_each_attempt(tmp_path: P
             await store.find_response("owner", "resp_1")
 
     assert count_open_files(file) == 0
+
     await store.aclose()

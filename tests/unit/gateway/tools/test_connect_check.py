@@ -1,4 +1,4 @@
-"""``interlingua check --connect`` on hosts that are not as this one is."""
+"""``interlingua check --connect`` on hosts that differ from this one."""
 
 import importlib
 import importlib.util
@@ -43,8 +43,10 @@ def run_connect_check(*arguments: str | Path, color: bool = False) -> Result:
 def test_installed_versions_are_printed_after_the_static_check(file: Path) -> None:
     result = run_connect_check(file)
     assert result.exit_code == 0
+
     first, *rest = result.stdout.splitlines()
     assert first == f"{file}: good: 1 listener, 1 backend, 1 model, 0 keys"
+
     versions = dict(line[9:].split(": ", 1) for line in rest)
     assert {"interlingua", "python", "aiohttp", "httptools", "msgspec", "httpx"} <= versions.keys()
 
@@ -52,11 +54,12 @@ def test_installed_versions_are_printed_after_the_static_check(file: Path) -> No
 def test_folder_of_recordings_is_reported_if_it_cannot_be_written(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each folder once; one that does not exist yet is created in its parent."""
+    """Each folder is reported once; a missing one is created in its parent."""
     to = tmp_path / "recordings"
     file.write_text(GOOD + f"defaults: {{record: {{to: {to}}}}}\n")
     assert f"recordings {to}: it can be written to" in run_connect_check(file).stdout
     assert not to.exists()
+
     monkeypatch.setattr("os.access", lambda _, mode: not mode & os.W_OK)
     result = run_connect_check(file)
     assert result.exit_code == 1
@@ -66,6 +69,7 @@ def test_folder_of_recordings_is_reported_if_it_cannot_be_written(
 def test_invalid_configuration_is_reported_without_connecting(file: Path, tmp_path: Path) -> None:
     file.write_text("backends: {e: {kind: echo}}\nmodels: {m: {backend: f}}\n")
     result = run_connect_check(file)
+
     assert result.exit_code == 1
     assert f"{file}:2:23: there is no backend 'f'; known: e" in result.stderr
     assert result.stdout == ""
@@ -76,8 +80,10 @@ def test_invalid_configuration_is_reported_without_connecting(file: Path, tmp_pa
 def test_json_output_contains_the_findings(file: Path) -> None:
     result = run_connect_check(file, "--json")
     assert result.exit_code == 0
+
     report = msgspec.json.decode(result.stdout)
     assert (report["file"], report["issues"]) == (str(file), [])
+
     messages = {one["subject"]: one["message"] for one in report["findings"]}
     assert messages["listener 127.0.0.1:0"] == "the address is free"
 
@@ -133,7 +139,7 @@ def test_missing_kernel_settings_are_ignored(tmp_path: Path) -> None:
 
 
 class FakeTorch(SimpleNamespace):
-    """Stands for the library: what there is of it is ``cuda``, and what is free there."""
+    """Stands for torch: whether ``cuda`` is available, and its free memory."""
 
     def __init__(self, free: int | None) -> None:
         super().__init__(__version__="2.9", get_num_threads=lambda: 4)

@@ -1,4 +1,4 @@
-"""Entries of LiteLLM whose provider has a protocol or profile, and a header for its key."""
+"""LiteLLM entries of a provider are migrated to its protocol or profile, and its key header."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from protocols.core.interfaces import ClientAdapter
 
 
 class RegistryWithAzure(ProtocolRegistry):
-    """Has the profile ``azure``."""
+    """A registry in which OpenAI has the profile ``azure``."""
 
     def get_profiles(self, name: str) -> tuple[str, ...]:
         return (*super().get_profiles(name), "azure")
@@ -31,7 +31,9 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def migrate_entry(model: str, **params: str) -> Migration:
     entry = {"model_name": "m", "litellm_params": {"model": model, **params}}
-    return migrate(msgspec.json.encode({"model_list": [entry]}), "config.yaml")
+    variables = {"A", "AZURE_API_BASE", "AZURE_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"}
+    source = msgspec.json.encode({"model_list": [entry]})
+    return migrate(source, "config.yaml", dict.fromkeys(variables, "set"))
 
 
 @pytest.mark.usefixtures("azure")
@@ -73,20 +75,35 @@ def test_azure_and_anthropic_are_written_with_their_protocol_and_header_of_the_k
 ) -> None:
     migration = migrate_entry(model, **params)
     assert migration.text is not None
+
     section = msgspec.yaml.decode(migration.text)["backends"]["m"]
     auth = {"header": {"name": worker["header"], "value": worker["key"]}}
     assert section == {**backend, "workers": [{"url": worker["url"], "auth": auth}]}
     assert msgspec.yaml.decode(migration.text)["models"]["m"]["model"] == model.partition("/")[2]
 
 
+@pytest.mark.parametrize("provider", ["cohere", "cohere_chat"])
+def test_cohere_is_written_with_its_protocol(provider: str) -> None:
+    migration = migrate_entry(f"{provider}/command-a-03-2025", api_key="os.environ/A")
+
+    assert msgspec.yaml.decode(migration.text or "")["backends"]["m"] == {
+        "protocol": "cohere",
+        "workers": [{"url": "https://api.cohere.com", "auth": {"bearer": "${A}"}}],
+    }
+
+
 @pytest.mark.usefixtures("azure")
-def test_version_of_azures_api_is_reported() -> None:
+def test_version_of_azures_api_is_kept() -> None:
     migration = migrate_entry("azure/gpt-4o", api_version="2024-10-21")
-    assert [note.path for note in migration.notes] == ["model_list[0].litellm_params.api_version"]
+
+    section = msgspec.yaml.decode(migration.text or "")["backends"]["m"]
+    assert section["options"] == {"api_version": "2024-10-21"}
+    assert migration.is_complete
 
 
 def test_provider_without_its_protocol_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "PROTOCOLS", {"openai": PROTOCOLS["openai"]})
     migration = migrate_entry("triton/llama", api_base="http://t/v2/models/m/generate")
+
     assert migration.text is None
     assert "provider 'triton' is not supported" in migration.notes[0].why

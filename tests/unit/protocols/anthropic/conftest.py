@@ -1,4 +1,4 @@
-"""Calls as a client makes them, without a socket."""
+"""Decodes requests as a client sends them, without a socket."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ MESSAGE: dict[str, Any] = {
 
 @pytest.fixture
 def make() -> MakeCall:
-    """A request for a message with these fields instead; bytes are sent as they are."""
+    """Decode a message request with these fields replaced; bytes are sent unchanged."""
 
     def call(
         changed: Mapping[str, Any] | bytes = b"",
@@ -41,6 +41,6 @@ def make() -> MakeCall:
 
 
 @pytest.fixture
-def about() -> ResponseContext:
+def response_context() -> ResponseContext:
     context = RequestContext("7f", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     return ResponseContext("7f", 1700000000, "m", "v1", "backend-m", context.clock)

@@ -1,4 +1,4 @@
-"""Messages of workers, whatever they leave out."""
+"""Messages of workers are decoded, also incomplete ones."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def decode_unary(**fields: Any) -> UnaryResponse:
 
 
 def test_stream_is_decoded() -> None:
-    answer = fold(
+    response = fold(
         b"event: message_start\n",
         START,
         {"type": "ping"},
@@ -92,16 +92,16 @@ def test_stream_is_decoded() -> None:
         b"data: [DONE]\n\n",
     )
 
-    [choice] = answer.choices
+    [choice] = response.choices
     assert (choice.reasoning, choice.reasoning_signature) == ("T", "S")
     assert choice.redacted_reasoning == ["R"]
     assert choice.text == "ab"
     assert choice.tool_calls == [ToolCall("t", "f", '{"x":1}')]
     assert choice.finish_reason == "tool_calls"
-    assert answer.metadata.model == "w"
-    assert answer.metadata.id == "msg_1"
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
+    assert response.metadata.model == "w"
+    assert response.metadata.id == "msg_1"
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (2, 3)
 
 
 def test_last_event_may_lack_its_blank_line() -> None:
@@ -123,12 +123,18 @@ def test_last_event_may_lack_its_blank_line() -> None:
         ("refusal", "content_filter"),
         ("tool_use", "tool_calls"),
         ("later", "unknown"),
-        (None, "unknown"),
         (5, "unknown"),
     ],
 )
 def test_stop_reasons(reason: Any, wanted: str) -> None:
     assert fold(START, end(reason), STOP).choices[0].finish_reason == wanted
+
+
+def test_message_without_stop_reason_is_an_error() -> None:
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        fold(START, end(None), STOP)
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode_unary(content=[{"type": "text", "text": "a"}])
 
 
 def test_stop_sequence_is_kept() -> None:
@@ -143,20 +149,20 @@ def test_stop_sequence_is_kept() -> None:
 
 
 def test_input_in_the_start_of_a_block_counts_without_deltas() -> None:
-    answer = fold(
+    response = fold(
         START,
         block(0, type="tool_use", id="t", name="f", input={"x": 1}),
         stop(0),
         block(1, type="tool_use", name="g"),
-        {"type": "message_delta"},
+        end(),
         STOP,
     )
 
-    assert answer.choices[0].tool_calls == [
+    assert response.choices[0].tool_calls == [
         ToolCall("t", "f", '{"x":1}'),
         ToolCall("call_1", "g", "{}"),
     ]
-    assert answer.choices[0].finish_reason == "tool_calls"
+    assert response.choices[0].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +227,7 @@ def test_event_that_is_no_json_is_a_failure() -> None:
 
 
 def test_message_is_decoded() -> None:
-    answer = decode_unary(
+    response = decode_unary(
         id="msg_1",
         model="w",
         content=[
@@ -241,20 +247,21 @@ def test_message_is_decoded() -> None:
         },
     )
 
-    [choice] = answer.choices
+    [choice] = response.choices
     assert (choice.reasoning, choice.text, choice.tokens) == ("T", "ab", 7)
     assert choice.tool_calls == [ToolCall("t", "f", '{"x":1}')]
-    usage = answer.usage
+
+    usage = response.usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (9, 7)
     assert (usage.cached_tokens, usage.cache_write_tokens, usage.reasoning_tokens) == (3, 4, 1)
 
 
 def test_message_without_usage_has_none() -> None:
-    answer = decode_unary(content=[{"type": "text", "text": "a"}], stop_reason="end_turn")
+    response = decode_unary(content=[{"type": "text", "text": "a"}], stop_reason="end_turn")
 
-    assert answer.usage is None
-    assert answer.choices[0].tokens == 1
+    assert response.usage is None
+    assert response.choices[0].tokens == 1
 
 
 @pytest.mark.parametrize("usage", [5, {"input_tokens": -1, "output_tokens": 1}])
@@ -269,7 +276,9 @@ def test_implausible_usage_is_ignored(usage: Any) -> None:
 def test_implausible_cache_counts_are_ignored(cached: Any) -> None:
     usage = {"input_tokens": 1, "output_tokens": 1, "cache_creation_input_tokens": cached}
 
-    assert decode_unary(content=[], usage=usage).usage in (None, aggregate(decode_plain()).usage)
+    response = decode_unary(content=[], stop_reason="end_turn", usage=usage)
+
+    assert response.usage in (None, aggregate(decode_plain()).usage)
 
 
 def decode_plain() -> list[Event]:
@@ -284,9 +293,9 @@ def test_body_without_content_is_a_failure() -> None:
 
 
 def test_thinking_without_text_is_skipped() -> None:
-    answer = decode_unary(content=[{"type": "thinking"}], stop_reason="end_turn")
+    response = decode_unary(content=[{"type": "thinking"}], stop_reason="end_turn")
 
-    assert answer.choices[0].reasoning == ""
+    assert response.choices[0].reasoning == ""
 
 
 def test_calls_without_a_block_start_are_named() -> None:
@@ -319,6 +328,21 @@ def test_blocks_of_an_unknown_type_are_reported_whole(*, unary: bool) -> None:
     ]
 
 
-def test_index_that_is_no_number_is_the_workers_failure() -> None:
-    with pytest.raises(WorkerFailed):
-        decode({**block(0, type="text"), "index": [1]})
+def test_unknown_events_and_words_are_reported() -> None:
+    start = {"type": "message_start", "message": {"id": "msg_1", "type": "later", "role": "model"}}
+    later = {"type": "usage_update", "x": 1}
+
+    events = decode(start, {"type": "ping"}, later, {"x": 2}, end(), STOP)
+
+    extra = [one for one in events if isinstance(one, ResponseExtra)]
+    assert [(one.path, dict(one.values)) for one in extra] == [
+        ("response", {("type",): "later", ("role",): "model"}),
+        ("response", {("events", "usage_update"): later}),
+        ("response", {("events", "type"): {"x": 2}}),
+    ]
+
+
+def test_index_that_is_no_number_is_that_of_the_last_block() -> None:
+    events = decode({**block(0, type="text", text="a"), "index": [1]}, end(), STOP)
+
+    assert TextDelta("a") in events

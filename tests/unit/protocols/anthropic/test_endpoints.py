@@ -1,4 +1,4 @@
-"""What clients can call beside messages, and what routing reads."""
+"""The endpoints beside messages, and the routing information."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ VERSIONS = (VersionInfo("1", "b", 100),)
 
 
 class FakeCatalog:
-    """Three models, one with an alias."""
+    """A catalog of three models, one with an alias."""
 
     ready = True
 
@@ -124,7 +124,7 @@ def count_call(make: MakeCall, **fields: object) -> ClientRequest:
     return make(msgspec.json.encode(body), COUNT)
 
 
-def test_token_count_needs_no_max_tokens(make: MakeCall, about: ResponseContext) -> None:
+def test_token_count_needs_no_max_tokens(make: MakeCall, response_context: ResponseContext) -> None:
     call = count_call(make, system="s", tools=[{"name": "f", "input_schema": {}}])
 
     request = Anthropic().decode_request(call)
@@ -132,7 +132,8 @@ def test_token_count_needs_no_max_tokens(make: MakeCall, about: ResponseContext)
     assert isinstance(request, TokenizeRequest)
     assert [message.role for message in request.messages] == ["system", "user"]
     assert [tool.name for tool in request.tools] == ["f"]
-    encoder = Anthropic().create_encoder(call, request, about)
+
+    encoder = Anthropic().create_encoder(call, request, response_context)
     token_count = aggregate([TokenList((5, 6, 7)), StreamEnd()])
     assert encoder.encode_unary(token_count).body == b'{"input_tokens":3}'
     assert encoder.headers() == (("request-id", "req_7f"),)

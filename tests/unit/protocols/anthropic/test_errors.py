@@ -1,4 +1,4 @@
-"""Errors as clients get them, and what errors of workers mean."""
+"""Errors for clients, and the meaning of workers' errors."""
 
 import msgspec
 import pytest
@@ -147,7 +147,7 @@ def test_error_names_the_request(make: MakeCall) -> None:
 def test_message_that_is_not_supported_has_the_clients_number(
     make: MakeCall, param: str, shown: str
 ) -> None:
-    """Internally the system is a message, and so is each result of a tool."""
+    """The internal request has further messages: the system prompt, and each tool result."""
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "a"}
     messages = [
@@ -160,11 +160,12 @@ def test_message_that_is_not_supported_has_the_clients_number(
     reply = Anthropic().encode_error(UnsupportedFeature("no", param=param), call)
 
     assert msgspec.json.decode(reply.body)["error"]["message"] == shown
+
     other = Anthropic().encode_error(UnsupportedFeature("no", param="messages[1]"), make(b"{"))
     assert b"messages.1: no" in other.body
 
 
-# --- of workers -----------------------------------------------------------------------------------
+# --- errors of workers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_worker_status_decides(status: int, message: str, kind: type[GatewayErro
     assert type(Anthropic().read_error(status, {}, body)) is kind
 
 
-def test_worker_says_that_the_prompt_is_too_long() -> None:
+def test_worker_error_that_the_prompt_is_too_long() -> None:
     message = "prompt is too long: 20 tokens > 10 maximum"
 
     error = Anthropic().read_error(400, {}, msgspec.json.encode({"error": {"message": message}}))
@@ -193,7 +194,7 @@ def test_worker_says_that_the_prompt_is_too_long() -> None:
     assert encode(error)[2] == message
 
 
-def test_worker_says_that_the_completion_is_too_long() -> None:
+def test_worker_error_that_the_completion_is_too_long() -> None:
     error = Anthropic().read_error(400, {}, msgspec.json.encode({"error": {"message": TOO_LARGE}}))
 
     assert isinstance(error, ContextTooLong)

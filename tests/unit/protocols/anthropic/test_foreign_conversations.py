@@ -1,4 +1,4 @@
-"""Conversations of other protocols' clients, as Anthropic's workers need them."""
+"""Conversations from other protocols are adapted to Anthropic's rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ MARK = {"type": "ephemeral"}
 
 
 def translate(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The worker's body for an OpenAI client's, and the reported fields."""
+    """Return the worker's body for an OpenAI client's, and the reported fields."""
     fields = {name: Raw(msgspec.json.encode(value)) for name, value in body.items()}
     request = replace(read_chat(fields), source="openai")
     request, removed = remove_extra_fields(request, build_kept_keys_reader(WORKER)(request))
@@ -82,6 +82,7 @@ def test_marks_for_the_cache_reach_the_worker() -> None:
 def test_only_the_mark_of_an_object_s_keys_is_written() -> None:
     message = {"role": "user", "content": "hi", "weight": 1, "cache_control": MARK}
     fields = {"model": Raw(b'"m"'), "messages": Raw(msgspec.json.encode([message]))}
+
     body = msgspec.json.decode(WORKER.encode_request(read_chat(fields)).body)
 
     assert body["messages"][0]["content"] == [{"cache_control": MARK, "type": "text", "text": "hi"}]
@@ -90,15 +91,19 @@ def test_only_the_mark_of_an_object_s_keys_is_written() -> None:
 def test_unknown_keys_of_blocks_are_reported_where_the_listener_changes_messages(
     make: MakeCall,
 ) -> None:
-    """Such a request is not passed through, and blocks are written anew."""
+    """Such a request is not passed through, so its blocks are encoded again."""
     block = {"type": "text", "text": "hi", "x": 1, "y": None}
-    call = make({"messages": [{"role": "user", "content": [block]}], "later": 2})
+    system = {"role": "system", "content": "B"}
+    call = make({"messages": [{"role": "user", "content": [block]}, system], "later": 2})
     request = Anthropic(mid_system="fold").decode_request(call)
+
     assert isinstance(request, GenerationRequest)
+
     request = replace(request, source="anthropic")
 
     losses = WORKER.unsupported_parameters(request, {})
     assert [one.field for one in losses] == ["messages.0.content.0.x"]
+
     body = msgspec.json.decode(WORKER.encode_request(request).body)
     assert body["later"] == 2
     assert not [name for name in body if "." in name]
@@ -107,6 +112,7 @@ def test_unknown_keys_of_blocks_are_reported_where_the_listener_changes_messages
 def test_marks_of_calls_and_results_reach_the_worker() -> None:
     loop = make_loop("c1", cache_control=MARK)
     loop["messages"][2]["content"] = [{"type": "text", "text": "1", "cache_control": MARK}]
+
     body, reported = translate(loop)
 
     assert [turn["content"][0]["cache_control"] for turn in body["messages"][1:]] == [MARK, MARK]

@@ -1,4 +1,4 @@
-"""How a client's fields become the internal request, and which of them are rejected."""
+"""A client's fields become the internal request, or are rejected."""
 
 from typing import Any
 
@@ -8,7 +8,13 @@ from msgspec import Raw
 
 from protocols.anthropic.endpoints import Anthropic
 from protocols.core.catalog import ModelInfo
-from protocols.core.errors import ClientError, ContextTooLong, UnknownParameter, UnsupportedFeature
+from protocols.core.errors import (
+    ClientError,
+    ContextTooLong,
+    InvalidParameter,
+    UnknownParameter,
+    UnsupportedFeature,
+)
 from protocols.core.request import (
     FilePart,
     GenerationRequest,
@@ -152,10 +158,10 @@ def test_invalid_field_is_named(make: MakeCall, changed: dict[str, Any], message
 def check_error(make: MakeCall, changed: dict[str, Any], message: str) -> None:
     call = make(changed)
 
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         decode(call)
 
-    body = msgspec.json.decode(Anthropic().encode_error(caught.value, call).body)
+    body = msgspec.json.decode(Anthropic().encode_error(excinfo.value, call).body)
     assert body["error"]["message"].startswith(message), body
 
 
@@ -243,13 +249,14 @@ def test_max_tokens_is_clamped_to_the_model(
 def test_max_tokens_over_the_limit_is_an_error_if_configured(make: MakeCall) -> None:
     model = ModelInfo("m", (), max_tokens=50, context_length=20)
 
-    with pytest.raises(ContextTooLong) as caught:
+    with pytest.raises(ContextTooLong) as excinfo:
         decode(make(), model, over_limit="error")
 
-    assert caught.value.message.startswith(
+    assert excinfo.value.message.startswith(
         "input length and `max_tokens` exceed context limit: 1 +"
     )
-    # the worker counts the tokens of a prompt that does not fit
+
+    # the worker counts a prompt's tokens if it does not fit
     decode(make({"messages": [{"role": "user", "content": "x " * 99}]}), model, over_limit="error")
 
 
@@ -279,7 +286,7 @@ def test_parts_of_a_user(make: MakeCall) -> None:
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}
     picture = {
         "type": "image",
-        "source": {"type": "base64", "media_type": "image/png", "data": "i"},
+        "source": {"type": "base64", "media_type": "image/png", "data": "aQ=="},
     }
     nested = {"type": "content", "content": [text("A"), picture]}
     search_result = {"type": "search_result", "title": "T", "source": "S", "content": [text("x")]}
@@ -302,7 +309,7 @@ def test_parts_of_a_user(make: MakeCall) -> None:
         )
     ).messages
 
-    image = ImagePart("data:image/png;base64,i")
+    image = ImagePart("data:image/png;base64,aQ==")
     assert message.parts == (
         TextPart("t"),
         image,
@@ -400,14 +407,39 @@ def test_failed_result_without_text_is_marked(make: MakeCall) -> None:
 
 
 @pytest.mark.parametrize("message", ["ERROR: no", "<tool_use_error>no"])
-def test_failed_result_that_says_so_is_not_marked(make: MakeCall, message: str) -> None:
+def test_failed_result_with_an_error_text_is_not_marked(make: MakeCall, message: str) -> None:
     request = decode(make({"messages": [HI, USE, user(result(message, is_error=True))]}))
 
     assert request.messages[-1].text == message
 
 
-def test_message_without_content_is_an_empty_text(make: MakeCall) -> None:
-    assert decode(make({"messages": [user()]})).messages[0].parts == (TextPart(""),)
+BAD_IMAGE = {"type": "base64", "media_type": "image/png", "data": "not base64!"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([user()], "messages.0: user messages must have non-empty content"),
+        (
+            [user(text("hi")), {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "a", "name": "f"}]}],
+            "messages.1.content.0.input: Field required",
+        ),
+        (
+            [user({"type": "image", "source": BAD_IMAGE})],
+            "messages.0.content.0.source.data: Invalid base64 data",
+        ),
+        (
+            [user({"type": "document",
+                   "source": {**BAD_IMAGE, "media_type": "application/pdf"}})],
+            "messages.0.content.0.source.data: Invalid base64 data",
+        ),
+    ],
+)  # fmt: skip
+def test_content_that_the_service_refuses(make: MakeCall, messages: list[Any], text: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        decode(make({"messages": messages}))
+    assert caught.value.message == text
 
 
 def test_parts_of_an_assistant(make: MakeCall) -> None:
@@ -471,7 +503,7 @@ def test_system_messages_at_the_head_join_the_system(make: MakeCall) -> None:
     )
 
 
-def test_system_message_between_calls_and_results_comes_after_them(make: MakeCall) -> None:
+def test_system_message_between_calls_and_results_follows_them(make: MakeCall) -> None:
     head = {"role": "system", "content": "B"}
 
     request = decode(make({"messages": [HI, USE, head, user(result("r"))]}))
@@ -504,7 +536,9 @@ def test_server_tool_is_rejected_or_dropped(make: MakeCall) -> None:
 
     with pytest.raises(UnsupportedFeature):
         decode(make(call))
-    assert [tool.name for tool in decode(make(call), server_tools="drop").tools] == ["f"]
+    request = decode(make(call), server_tools="drop")
+    assert [tool.name for tool in request.tools] == ["f"]
+    assert "tools.bash_20250124" in request.extra
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Messages as clients get them: whole, and as a stream of events."""
+"""Messages for clients, unary and as a stream of events."""
 
 from typing import Any
 
@@ -31,16 +31,16 @@ END = (Usage(5, 3), StreamEnd())
 
 
 def create(
-    make: MakeCall, about: ResponseContext, changed: dict[str, Any] | None = None
+    make: MakeCall, response_context: ResponseContext, changed: dict[str, Any] | None = None
 ) -> MessageEncoder:
     adapter, call = Anthropic(), make(changed or {})
-    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), response_context)
     assert isinstance(encoder, MessageEncoder)
     return encoder
 
 
 def read(wire: bytes) -> list[dict[str, Any]]:
-    """The data of the events, without pings."""
+    """Return the data of the events, without pings."""
     data = [line[6:] for line in wire.split(b"\n") if line.startswith(b"data: ")]
     return [one for one in map(msgspec.json.decode, data) if one["type"] != "ping"]
 
@@ -50,7 +50,7 @@ def stream(encoder: MessageEncoder, *events: Event) -> list[dict[str, Any]]:
 
 
 def describe(events: list[dict[str, Any]]) -> list[str]:
-    """A word for each event, with what it holds."""
+    """Return a short description of each event."""
     words = []
     for event in events:
         match event:
@@ -79,10 +79,13 @@ def call(number: int, name: str = "f", identifier: str = "toolu_12345") -> ToolC
 # --- streams --------------------------------------------------------------------------------------
 
 
-def test_stream_starts_with_the_first_content(make: MakeCall, about: ResponseContext) -> None:
-    encoder = create(make, about)
+def test_stream_starts_with_the_first_content(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    encoder = create(make, response_context)
 
     assert encoder.encode_events([StreamStart(4), ResponseMetadata("x")]) == b""
+
     wire = encoder.encode_events([TextDelta(""), TextDelta("a"), TextDelta(""), TextDelta("b")])
 
     start = read(wire)[0]
@@ -93,22 +96,24 @@ def test_stream_starts_with_the_first_content(make: MakeCall, about: ResponseCon
     assert encoder.encode_events([]) == b""
 
 
-def test_empty_stream_has_no_block(make: MakeCall, about: ResponseContext) -> None:
-    events = stream(create(make, about), ChoiceEnd("eos"), *END)
+def test_empty_stream_has_no_block(make: MakeCall, response_context: ResponseContext) -> None:
+    events = stream(create(make, response_context), ChoiceEnd("eos"), *END)
 
     assert describe(events) == ["message_start", "end_turn", "message_stop"]
 
 
-def test_stream_without_choice_end_or_usage(make: MakeCall, about: ResponseContext) -> None:
-    events = stream(create(make, about), StreamStart(None), StreamEnd())
+def test_stream_without_choice_end_or_usage(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    events = stream(create(make, response_context), StreamStart(None), StreamEnd())
 
     assert events[1]["usage"]["output_tokens"] == 0
     assert describe(events) == ["message_start", "end_turn", "message_stop"]
 
 
-def test_blocks_follow_each_other(make: MakeCall, about: ResponseContext) -> None:
+def test_blocks_follow_each_other(make: MakeCall, response_context: ResponseContext) -> None:
     events = stream(
-        create(make, about, {"thinking": THINKING}),
+        create(make, response_context, {"thinking": THINKING}),
         ReasoningDelta("T"),
         ReasoningDelta("", signature="S"),
         ReasoningDelta("U"),
@@ -149,8 +154,8 @@ def test_blocks_follow_each_other(make: MakeCall, about: ResponseContext) -> Non
     ]
 
 
-def test_signature_alone_is_a_block(make: MakeCall, about: ResponseContext) -> None:
-    encoder = create(make, about, {"thinking": {**THINKING, "display": "omitted"}})
+def test_signature_alone_is_a_block(make: MakeCall, response_context: ResponseContext) -> None:
+    encoder = create(make, response_context, {"thinking": {**THINKING, "display": "omitted"}})
 
     events = stream(
         encoder, ReasoningDelta("T"), ReasoningDelta("T"), ReasoningDelta("", signature="S"),
@@ -160,9 +165,11 @@ def test_signature_alone_is_a_block(make: MakeCall, about: ResponseContext) -> N
     assert describe(events)[1:-2] == ["start 0 thinking", "signature_delta S", "stop 0"]
 
 
-def test_interleaved_calls_wait_for_the_one_before(make: MakeCall, about: ResponseContext) -> None:
+def test_interleaved_calls_wait_for_the_one_before(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     events = stream(
-        create(make, about),
+        create(make, response_context),
         call(0),
         call(1, "g"),
         ToolCallDelta(0, 1, "{"),
@@ -187,17 +194,17 @@ def test_interleaved_calls_wait_for_the_one_before(make: MakeCall, about: Respon
 
 
 def test_calls_without_arguments_are_written_at_the_end(
-    make: MakeCall, about: ResponseContext
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
-    events = stream(create(make, about), call(0), call(1), ChoiceEnd("eos"), *END)
+    events = stream(create(make, response_context), call(0), call(1), ChoiceEnd("eos"), *END)
 
     assert describe(events)[1:-1] == [
         "start 0 tool_use", "stop 0", "start 1 tool_use", "stop 1", "tool_use",
     ]  # fmt: skip
 
 
-def test_only_the_first_call_is_kept_of_a_client_that_wants_one(
-    make: MakeCall, about: ResponseContext
+def test_client_without_parallel_calls_gets_only_the_first(
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
     tools = [{"name": "f", "input_schema": {}}]
     choice = {"type": "auto", "disable_parallel_tool_use": True}
@@ -207,14 +214,16 @@ def test_only_the_first_call_is_kept_of_a_client_that_wants_one(
     )  # fmt: skip
     changed = {"tools": tools, "tool_choice": choice}
 
-    assert "start 1 tool_use" not in describe(stream(create(make, about, changed), *events))
-    assert len(unary(create(make, about, changed), *events)["content"]) == 1
+    assert "start 1 tool_use" not in describe(
+        stream(create(make, response_context, changed), *events)
+    )
+    assert len(unary(create(make, response_context, changed), *events)["content"]) == 1
 
 
 def test_silence_is_filled_with_pings_and_empty_deltas(
-    make: MakeCall, about: ResponseContext
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
-    encoder = create(make, about)
+    encoder = create(make, response_context)
     assert isinstance(encoder, SupportsHeartbeat)
     assert encoder.heartbeat_interval == 15.0
 
@@ -228,18 +237,21 @@ def test_silence_is_filled_with_pings_and_empty_deltas(
     assert encoder.encode_heartbeat(15.0) == PING_EVENT
 
 
-def test_silence_is_filled_in_the_expected_block(make: MakeCall, about: ResponseContext) -> None:
-    encoder = create(make, about, {"thinking": THINKING})
+def test_silence_is_filled_in_the_expected_block(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    encoder = create(make, response_context, {"thinking": THINKING})
 
     assert describe(read(encoder.encode_heartbeat(60.0))) == ["message_start", "start 0 thinking"]
+
     stream(encoder, ReasoningDelta("", redacted="R"))
-    assert encoder.encode_heartbeat(60.0) == b""  # such a block has no deltas
+    assert encoder.encode_heartbeat(60.0) == b""  # tool use blocks have no pings
 
 
-def test_interval_is_configurable(make: MakeCall, about: ResponseContext) -> None:
+def test_interval_is_configurable(make: MakeCall, response_context: ResponseContext) -> None:
     adapter, call = Anthropic(heartbeat_interval=2), make()
 
-    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
     assert isinstance(encoder, SupportsHeartbeat)
     assert encoder.heartbeat_interval == 2
@@ -248,36 +260,45 @@ def test_interval_is_configurable(make: MakeCall, about: ResponseContext) -> Non
         Anthropic(heartbeat_interval=0)
 
 
-def test_error_ends_the_stream(make: MakeCall, about: ResponseContext) -> None:
-    wire = create(make, about).encode_error_event(WorkerFailed("no"))
+def test_error_ends_the_stream(make: MakeCall, response_context: ResponseContext) -> None:
+    wire = create(make, response_context).encode_error_event(WorkerFailed("no"))
 
     assert wire == (
         b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"no"}}\n\n'
     )
 
 
-def test_nothing_is_written_for_max_tokens_zero(make: MakeCall, about: ResponseContext) -> None:
+def test_nothing_is_written_for_max_tokens_zero(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     events = (TextDelta("a"), ChoiceEnd("length"), *END)
 
-    streamed = stream(create(make, about, {"max_tokens": 0}), *events)
-    body = unary(create(make, about, {"max_tokens": 0}), *events)
+    streamed = stream(create(make, response_context, {"max_tokens": 0}), *events)
+    body = unary(create(make, response_context, {"max_tokens": 0}), *events)
 
     assert describe(streamed) == ["message_start", "max_tokens", "message_stop"]
     assert (body["content"], body["stop_reason"]) == ([], "max_tokens")
     assert body["usage"]["output_tokens"] == 0
-    assert unary(create(make, about, {"max_tokens": 1}), *events)["content"]
+    assert unary(create(make, response_context, {"max_tokens": 1}), *events)["content"]
 
 
-def test_headers_name_the_request_and_the_version(make: MakeCall, about: ResponseContext) -> None:
-    assert create(make, about).headers() == (("request-id", "req_7f"), ("x-served-model", "v1"))
+def test_headers_name_the_request_and_the_version(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    assert create(make, response_context).headers() == (
+        ("request-id", "req_7f"),
+        ("x-served-model", "v1"),
+    )
 
 
 # --- unary responses ------------------------------------------------------------------------------
 
 
-def test_content_is_thinking_text_and_calls(make: MakeCall, about: ResponseContext) -> None:
+def test_content_is_thinking_text_and_calls(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     body = unary(
-        create(make, about, {"thinking": THINKING}),
+        create(make, response_context, {"thinking": THINKING}),
         TextDelta("a"),
         ReasoningDelta("T", signature="S"),
         ReasoningDelta("", redacted="R"),
@@ -308,14 +329,17 @@ def test_content_is_thinking_text_and_calls(make: MakeCall, about: ResponseConte
         ),
     ],
 )
-def test_thinking_is_sent_as_asked_for(
-    make: MakeCall, about: ResponseContext, changed: dict[str, Any], content: Any
+def test_thinking_is_sent_as_requested(
+    make: MakeCall, response_context: ResponseContext, changed: dict[str, Any], content: Any
 ) -> None:
     events = (ReasoningDelta("T"), ChoiceEnd("eos"), *END)
 
-    assert unary(create(make, about, changed), *events)["content"] == content
+    assert unary(create(make, response_context, changed), *events)["content"] == content
+
     deltas = [
-        word for word in describe(stream(create(make, about, changed), *events)) if "_delta" in word
+        word
+        for word in describe(stream(create(make, response_context, changed), *events))
+        if "_delta" in word
     ]
     thinking_deltas = [
         f"thinking_delta {block['thinking']}" for block in content if block["thinking"]
@@ -337,26 +361,30 @@ def test_thinking_is_sent_as_asked_for(
     ],
 )
 def test_stop_reasons(
-    make: MakeCall, about: ResponseContext, end: ChoiceEnd, reason: str, sequence: str | None
+    make: MakeCall,
+    response_context: ResponseContext,
+    end: ChoiceEnd,
+    reason: str,
+    sequence: str | None,
 ) -> None:
-    body = unary(create(make, about), TextDelta("a"), end, *END)
+    body = unary(create(make, response_context), TextDelta("a"), end, *END)
 
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
-def test_refusal_is_a_text(make: MakeCall, about: ResponseContext) -> None:
+def test_refusal_is_a_text(make: MakeCall, response_context: ResponseContext) -> None:
     events = (RefusalDelta("no"), ChoiceEnd("eos"), *END)
 
-    assert unary(create(make, about), *events)["stop_reason"] == "refusal"
-    assert describe(stream(create(make, about), *events))[2:5] == [
+    assert unary(create(make, response_context), *events)["stop_reason"] == "refusal"
+    assert describe(stream(create(make, response_context), *events))[2:5] == [
         "text_delta no", "stop 0", "refusal",
     ]  # fmt: skip
 
 
-def test_usage_has_cache_and_thinking(make: MakeCall, about: ResponseContext) -> None:
+def test_usage_has_cache_and_thinking(make: MakeCall, response_context: ResponseContext) -> None:
     usage = Usage(10, 4, cached_tokens=3, reasoning_tokens=2, cache_write_tokens=5)
 
-    body = unary(create(make, about), ChoiceEnd("eos"), usage, StreamEnd())
+    body = unary(create(make, response_context), ChoiceEnd("eos"), usage, StreamEnd())
 
     assert body["usage"] == {
         "input_tokens": 2,
@@ -367,22 +395,27 @@ def test_usage_has_cache_and_thinking(make: MakeCall, about: ResponseContext) ->
     }
 
 
-def test_thinking_model_that_did_not_think(make: MakeCall, about: ResponseContext) -> None:
+def test_thinking_model_that_did_not_think(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     body = unary(
-        create(make, about, {"thinking": THINKING}), TextDelta("a"), ChoiceEnd("eos"), *END
+        create(make, response_context, {"thinking": THINKING}),
+        TextDelta("a"),
+        ChoiceEnd("eos"),
+        *END,
     )
 
     assert [block["type"] for block in body["content"]] == ["text"]
 
 
-def test_response_without_a_choice(make: MakeCall, about: ResponseContext) -> None:
-    assert unary(create(make, about), *END)["content"] == []
+def test_response_without_a_choice(make: MakeCall, response_context: ResponseContext) -> None:
+    assert unary(create(make, response_context), *END)["content"] == []
 
 
-def finish(make: MakeCall, about: ResponseContext, call: ToolCall, reason: Any) -> Any:
+def finish(make: MakeCall, response_context: ResponseContext, call: ToolCall, reason: Any) -> Any:
     start = ToolCallStart(0, 0, call.id, call.name, call.kind)
     events = (start, ToolCallDelta(0, 0, call.arguments), ChoiceEnd(reason), *END)
-    return unary(create(make, about), *events)
+    return unary(create(make, response_context), *events)
 
 
 @pytest.mark.parametrize(
@@ -394,19 +427,22 @@ def finish(make: MakeCall, about: ResponseContext, call: ToolCall, reason: Any) 
     ],
 )
 def test_arguments_become_an_object(
-    make: MakeCall, about: ResponseContext, arguments: str, kind: str, wanted: Any
+    make: MakeCall, response_context: ResponseContext, arguments: str, kind: str, wanted: Any
 ) -> None:
-    body = finish(make, about, ToolCall("x", "f", arguments, kind), "tool_calls")
+    body = finish(make, response_context, ToolCall("x", "f", arguments, kind), "tool_calls")
 
     assert body["content"][0]["input"] == wanted
 
 
-def test_bad_arguments_are_the_workers_fault(make: MakeCall, about: ResponseContext) -> None:
+def test_bad_arguments_are_the_workers_fault(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     broken = ToolCall("x", "f", '{"x":')
 
     with pytest.raises(WorkerFailed, match="'f'"):
-        finish(make, about, broken, "tool_calls")
-    body = finish(make, about, broken, "length")
+        finish(make, response_context, broken, "tool_calls")
+
+    body = finish(make, response_context, broken, "length")
     assert (body["content"], body["stop_reason"]) == ([], "max_tokens")
 
 
@@ -423,7 +459,7 @@ def test_bad_arguments_are_the_workers_fault(make: MakeCall, about: ResponseCont
     ],
 )
 def test_ids_that_confuse_clients_are_replaced(
-    make: MakeCall, about: ResponseContext, identifier: str, *, keeps: bool
+    make: MakeCall, response_context: ResponseContext, identifier: str, *, keeps: bool
 ) -> None:
     before = {"type": "tool_use", "id": "history_id", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "history_id"}
@@ -434,7 +470,9 @@ def test_ids_that_confuse_clients_are_replaced(
     ]
     events = [ToolCallStart(0, k, identifier, "f") for k in range(2)]
 
-    body = unary(create(make, about, {"messages": messages}), *events, ChoiceEnd("eos"), *END)
+    body = unary(
+        create(make, response_context, {"messages": messages}), *events, ChoiceEnd("eos"), *END
+    )
 
     first, second = (block["id"] for block in body["content"])
     assert (first == identifier) is keeps

@@ -1,4 +1,4 @@
-"""A worker's errors about threads keep the code by which clients know what to send next."""
+"""A worker's error about a thread keeps its code, which tells clients what to send next."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Requests to workers that speak Messages, and what these lose."""
+"""Requests to workers that speak Messages, and their losses."""
 
 from typing import Any
 
@@ -136,6 +136,7 @@ def test_parts_become_blocks() -> None:
         },
         {"type": "text", "text": "no"},
     ]
+
     [loss] = Anthropic().unsupported_parameters(request, {})
     assert (loss.path, loss.detail) == ("messages", "audio")
 
@@ -185,7 +186,7 @@ def test_calls_and_results() -> None:
     assert find_losses(request) == []
 
 
-def test_reasoning_goes_back_only_with_a_signature() -> None:
+def test_reasoning_is_sent_to_workers_only_with_a_signature() -> None:
     parts = (ReasoningPart("T", "S"), ReasoningPart("", redacted="R"), ReasoningPart("U"))
     request = ask(HI, Message("assistant", (*parts, TextPart("a"))))
 
@@ -195,6 +196,7 @@ def test_reasoning_goes_back_only_with_a_signature() -> None:
         {"type": "text", "text": "a"},
     ]
     assert find_losses(request) == [("messages", "dropped")]
+
     signed = ask(HI, Message("assistant", parts[:2]))
     assert find_losses(signed) == []
 
@@ -218,8 +220,23 @@ def test_prompt_is_a_users_message() -> None:
     ]  # fmt: skip
     with pytest.raises(UnsupportedFeature):
         encode(GenerationRequest(model="w", kind="completion", prompts=((1, 2),)))
-    assert encode(GenerationRequest(model="w", kind="completion"))["messages"] == [
-        {"role": "user", "content": []}
+    assert encode(GenerationRequest(model="w", kind="completion"))["messages"] == []
+
+
+def test_empty_messages_and_blank_texts_are_left_out() -> None:
+    messages = (
+        Message("system", (TextPart(" \n"),)),
+        Message("user", (TextPart("a"), TextPart(" "))),
+        Message("assistant", ()),
+        Message("assistant", (TextPart(""),)),
+        Message("user", (TextPart("b"),)),
+    )
+    body = encode(GenerationRequest(model="w", kind="chat", messages=messages))
+
+    assert "system" not in body
+    assert body["messages"] == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
     ]
 
 
@@ -322,6 +339,7 @@ def test_user_and_fields_of_the_same_protocol() -> None:
     assert body["service_tier"] == "auto"
     assert "citations" not in body
     assert find_losses(request) == []
+
     foreign = ask(extra=extra, source="openai")
     assert "service_tier" not in encode(foreign)
     assert find_losses(foreign) == [("service_tier", "dropped"), ("citations", "dropped")]

@@ -1,4 +1,4 @@
-"""Chunks of a stream, and what becomes of a stream that is fed."""
+"""Builds chunks of a stream, and decodes streams."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ STREAMED = GenerationRequest(model="worker's", kind="chat", stream=True)
 
 
 def build_chunk(
-    delta: Any = None, finish: str | None = None, heading: Any = None, **more: Any
+    delta: Any = None, finish: str | None = None, heading: Any = None, **fields: Any
 ) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish} | more
+    choice = {"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish} | fields
     return (heading or HEADING) | {"choices": [choice]}
 
 
@@ -28,7 +28,7 @@ def format_text_event(text: str) -> bytes:
 
 
 def run_steps(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[Any]) -> Any:
-    """All that comes of these, to the error that ends it."""
+    """Return the results of these steps, and the error that ends them."""
     events: list[Any] = []
     try:
         events.extend(step(part) for part in parts)
@@ -39,5 +39,5 @@ def run_steps(step: Callable[[Any], Any], close: Callable[[], Any], parts: Seque
 
 
 def flatten(batches: Any) -> Any:
-    """The events, without the batches that they came in."""
+    """Return the events without their batches."""
     return [event for batch in batches for event in batch]

@@ -1,4 +1,4 @@
-"""Classification, from clients and to them, to workers and from them."""
+"""Classification: requests and responses of clients and of workers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -67,10 +67,10 @@ def test_input_is_a_text_or_tokens(make_call: MakeCall, sent: Any, inputs: Any) 
 def test_invalid_request_names_the_field(
     make_call: MakeCall, fields: Mapping[str, Any], param: str
 ) -> None:
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         decode(make_call, **fields)
-    assert caught.value.param == param
-    assert isinstance(caught.value, InvalidParameter | UnsupportedFeature)
+    assert excinfo.value.param == param
+    assert isinstance(excinfo.value, InvalidParameter | UnsupportedFeature)
 
 
 def test_unknown_field_is_rejected_if_configured(make_call: MakeCall) -> None:
@@ -80,10 +80,10 @@ def test_unknown_field_is_rejected_if_configured(make_call: MakeCall) -> None:
 
 @pytest.mark.parametrize("usage", [None, Usage(5)])
 def test_response_has_a_class_for_each_input(
-    make_call: MakeCall, about: ResponseContext, usage: Usage | None
+    make_call: MakeCall, response_context: ResponseContext, usage: Usage | None
 ) -> None:
     call = make_call("classify", {"model": "m", "input": ["a", "b"]})
-    encoder = OPENAI.create_encoder(call, OPENAI.decode_request(call), about)
+    encoder = OPENAI.create_encoder(call, OPENAI.decode_request(call), response_context)
     events: list[Event] = [BAD, GOOD, *([usage] if usage else []), StreamEnd()]
     body = json.loads(encoder.encode_unary(aggregate(events)).body)
 
@@ -91,8 +91,9 @@ def test_response_has_a_class_for_each_input(
         {"index": 0, "label": "pos", "probs": [0.1, 0.9], "num_classes": 2},
         {"index": 1, "label": None, "probs": [0.75, 0.25], "num_classes": 2},
     ]
-    assert (body["id"], body["object"]) == (f"classify-{about.id}", "list")
-    assert (body["created"], body["model"]) == (about.created, about.model)
+    assert (body["id"], body["object"]) == (f"classify-{response_context.id}", "list")
+    assert (body["created"], body["model"]) == (response_context.created, response_context.model)
+
     expected = {"prompt_tokens": 5, "total_tokens": 5}
     assert body.get("usage") == (expected if usage else None)
 
@@ -119,14 +120,16 @@ def test_request_reaches_vllm_outside_v1(profile: str) -> None:
 
     path, body = encode(adapter, REQUEST)
     assert path == "/classify"
+
     sent = {"model": "w", "input": ["a", "b"], "truncate_prompt_tokens": 5, "use_activation": False}
     assert {name: body[name] for name in sent} == sent
     assert body["odd"] == 1
+
     losses = adapter.unsupported_parameters(REQUEST, {})
     assert [(one.path, one.reason) for one in losses] == [("priority", "dropped")]
 
 
-def test_request_reaches_sglang_below_v1_without_what_it_does_not_know() -> None:
+def test_request_reaches_sglang_below_v1_without_unknown_fields() -> None:
     one = ClassifyRequest(model="w", inputs=("a",), truncate=5)
 
     assert encode(SGLANG, one) == ("/v1/classify", {"model": "w", "input": "a"})

@@ -1,4 +1,4 @@
-"""Workers' answers, in all the forms that real workers send them."""
+"""Responses of workers are decoded in all the forms that real workers send."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from protocols.core.errors import (
     ContextTooLong,
@@ -23,6 +24,7 @@ from protocols.core.events import (
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -49,7 +51,7 @@ def make_chunk(finish: str | None = None, index: int = 0, **fields: Any) -> dict
 
 
 def decode(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> list[Event]:
-    """The events of a body that comes in pieces of ``size`` bytes; who served it is left out."""
+    """Decode a body in pieces of ``size`` bytes, without the metadata."""
     data = wire if isinstance(wire, bytes) else wire.encode()
     decoder = OpenAI().create_decoder(request)
     events: list[Event] = []
@@ -147,6 +149,7 @@ def test_usage_of_each_chunk_is_emitted_on_request() -> None:
         + DONE
     )
     usage = Usage(2, 3)
+
     assert decode(wire, request) == [TextDelta("a"), usage, ChoiceEnd("length"), usage, StreamEnd()]
 
 
@@ -172,6 +175,7 @@ def test_stream_without_done_needs_the_end_of_every_choice() -> None:
     with pytest.raises(StreamBroken):
         decode(HELLO, two)
     assert decode(HELLO + DONE, two) == HELLO_EVENTS
+
     both = decode(HELLO + make_sse(make_chunk("length", index=1)), two)
     assert both[-2:] == [ChoiceEnd("length", 1), StreamEnd()]
 
@@ -246,15 +250,27 @@ def test_unary_response_to_a_streaming_request_is_decoded() -> None:
     ]
 
 
-def test_unary_choice_without_finish_reason_ends_with_unknown() -> None:
-    body = {"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]}
-    assert decode(json.dumps(body)) == [
-        TextDelta("a"),
-        ChoiceEnd("unknown"),
-        TextDelta("b", 1),
-        ChoiceEnd("unknown", 1),
-        StreamEnd(),
-    ]
+@pytest.mark.parametrize("word", ["content_filter", "new"])
+def test_another_finish_reason_after_the_first_is_reported(word: str) -> None:
+    events = decode(HELLO + make_sse(make_chunk(word)) + DONE)
+
+    lost = ResponseExtra("", "choice", ((("finish_reason",), word),))
+    assert events == [*HELLO_EVENTS[:3], lost, StreamEnd()]
+
+
+@pytest.mark.parametrize("word", ["error", "abort"])
+def test_failure_after_the_finish_reason_is_an_error(word: str) -> None:
+    with pytest.raises(WorkerFailed, match=word):
+        decode(HELLO + make_sse(make_chunk(word)) + DONE)
+
+
+@pytest.mark.parametrize("reason", [{}, {"finish_reason": None}, {"finish_reason": ""}])
+def test_unary_choice_without_finish_reason_is_an_error(reason: dict[str, Any]) -> None:
+    whole = {"message": {"content": "a"}, "finish_reason": "stop"}
+    body = {"choices": [whole, {"message": {"content": "b"}, **reason}]}
+
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode(json.dumps(body))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -273,11 +289,11 @@ def test_malformed_unary_response_raises_worker_failed(body: str) -> None:
 
 
 def test_error_body_with_status_200_raises_its_error() -> None:
-    with pytest.raises(UnsupportedFeature, match="no such tool") as caught:
+    with pytest.raises(UnsupportedFeature, match="no such tool") as excinfo:
         decode(
             '{"object":"error","message":"no such\\u0000tool","type":"BadRequestError","code":400}'
         )
-    assert "\0" not in caught.value.message
+    assert "\0" not in excinfo.value.message
 
 
 STOPS = GenerationRequest(model="m", kind="chat", stopping=StopConditions(stop_token_ids=(7,)))
@@ -367,6 +383,7 @@ def test_tool_calls_without_index_are_distinguished_by_id() -> None:
         make_call(id="b", name="g", arguments="2"),
     ]
     events = decode(make_sse(*(make_chunk(tool_calls=[piece]) for piece in pieces), FINISH))
+
     assert [e.name for e in events if isinstance(e, ToolCallStart)] == ["f", "g"]
     assert [e.call_index for e in events if isinstance(e, ToolCallDelta)] == [0, 1]
 
@@ -389,6 +406,7 @@ def test_reasoning_refusal_and_content_parts_are_decoded() -> None:
         make_chunk(content=parts),
         make_chunk("stop", refusal="no"),
     )
+
     assert decode(wire)[:-2] == [
         ReasoningDelta("a"),
         ReasoningDelta("b", signature="s"),
@@ -397,12 +415,110 @@ def test_reasoning_refusal_and_content_parts_are_decoded() -> None:
     ]
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_further_choice_never_joins_another(*, streamed: bool) -> None:
+    """Clients of other protocols have one answer: a second choice is reported instead."""
+    wire = (
+        make_sse(
+            make_chunk(content="a"),
+            make_chunk(index=1, content="b"),
+            make_chunk("stop"),
+            make_chunk("length", index=1),
+        )
+        + DONE
+        if streamed
+        else json.dumps(
+            {
+                "choices": [
+                    {"message": {"content": "a"}, "finish_reason": "stop"},
+                    {"message": {"content": "b"}, "finish_reason": "length"},
+                ]
+            }
+        )
+    )
+    lost = ResponseExtra("", "response", ((("choices[1]",), True),))
+
+    other = decode(wire, replace(CHAT, source="anthropic"))
+    two = decode(wire, replace(CHAT, source="anthropic", n=2))
+    own = decode(wire, replace(CHAT, source="openai"))
+
+    assert [one for one in other if one != lost] == [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
+    assert lost in other
+    assert TextDelta("b", 1) in own
+    assert TextDelta("b", 1) in two
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_unknown_parts_and_keys_of_parts_are_reported(*, streamed: bool) -> None:
+    sources = {"type": "reference", "reference_ids": [1]}
+    odd = {"type": "thinking", "thinking": 5}
+    parts = [
+        {"type": "text", "text": "a", "annotations": [{"type": "url_citation"}], "logprobs": []},
+        sources,
+        odd,
+        {"kind": "other"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "b"}], "closed": True},
+    ]
+    message = {"content": parts}
+    wire = (
+        make_sse(make_chunk(content=parts), FINISH)
+        if streamed
+        else json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
+    )
+
+    events = decode(wire)
+
+    reports = [one for one in events if isinstance(one, ResponseExtra)]
+    assert {one.path for one in reports} == {"response.choices[0].message"}
+    assert [one.values for one in reports] == [
+        ((("content[0]", "annotations"), [{"type": "url_citation"}]),),
+        ((("content[1]",), sources),),
+        ((("content[2]",), odd),),
+        ((("content[3]",), {"kind": "other"}),),
+        ((("content[4]", "closed"), True),),
+    ]
+    assert TextDelta("a") in events
+    assert ReasoningDelta("b") in events
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"content": 5}},
+        {"message": {"content": 0}},
+        {"message": {"content": {"text": "a"}, "reasoning": "hm"}},
+        {"message": {"content": ["a"]}},
+        {"message": {"content": [{"type": "text", "text": 5}]}},
+        {"text": 5},
+        {"text": ["a"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_text_of_another_type_is_no_empty_answer(choice: dict[str, Any], *, stream: bool) -> None:
+    if stream and "message" in choice:
+        choice = {"delta": choice["message"]}
+    body = {"choices": [{"index": 0, **choice, "finish_reason": "stop"}]}
+
+    with pytest.raises(WorkerFailed, match=r"The worker's answer has a (text|part)"):
+        decode(make_sse(body) + DONE if stream else json.dumps(body))
+
+
+def test_a_choice_that_is_no_object_does_not_shift_the_others() -> None:
+    one = {"message": {"content": "a"}, "finish_reason": "stop"}
+
+    with pytest.raises(WorkerFailed, match="choice that is no object"):
+        decode(json.dumps({"choices": [one, 7, one]}))
+
+
 def test_chat_and_completion_logprobs_are_decoded() -> None:
     token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": [
         {"token": "\ufffd", "logprob": -1.5, "bytes": [228]}]}  # fmt: skip
     chunk = {"choices": [{"delta": {"content": "Hi"}, "logprobs": {"content": [token]}}]}
     expected = TokenLogprob("Hi", -0.5, (TopLogprob("\ufffd", -1.5, data=b"\xe4"),))
+
     assert decode(make_sse(chunk, make_chunk("stop")))[0] == TextDelta("Hi", logprobs=(expected,))
+
     columns = {
         "tokens": ["a", "b"],
         "token_logprobs": [None, -1],
@@ -411,6 +527,7 @@ def test_chat_and_completion_logprobs_are_decoded() -> None:
     }
     plain = GenerationRequest(model="m", kind="completion", prompts=("p",))
     body = {"choices": [{"text": "ab", "index": 0, "logprobs": columns, "finish_reason": "stop"}]}
+
     assert decode(json.dumps(body), plain)[0] == TextDelta(
         "ab",
         tokens=2,
@@ -421,6 +538,7 @@ def test_chat_and_completion_logprobs_are_decoded() -> None:
 def test_echoed_prompt_is_decoded_as_prompt_echo() -> None:
     columns = {"tokens": ["ab", "c"], "token_logprobs": [None, -1.0], "top_logprobs": None}
     body = {"choices": [{"text": "abc", "logprobs": columns, "finish_reason": "stop"}]}
+
     assert decode(json.dumps(body), TEXT) == [
         PromptEcho(0, "ab", (TokenLogprob("ab", None),)),
         TextDelta("c", logprobs=(TokenLogprob("c", -1.0),)),
@@ -435,6 +553,8 @@ def test_stream_decodes_in_any_packet_size(texts: list[str], size: int, crlf: bo
     data = wire.encode("utf-8", "surrogatepass")
     if crlf:
         data = data.replace(b"\n", b"\r\n")
+
     events = decode(data, size=size)
+
     assert [event.text for event in events if isinstance(event, TextDelta)] == texts
     assert events[-1] == StreamEnd()

@@ -1,4 +1,4 @@
-"""A chunk that says a text alone means what it would have meant had all of it been looked at."""
+"""The fast path for text chunks gives the same events as a full parse."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ DONE = b"data: [DONE]\n\n"
 
 
 class FullParseDecoder(GenerationDecoder):
-    """Looks at all of each chunk."""
+    """A decoder that parses every chunk completely."""
 
     def _read_texts(self, *chunk: Any) -> bool:
         return False
 
 
 class OpaqueDecoder:
-    """Another decoder, of which a passage knows no more than that it is one."""
+    """A decoder of another type, for which passthrough has no fast path."""
 
     def __init__(self, inner: ResponseDecoder) -> None:
         self.feed = inner.feed
@@ -46,15 +46,15 @@ class OpaqueDecoder:
 
 
 def create_passthrough_reader(decoder: ResponseDecoder) -> StreamPassthroughReader:
-    about = ResponseContext("r1", 1, "public", "v1", "worker's", lambda: 0.0)
+    response_context = ResponseContext("r1", 1, "public", "v1", "worker's", lambda: 0.0)
 
     def encoder(metadata: ResponseMetadata) -> ChatEncoder:
-        return ChatEncoder(ResponseStyle(), STREAMED, about, id=metadata.id)
+        return ChatEncoder(ResponseStyle(), STREAMED, response_context, id=metadata.id)
 
     return StreamPassthroughReader(decoder, encoder)
 
 
-# --- the law --------------------------------------------------------------------------------------
+# --- property -------------------------------------------------------------------------------------
 
 TEXTS = st.one_of(
     st.sampled_from(["a", " token", "", "content", "\n", '"', "\\", "é", "worker's", "stop"]),
@@ -112,7 +112,7 @@ def test_text_chunk_fast_path_equals_full_parsing(
 @forall(STREAMS)
 def test_passthrough_fast_path_equals_full_parsing(stream: tuple[list[bytes], list[int]]) -> None:
     for cut in (split_stream(*stream), stream[0]):
-        ways: list[ResponseDecoder] = [
+        decoders: list[ResponseDecoder] = [
             GenerationDecoder(STREAMED),
             FullParseDecoder(STREAMED),
             OpaqueDecoder(GenerationDecoder(STREAMED)),
@@ -120,7 +120,8 @@ def test_passthrough_fast_path_equals_full_parsing(stream: tuple[list[bytes], li
         ]
         reads = [[piece] for piece in cut]
         one, *others = [
-            run_steps(way.feed, way.close, reads) for way in map(create_passthrough_reader, ways)
+            run_steps(decoder.feed, decoder.close, reads)
+            for decoder in map(create_passthrough_reader, decoders)
         ]
         assert others == [one, one, one]
 
@@ -141,12 +142,12 @@ def test_passthrough_output_is_independent_of_packet_boundaries(
 
 
 def test_text_events_in_one_read_are_passed_through_together() -> None:
-    passage, pieces = (
+    reader, pieces = (
         create_passthrough_reader(GenerationDecoder(STREAMED)),
         [*map(format_text_event, ["b", "\n", "", '"'])],
     )
-    passage.feed([format_text_event("a") + format_text_event("a")])
-    passed = passage.feed(pieces)
+    reader.feed([format_text_event("a") + format_text_event("a")])
+    passed = reader.feed(pieces)
 
     data = b"".join(pieces).replace(b"worker's", b"public")
     assert passed == (data, [TextDelta("b"), TextDelta("\n"), TextDelta('"')])
@@ -161,6 +162,7 @@ def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
         format_text_event("c"),
         format_event(build_chunk(finish="stop")),
     ]
+
     _, events = create_passthrough_reader(GenerationDecoder(STREAMED)).feed(pieces)
 
     assert events[1:] == [TextDelta("a"), TextDelta("b"), TextDelta("c"), ChoiceEnd("eos")]
@@ -179,18 +181,19 @@ def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
 def test_irregular_packets_between_text_events_are_decoded(middle: bytes) -> None:
     pieces = [format_text_event("b"), middle, format_text_event("c")]
     events = []
+
     for read in (pieces, [b"".join(pieces)]):
-        passage = create_passthrough_reader(GenerationDecoder(STREAMED))
-        events.append(run_steps(passage.feed, passage.close, [[format_text_event("a")], read]))
+        reader = create_passthrough_reader(GenerationDecoder(STREAMED))
+        events.append(run_steps(reader.feed, reader.close, [[format_text_event("a")], read]))
 
     assert events[0] == events[1]
 
 
-# --- one decoder ----------------------------------------------------------------------------------
+# --- single decoder -------------------------------------------------------------------------------
 
 
 def list_chunks() -> Iterator[Any]:
-    """Those that nearly all are, and some that differ from them."""
+    """Return the usual chunks, and some that differ."""
     for delta in (
         {},
         {"role": "assistant", "content": ""},
@@ -203,7 +206,7 @@ def list_chunks() -> Iterator[Any]:
     ):
         for finish in (None, "stop", "length", "tool_calls"):
             yield build_chunk(delta, finish)
-    for more in (
+    for fields in (
         {"delta": None, "text": "a"},
         {"delta": {"content": "a"}, "text": "b"},
         {"delta": None, "message": {"content": "a"}},
@@ -215,7 +218,7 @@ def list_chunks() -> Iterator[Any]:
         {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}},
     ):
         choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
-        yield HEADING | {"choices": [choice | more]}
+        yield HEADING | {"choices": [choice | fields]}
     for name in HEADING:
         yield build_chunk({"content": "a"}, heading={k: v for k, v in HEADING.items() if k != name})
         yield build_chunk({"content": "a"}, heading=HEADING | {name: 7.5})
@@ -249,11 +252,38 @@ def test_text_chunk_fast_path_starts_after_the_first_chunk() -> None:
     decoder, choice = GenerationDecoder(STREAMED), build_chunk({"content": "a"})["choices"][0]
     decoder.feed(format_text_event("a"))
     earlier: list[Event] = []
-    for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
-        payload = msgspec.json.encode(HEADING | {"choices": [choice | more]})
-        assert bool(decoder._read_texts([payload], earlier)) is seen
+
+    for fields, is_fast in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
+        payload = msgspec.json.encode(HEADING | {"choices": [choice | fields]})
+        assert bool(decoder._read_texts(iter([payload]), earlier)) is is_fast
 
     assert earlier == [TextDelta("a"), TextDelta("a")]
+
+
+class CountingPayloads(list[bytes]):
+    """Counts how often a payload is read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for payload in super().__iter__():
+            self.reads += 1
+            yield payload
+
+    def __getitem__(self, key: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_chunks_that_are_no_text_chunks_are_read_a_fixed_number_of_times() -> None:
+    decoder, choice = GenerationDecoder(STREAMED), build_chunk({"content": "a"})["choices"][0]
+    decoder.feed(format_text_event("a"))
+    payload = msgspec.json.encode(HEADING | {"choices": [choice | {"token_ids": [1]}]})
+    payloads = CountingPayloads([payload] * 1000)
+
+    decoder._read_payloads(payloads, [])
+
+    assert payloads.reads <= 3000
 
 
 @pytest.mark.parametrize(("text", "events"), [("", []), ("x", [TextDelta("x")])])
@@ -268,6 +298,7 @@ def test_text_chunk_split_over_two_packets_is_decoded(text: str, events: list[Ev
 def test_event_without_data_is_ignored(blank: bytes) -> None:
     decoder = GenerationDecoder(STREAMED)
     decoder.feed(format_text_event("a"))
+
     assert decoder.feed(blank) == []
     assert decoder.feed(format_text_event("b") + blank + format_text_event("c")) == [
         TextDelta("b"),
@@ -278,6 +309,7 @@ def test_event_without_data_is_ignored(blank: bytes) -> None:
 def test_text_after_the_finish_reason_is_an_error() -> None:
     decoder = GenerationDecoder(STREAMED)
     decoder.feed(format_text_event("a") + format_text_event("b") + format_text_event("c"))
+
     decoder.feed(format_event(build_chunk(finish="stop")))
 
     with pytest.raises(GatewayError, match="went on with choice 0"):
@@ -287,13 +319,14 @@ def test_text_after_the_finish_reason_is_an_error() -> None:
 def test_usage_is_emitted_at_the_end() -> None:
     decoder = GenerationDecoder(STREAMED)
     decoder.feed(format_text_event("a"))
+
     decoder.feed(format_event(build_chunk(finish="stop") | USAGE))
 
     assert Usage(3, 2) in decoder.feed(DONE)
 
 
 def count_decoder_calls(pieces: Sequence[bytes]) -> int:
-    """How many functions run, Python's and C's, to decode these pieces."""
+    """Return the number of Python and C functions called to decode these pieces."""
     decoder, calls = GenerationDecoder(STREAMED), 0
 
     def count(frame: object, name: str, value: object) -> None:
@@ -311,15 +344,28 @@ def count_decoder_calls(pieces: Sequence[bytes]) -> int:
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
-@pytest.mark.parametrize("more", [{}, {"obfuscation": ""}, USAGE], ids=["text", "more", "usage"])
-def test_decoding_cost_grows_linearly_with_the_chunks(more: Any, *, at_once: bool) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"obfuscation": ""}, USAGE], ids=["text", "fields", "usage"]
+)
+def test_decoding_cost_grows_linearly_with_the_chunks(fields: Any, *, at_once: bool) -> None:
     def cost(many: int) -> int:
         pieces = [
-            format_event(build_chunk({"content": f" {i}"}, heading=HEADING | {"created": i}) | more)
+            format_event(
+                build_chunk({"content": f" {i}"}, heading=HEADING | {"created": i}) | fields
+            )
             for i in range(many)
         ]
         return count_decoder_calls([b"".join(pieces)] if at_once else pieces)
 
     cost(10)
     few, many = cost(200), cost(2_000)
+
     assert many < 10.5 * few
+
+
+def test_decoder_shows_how_many_choices_have_ended() -> None:
+    decoder = GenerationDecoder(STREAMED)
+    decoder.feed(format_text_event("a"))
+    assert repr(decoder) == "<GenerationDecoder 1 choices, 0 ended>"
+    decoder.feed(format_event(build_chunk(finish="stop")) + b"data: [DONE]\n\n")
+    assert repr(decoder) == "<GenerationDecoder 1 choices, done>"

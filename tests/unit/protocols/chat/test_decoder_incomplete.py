@@ -1,10 +1,12 @@
-"""What workers leave out of their answers, or send in forms of their own; and too much of it."""
+"""Responses with missing fields, in forms of their own, or too large."""
 
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from protocols.chat.wire_responses import decode_response_without_logprobs
 from protocols.core.errors import RateLimitExceeded, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -12,6 +14,7 @@ from protocols.core.events import (
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -30,7 +33,7 @@ STOP = {"finish_reason": "stop"}
 
 
 def decode_unary_response(body: Any, request: Request = CHAT) -> list[Event]:
-    """The events of a whole answer; who served it is left out."""
+    """Decode a unary response without the metadata."""
     reader = OpenAI().create_decoder(request)
     reader.feed(json.dumps(body).encode())
     return [event for event in reader.close() if not isinstance(event, ResponseMetadata)]
@@ -100,9 +103,19 @@ def test_incomplete_logprobs_are_decoded(
         {"tokens": ["a"], "top_logprobs": [None, None]},
     ],
 )
-def test_logprobs_columns_of_different_length_raise_worker_failed(logprobs: dict[str, Any]) -> None:
-    with pytest.raises(WorkerFailed, match="do not fit"):
-        decode_unary_response(build_response(text="a", logprobs=logprobs), TEXT)
+def test_logprobs_columns_of_different_length_are_lost_and_the_text_is_kept(
+    logprobs: dict[str, Any],
+) -> None:
+    lost = ResponseExtra("", "response", ((("choices[0]", "logprobs"), True),))
+
+    events = decode_unary_response(build_response(text="a", logprobs=logprobs), TEXT)
+
+    assert events == [lost, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
+
+
+def build_lost_part(part: dict[str, Any]) -> ResponseExtra:
+    """Return the report of the first part of a content, which nothing represents."""
+    return ResponseExtra("", "message", ((("content[0]",), part),))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +124,18 @@ def test_logprobs_columns_of_different_length_raise_worker_failed(logprobs: dict
         ({"type": "text", "text": "a"}, [TextDelta("a")]),
         ({"type": "output_text", "text": "a"}, [TextDelta("a")]),
         ({"type": "thinking", "thinking": "hm"}, [ReasoningDelta("hm")]),
+        (
+            {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+            [ReasoningDelta("hm")],
+        ),
         ({"type": "refusal", "refusal": "no"}, [RefusalDelta("no")]),
-        ({"type": "reasoning", "summary": ["hm"]}, [ReasoningDelta("")]),
+        ({"type": "reasoning", "summary": ["hm"]}, [ReasoningDelta("hm")]),
         (
             {"type": "reasoning", "summary": [{"text": "hm", "signature": 5}]},
             [ReasoningDelta("hm")],
         ),
-        ({"type": "image"}, []),
-        ({}, []),
+        ({"type": "image"}, [build_lost_part({"type": "image"})]),
+        ({}, [build_lost_part({})]),
     ],
 )
 def test_content_parts_are_decoded(part: dict[str, Any], expected: list[Event]) -> None:
@@ -149,6 +166,7 @@ def test_events_without_data_are_ignored() -> None:
     chunk = json.dumps({"choices": [{"delta": {"content": "a"}, **STOP}]}).encode()
 
     assert not reader.feed(b"\r\n ")
+
     events = reader.feed(b"data: \n\ndata: " + chunk + b"\n\n")
 
     assert events == [TextDelta("a"), ChoiceEnd("eos")]
@@ -172,6 +190,7 @@ def test_oversized_response_raises_worker_failed(
 ) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
     reader = OpenAI().create_decoder(request_)
+
     reader.feed(b"{" + b" " * 99)
 
     with pytest.raises(WorkerFailed, match="large"):
@@ -188,3 +207,23 @@ def test_stream_length_is_unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events == [TextDelta("a")] * 9
     with pytest.raises(StreamBroken):
         reader.close()
+
+
+def test_a_negative_index_is_lost_and_the_choice_kept() -> None:
+    body = build_response(text="a", logprobs=None)
+    body["choices"][0]["index"] = -1
+
+    events = decode_unary_response(body, TEXT)
+
+    lost = ResponseExtra("", "response", ((("choices[0]", "index"), -1),))
+    assert events == [lost, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
+
+
+def test_log_probabilities_that_are_skipped_do_not_hide_an_odd_value() -> None:
+    body = build_response(text="a", logprobs={"tokens": 5}, token_ids="odd")
+
+    response = decode_response_without_logprobs(msgspec.json.encode(body))
+
+    assert response.choices is not None
+    assert response.choices[0].text == "a"
+    assert (("token_ids",), "odd") in response.choices[0].extra

@@ -1,4 +1,4 @@
-"""Embeddings, to clients and from workers: cases W75 to W78."""
+"""Embeddings, for clients and from workers: cases W75 to W78."""
 
 import base64
 import json
@@ -40,10 +40,11 @@ VECTORS: tuple[Event, ...] = (
 
 
 def test_embeddings_response_with_float_vectors(
-    about: ResponseContext, make_call: MakeCall
+    response_context: ResponseContext, make_call: MakeCall
 ) -> None:
     request = EmbeddingRequest(model="m", inputs=("a b", "c"))
-    encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
+    encoder = OpenAI().create_encoder(make_call("embedding"), request, response_context)
+
     assert encode_unary_body(encoder, VECTORS) == {
         "object": "list",
         "data": [
@@ -55,10 +56,12 @@ def test_embeddings_response_with_float_vectors(
     }
 
 
-def test_base64_embeddings_response(about: ResponseContext, make_call: MakeCall) -> None:
+def test_base64_embeddings_response(response_context: ResponseContext, make_call: MakeCall) -> None:
     request = EmbeddingRequest(model="m", inputs=("a b", "c"), encoding="base64")
-    encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
+    encoder = OpenAI().create_encoder(make_call("embedding"), request, response_context)
+
     packed = encode_unary_body(encoder, VECTORS)["data"][0]["embedding"]
+
     assert struct.unpack("<4f", base64.b64decode(packed)) == (3.0, 2.0, 0.5, -0.25)
 
 
@@ -76,6 +79,7 @@ def test_float_and_base64_embeddings_are_decoded() -> None:
         {"index": 0, "embedding": [1, 2.5]},
         usage={"prompt_tokens": 2, "total_tokens": 2},
     )
+
     assert decode_response(wire, size=7) == [
         Embedding(1, (0.5, -0.25)),
         Embedding(0, (1.0, 2.5)),
@@ -97,6 +101,16 @@ def test_float_and_base64_embeddings_are_decoded() -> None:
 def test_malformed_embeddings_response_raises_worker_failed(wire: str) -> None:
     with pytest.raises(WorkerFailed):
         decode_response(wire)
+
+
+@pytest.mark.parametrize("vector", [[0.1, None, 0.3], [None], [[0.1], [0.2]], 5], ids=str)
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_vector_with_an_odd_value_is_never_shortened(vector: Any, count: int) -> None:
+    """This holds too for a worker that sends one vector more, and no indices."""
+    data = [{"embedding": vector}, *({"embedding": [0.5]} for _ in range(count - 1))]
+
+    with pytest.raises(WorkerFailed):
+        decode_response(json.dumps({"data": data}))
 
 
 def test_empty_response_raises_stream_broken() -> None:

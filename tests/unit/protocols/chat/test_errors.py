@@ -1,4 +1,4 @@
-"""Every error in OpenAI's words: status, type, code, param, and the headers that go with it."""
+"""Every error in OpenAI's format: status, type, code, param and headers."""
 
 import json
 
@@ -83,6 +83,7 @@ def test_error_status_type_code_and_param(
 ) -> None:
     reply = ADAPTER.encode_error(error, None)
     body = json.loads(reply.body)
+
     assert reply.status == status
     assert list(body) == ["error"]
     assert list(body["error"]) == ["message", "type", "param", "code"]

@@ -1,4 +1,4 @@
-"""Keys inside messages and tools that the gateway does not know."""
+"""Unknown keys inside messages and tools are kept or reported."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from protocols.chat.messages import read_part
 from protocols.chat.requests import read_chat
-from protocols.core.extra import MAX_REPORTED, remove_extra_fields
+from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import build_kept_keys_reader
+from protocols.core.loss import MAX_REPORTED, limit_losses
 from protocols.core.request import (
     DetokenizeRequest,
     GenerationRequest,
@@ -141,8 +142,10 @@ def test_a_request_with_thousands_of_keys_has_a_short_report() -> None:
     messages = [{"role": "user", "content": "a", "x": 1}] * (MAX_REPORTED + 7)
     _, losses = remove_extra_fields(read({"model": "m", "messages": messages}))
 
-    assert len(losses) == MAX_REPORTED + 1
-    assert losses[-1].detail == "7 further keys"
+    reported = limit_losses(losses)
+
+    assert len(reported) == MAX_REPORTED + 1
+    assert reported[-1].detail == "at least 7 further names"
 
 
 def test_legacy_functions_keep_their_keys() -> None:
@@ -181,3 +184,19 @@ def test_earlier_reasoning_reaches_the_worker() -> None:
 
     assert msgspec.json.decode(OpenAI().encode_request(request).body)["messages"] == messages
     assert OpenAI().unsupported_parameters(request, {}) == ()
+
+
+def test_an_older_function_call_next_to_tool_calls_is_an_unknown_key() -> None:
+    older = {"name": "g", "arguments": "{}"}
+    messages = [
+        {"role": "user", "content": "t"},
+        {"role": "assistant", "tool_calls": [CALL], "function_call": older},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]
+    fields = {"model": Raw(b'"m"'), "messages": Raw(msgspec.json.encode(messages))}
+
+    message = read_chat(fields).messages[1]
+
+    assert [call.name for call in message.tool_calls] == ["f"]
+    assert message.extra is not None
+    assert message.extra.values == {("function_call",): older}

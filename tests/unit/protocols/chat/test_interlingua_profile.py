@@ -1,4 +1,4 @@
-"""What a gateway says to our own workers, they read as it was meant: nothing lost, nothing bent."""
+"""The requests that a gateway sends to our own workers are decoded unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ OTHERWISE = {
     "overflow": "truncation is truncate_prompt_tokens -1",
     "spaces_between_special_tokens": "the engine does not heed it",
 }
-"""What is not written under its own name, and why."""
+"""Parameters that are sent under another name, and why."""
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
@@ -94,7 +94,7 @@ def make_completion(**fields: Any) -> GenerationRequest:
 
 @pytest.fixture
 def round_trip(make_call: MakeCall) -> Callable[[Request], Any]:
-    """A request as the worker reads it."""
+    """Return the request as the worker decodes it."""
 
     def read(request: Request) -> Any:
         assert WORKER.unsupported_parameters(request, {}) == ()
@@ -150,6 +150,7 @@ def test_greedy_and_truncate_are_encoded_as_equivalent_parameters(
 ) -> None:
     greedy = make_chat(sampling=SamplingParams(do_sample=False))
     assert round_trip(greedy).sampling == SamplingParams(temperature=0.0)
+
     fitted = make_chat(stopping=StopConditions(overflow="truncate"))
     assert round_trip(fitted).stopping == StopConditions(truncate_prompt=-1)
 
@@ -169,6 +170,7 @@ def test_beam_width_is_decoded_from_either_field_name(
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     decoded = WORKER.decode_request(make_call("chat", body))
+
     assert isinstance(decoded, GenerationRequest)
     assert decoded.sampling.beam_width == width
 
@@ -195,6 +197,7 @@ def test_output_format_round_trips(
 def test_tools_round_trip(round_trip: Callable[[Request], Any]) -> None:
     tools = (Tool("f", parameters=Raw(b'{"type":"object"}')), Tool("g"))
     decoded = round_trip(make_chat(tools=tools, tool_choice=NamedTool("g"), parallel_tools=False))
+
     assert (decoded.tools, decoded.tool_choice, decoded.parallel_tools) == (
         tools,
         NamedTool("g"),
@@ -225,8 +228,10 @@ def test_priority_and_template_need_the_powers_option(make_call: MakeCall) -> No
     assert {loss.path for loss in WORKER.unsupported_parameters(request, {})} == {
         "priority", "templating.template",
     }  # fmt: skip
+
     open_ = OpenAI("interlingua", powers=True)
     assert open_.unsupported_parameters(request, {}) == ()
+
     decoded = open_.decode_request(make_call("chat", open_.encode_request(request).body))
     assert isinstance(decoded, GenerationRequest)
     assert (decoded.priority, decoded.templating.template) == (3, "T")
@@ -238,10 +243,12 @@ def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
         messages=(*MESSAGES, Message("user", parts)),
         stopping=StopConditions(spaces_between_special_tokens=True),
     )
+
     reported = {
         (loss.field, loss.reason, loss.detail)
         for loss in WORKER.unsupported_parameters(request, {})
     }
+
     assert reported == {
         ("messages", "dropped", "audio, images"),
         ("messages[1].reasoning_content", "dropped", "earlier reasoning"),
@@ -250,12 +257,13 @@ def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
 
 
 def test_pass_through_to_interlingua_workers_only_from_openai_clients(
-    make_call: MakeCall, about: ResponseContext
+    make_call: MakeCall, response_context: ResponseContext
 ) -> None:
-    """What OpenAI's clients may not ask has to be refused by who speaks with them."""
+    """Only OpenAI's adapter rejects what its clients may not send."""
     plain = OpenAI()
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_k": 5}
     call = make_call("chat", body)
-    assert WORKER.prepare_passthrough(plain, call, about) is not None
-    assert plain.prepare_passthrough(WORKER, call, about) is None
-    assert WORKER.prepare_passthrough(WORKER, call, about) is None
+
+    assert WORKER.prepare_passthrough(plain, call, response_context) is not None
+    assert plain.prepare_passthrough(WORKER, call, response_context) is None
+    assert WORKER.prepare_passthrough(WORKER, call, response_context) is None

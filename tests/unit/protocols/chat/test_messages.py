@@ -1,4 +1,4 @@
-"""Parts of messages: each kind read, and written again."""
+"""Each kind of message part is decoded and encoded."""
 
 from typing import Any
 
@@ -52,6 +52,7 @@ def test_content_parts_round_trip(wire: dict[str, Any], part: ContentPart) -> No
 def test_reasoning_parts_are_read_from_a_summary() -> None:
     item = {"type": "summary_text", "text": "a", "signature": "s"}
     wire = {"type": "reasoning", "summary": [item, {"text": "b"}]}
+
     assert read_part(wire, "at", EVERY) == (ReasoningPart("a", "s"), ReasoningPart("b"))
     assert read_part({"type": "refusal", "refusal": "no"}, "at", EVERY) == (RefusalPart("no"),)
 
@@ -75,9 +76,9 @@ def test_reasoning_parts_are_read_from_a_summary() -> None:
     ],
 )
 def test_invalid_content_part_is_rejected(wire: Any, param: str, problem: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_part(wire, "at", EVERY)
-    assert (caught.value.param, caught.value.problem) == (param, problem)
+    assert (excinfo.value.param, excinfo.value.problem) == (param, problem)
 
 
 def read_json_messages(*messages: str, rules: MessageRules) -> tuple[Message, ...]:
@@ -97,6 +98,7 @@ def test_message_rules_are_configurable() -> None:
         CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules
     )
     assert messages[0].tool_calls == (ToolCall("a", "f", '{"x":1}'),)
+
     messages = read_json_messages(CALL % ("custom", "custom", "input", '"go"'), rules=rules)
     assert messages[0].tool_calls == (ToolCall("a", "f", "go", "custom"),)
     with pytest.raises(InvalidParameter):
@@ -120,9 +122,9 @@ def test_message_rules_are_configurable() -> None:
     ],
 )
 def test_invalid_tool_call_is_rejected(call: str, param: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_json_messages(call, rules=MessageRules())
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 def test_message_style_is_configurable() -> None:
@@ -136,13 +138,15 @@ def test_message_style_is_configurable() -> None:
         includes_reasoning=True,
         role_mapping=(("developer", "system"),),
     )
+
     first, second = write_messages(messages, writing)
+
     assert (first.role, first.content) == ("system", "ab")
     assert (second.content, second.reasoning_content, second.refusal) == ("", "hm", "no")
 
 
 def test_images_of_tool_results_follow_in_a_users_message() -> None:
-    """In this format the content of a tool message is text."""
+    """In this format a tool message contains only text."""
     image, file = ImagePart("u"), FilePart(file_data="d")
     calls = (ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"))
     called = Message("assistant", tool_calls=calls)

@@ -94,7 +94,7 @@ def test_name_and_id_that_each_fragment_repeats_are_one_call() -> None:
 
 
 def test_single_call_that_is_no_list() -> None:
-    """Given TGI 2.x and 3.0, whose delta has the call itself."""
+    """TGI 2.x and 3.0 send the call itself in a delta."""
     call = build_call('{"x":1}', id="a", index=0)
 
     assert decode_message(call) == [("a", "f", '{"x":1}')]

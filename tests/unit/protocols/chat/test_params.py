@@ -1,4 +1,4 @@
-"""What a family does with the tables."""
+"""The parameter tables of the chat protocols are used to decode and encode."""
 
 from collections.abc import Callable
 

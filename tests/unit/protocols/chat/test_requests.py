@@ -1,9 +1,10 @@
-"""Requests in, the internal request out."""
+"""Requests of clients become internal requests."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from protocols.core.errors import UnknownParameter
@@ -77,6 +78,7 @@ def test_null_means_that_the_parameter_is_absent(make_call: MakeCall) -> None:
         "reasoning_effort parallel_tool_calls modalities store"
     )
     nulls = dict.fromkeys(names.split())
+
     assert decode_chat(make_call, **nulls) == decode_chat(make_call)
     assert decode_completion(
         make_call, logprobs=None, seed=None, prompt=["a b"]
@@ -104,6 +106,12 @@ def test_text_modality_is_accepted_and_not_forwarded(make_call: MakeCall) -> Non
     ) == decode_chat(make_call)
 
 
+def test_other_modalities_are_kept_for_the_worker(make_call: MakeCall) -> None:
+    request = decode_chat(make_call, modalities=["text", "image"])
+
+    assert request.extra == {"modalities": Raw(b'["text", "image"]')}
+
+
 def test_scalar_chat_parameters_are_decoded(make_call: MakeCall) -> None:
     request = decode_chat(
         make_call,
@@ -123,6 +131,7 @@ def test_scalar_chat_parameters_are_decoded(make_call: MakeCall) -> None:
     )
     assert request.stopping.max_tokens == 1
     assert request.stopping.stop == (" world",)
+
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, request.n) == (0.0, 0.0, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 2.0)
@@ -133,7 +142,7 @@ def test_scalar_chat_parameters_are_decoded(make_call: MakeCall) -> None:
     assert "seed" in request.provided_fields
 
 
-def test_vllm_extension_parameters_are_decoded(make_call: MakeCall) -> None:
+def test_vllm_sampling_and_stopping_parameters_are_decoded(make_call: MakeCall) -> None:
     request = decode_chat(
         make_call,
         top_k=-1,
@@ -146,11 +155,24 @@ def test_vllm_extension_parameters_are_decoded(make_call: MakeCall) -> None:
         include_stop_str_in_output=True,
         ignore_eos=True,
         min_tokens=2,
-        skip_special_tokens=False,
-        spaces_between_special_tokens=False,
         truncate_prompt_tokens=-1,
         allowed_token_ids=[1, 2],
         bad_words=["x"],
+    )
+    sampling, stopping = request.sampling, request.stopping
+
+    assert (sampling.top_k, sampling.min_p, sampling.beam_width) == (None, 0.1, 3)
+    assert (sampling.allowed_token_ids, sampling.bad_words) == ((1, 2), ("x",))
+    assert (stopping.stop_token_ids, stopping.include_stop, stopping.min_tokens) == ((7,), True, 2)
+    assert (stopping.ignore_eos, stopping.truncate_prompt) == (True, -1)
+    assert request.extra == {}
+
+
+def test_vllm_template_and_response_parameters_are_decoded(make_call: MakeCall) -> None:
+    request = decode_chat(
+        make_call,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
         add_special_tokens=True,
         add_generation_prompt=False,
         continue_final_message=True,
@@ -163,21 +185,14 @@ def test_vllm_extension_parameters_are_decoded(make_call: MakeCall) -> None:
         return_token_ids=True,
         structured_outputs={"choice": ["a", "b"]},
     )
-    sampling, stopping, templating = request.sampling, request.stopping, request.templating
-    assert (sampling.top_k, sampling.min_p, sampling.beam_width) == (None, 0.1, 3)
-    assert (sampling.allowed_token_ids, sampling.bad_words) == ((1, 2), ("x",))
-    assert (stopping.stop_token_ids, stopping.include_stop, stopping.min_tokens) == ((7,), True, 2)
-    assert (stopping.ignore_eos, stopping.truncate_prompt) == (True, -1)
+    templating, options = request.templating, request.response_options
+
     assert (templating.template, templating.continue_final) == ("T", True)
     assert {k: bytes(v) for k, v in (templating.arguments or {}).items()} == {
         "enable_thinking": b"false"
     }
     assert request.reasoning == ReasoningOptions(budget=9, include=False)
-    assert (request.priority, request.client_id, request.response_options.token_ids) == (
-        3,
-        "mine",
-        True,
-    )
+    assert (request.priority, request.client_id, options.token_ids) == (3, "mine", True)
     assert request.output == ChoiceFormat(("a", "b"))
     assert request.extra == {}
 
@@ -204,6 +219,7 @@ def test_json_schema_keeps_its_raw_bytes(make_call: MakeCall) -> None:
         b'"json_schema","json_schema":{"name":"n","strict":true,"schema":{ "b":1, "a":2 }}}}'
     )
     request = ADAPTER.decode_request(make_call("chat", body))
+
     assert isinstance(request, GenerationRequest)
     assert isinstance(request.output, JsonSchemaFormat)
     assert bytes(request.output.schema) == b'{ "b":1, "a":2 }'
@@ -266,6 +282,7 @@ def test_tool_calls_and_tool_choice_are_decoded(make_call: MakeCall) -> None:
             },
         },
     )
+
     assert request.messages[1].tool_calls == (ToolCall("c1", "f", "{}"),)
     assert request.messages[1].parts == ()
     assert request.messages[2] == Message("tool", (TextPart("42"),), tool_call_id="c1")
@@ -289,6 +306,7 @@ def test_legacy_functions_are_decoded_as_tools(make_call: MakeCall) -> None:
     )
     assert request.legacy_functions
     assert request.tool_choice == NamedTool("f")
+
     call = request.messages[1].tool_calls[0]
     assert (request.messages[2].role, request.messages[2].tool_call_id) == ("tool", call.id)
 
@@ -296,11 +314,13 @@ def test_legacy_functions_are_decoded_as_tools(make_call: MakeCall) -> None:
 def test_stream_options_are_decoded(make_call: MakeCall) -> None:
     assert decode_chat(make_call, stream=True).response_options.usage == "none"
     assert decode_chat(make_call, stream=True, stream_options={}).response_options.usage == "none"
+
     options = {"include_usage": True}
     assert (
         decode_chat(make_call, stream=True, stream_options=options).response_options.usage
         == "final"
     )
+
     options["continuous_usage_stats"] = True
     assert (
         decode_chat(make_call, stream=True, stream_options=options).response_options.usage == "each"
@@ -310,14 +330,15 @@ def test_stream_options_are_decoded(make_call: MakeCall) -> None:
 def test_unknown_fields_are_kept_ignored_or_rejected(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": {"a": 1}, "verbosity": "low"})
     request = ADAPTER.decode_request(call)
+
     assert {k: bytes(v) for k, v in request.extra.items()} == {
         "foo": b'{"a": 1}',
         "verbosity": b'"low"',
     }
     assert OpenAI(unknown="ignore").decode_request(call).extra == {}
-    with pytest.raises(UnknownParameter) as caught:
+    with pytest.raises(UnknownParameter) as excinfo:
         OpenAI(unknown="reject").decode_request(call)
-    assert caught.value.param == "foo"
+    assert excinfo.value.param == "foo"
 
 
 @pytest.mark.parametrize(
@@ -338,6 +359,7 @@ def test_completion_parameters_are_decoded(make_call: MakeCall) -> None:
     plain = decode_completion(make_call)
     assert (plain.stopping.max_tokens, plain.templating.mode) == (16, "raw")
     assert "max_tokens" not in plain.provided_fields
+
     scored = decode_completion(
         make_call, max_tokens=0, echo=True, logprobs=1, suffix="z", best_of=1
     )
@@ -360,6 +382,7 @@ def test_embedding_request_is_decoded(make_call: MakeCall) -> None:
 def test_routing_info_has_model_stream_and_client_id(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "stream": True}, {"x-client-request-id": "mine"})
     envelope = ADAPTER.read_routing_info(call)
+
     assert (envelope.model, envelope.stream, envelope.client_id) == ("mock", True, "mine")
     assert ADAPTER.decode_request(call).client_id == "mine"
 

@@ -1,10 +1,11 @@
-"""Reranking and scoring, from clients and to them, to workers and from them."""
+"""Reranking and scoring: requests and responses of clients and of workers."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from protocols.chat.rerank import MAX_DOCUMENTS, RerankDecoder, compute_logits, rank_documents
 from protocols.core.aggregate import aggregate
@@ -16,7 +17,8 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.core.events import RelevanceScore, ResponseMetadata, StreamEnd, Usage
+from protocols.core.events import RelevanceScore, ResponseExtra, ResponseMetadata, StreamEnd, Usage
+from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import RerankRequest
 from protocols.openai.endpoints import OpenAI
@@ -34,19 +36,22 @@ def decode(call: ClientRequest, adapter: OpenAI = OPENAI) -> RerankRequest:
 
 
 def answer(
-    call: ClientRequest, about: ResponseContext, *scores: float, usage: Usage | None = None
+    call: ClientRequest,
+    response_context: ResponseContext,
+    *scores: float,
+    usage: Usage | None = None,
 ) -> Any:
-    """The body of the response, as JSON."""
-    encoder = OPENAI.create_encoder(call, decode(call), about)
+    """Return the body of the response as JSON."""
+    encoder = OPENAI.create_encoder(call, decode(call), response_context)
     events = [RelevanceScore(i, score) for i, score in enumerate(scores)]
     response = aggregate([*events, *([usage] if usage else []), StreamEnd()])
     return json.loads(encoder.encode_unary(response).body)
 
 
 def find_error(call: ClientRequest, adapter: OpenAI = OPENAI) -> InvalidParameter:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         adapter.decode_request(call)
-    return caught.value
+    return excinfo.value
 
 
 # --- requests of clients --------------------------------------------------------------------------
@@ -56,6 +61,7 @@ def test_rerank_request_is_decoded(make_call: MakeCall) -> None:
     options = {"top_n": 2, "truncate_prompt_tokens": -1, "max_tokens_per_doc": None}
     names = {"user": "u", "request_id": "r", "mm_processor_kwargs": {}}
     body: dict[str, Any] = {**RERANK, **options, **names}
+
     request = decode(make_call("rerank", body))
 
     assert request.queries == ("red apple",)
@@ -119,7 +125,7 @@ def test_invalid_rerank_request_names_the_field(
     assert find_error(make_call("rerank", {**RERANK, **changes})).param == param
 
 
-def test_unknown_field_is_rejected_where_the_listener_says_so(make_call: MakeCall) -> None:
+def test_unknown_field_is_rejected_if_the_listener_is_strict(make_call: MakeCall) -> None:
     strict = OpenAI(unknown="reject")
     bodies: dict[str, dict[str, Any]] = {
         "rerank": {**RERANK, "x": 1},
@@ -211,9 +217,9 @@ def test_ties_stay_in_their_order() -> None:
 
 
 def test_rerank_response_has_the_fields_of_cohere_jina_and_vllm(
-    make_call: MakeCall, about: ResponseContext
+    make_call: MakeCall, response_context: ResponseContext
 ) -> None:
-    body = answer(make_call("rerank", RERANK), about, *SCORES, usage=Usage(12))
+    body = answer(make_call("rerank", RERANK), response_context, *SCORES, usage=Usage(12))
 
     assert body == {
         "id": "r1",
@@ -231,9 +237,9 @@ def test_rerank_response_has_the_fields_of_cohere_jina_and_vllm(
 
 @pytest.mark.parametrize(("top_n", "count"), [(1, 1), (0, 3), (None, 3), (99, 3)])
 def test_rerank_response_has_the_best_documents(
-    make_call: MakeCall, about: ResponseContext, top_n: Any, count: int
+    make_call: MakeCall, response_context: ResponseContext, top_n: Any, count: int
 ) -> None:
-    body = answer(make_call("rerank", {**RERANK, "top_n": top_n}), about, *SCORES)
+    body = answer(make_call("rerank", {**RERANK, "top_n": top_n}), response_context, *SCORES)
 
     assert [one["index"] for one in body["results"]] == [1, 2, 0][:count]
     assert "usage" not in body
@@ -245,29 +251,29 @@ def test_rerank_response_has_the_best_documents(
         ("rerank", {}, {"text": "red car", "id": "k"}),
         ("rerank_v1", {"return_documents": True}, {"text": "red car", "id": "k"}),
         ("rerank", {"return_documents": False}, None),
-        ("rerank_v2", {"return_documents": True}, None),
     ],
 )
 def test_documents_are_returned_whole_unless_declined(
     make_call: MakeCall,
-    about: ResponseContext,
+    response_context: ResponseContext,
     operation: str,
     fields: Mapping[str, Any],
     document: Any,
 ) -> None:
     sent = {**RERANK, "documents": [{"text": "red car", "id": "k"}], **fields}
-    body = answer(make_call(operation, sent), about, 0.5)
+    body = answer(make_call(operation, sent), response_context, 0.5)
 
     assert body["results"][0].get("document") == document
-    assert body["meta"]["api_version"]["version"] == ("2" if operation == "rerank_v2" else "1")
+    assert body["meta"]["api_version"]["version"] == "1"
 
 
 def test_rankings_are_logits_in_descending_order(
-    make_call: MakeCall, about: ResponseContext
+    make_call: MakeCall, response_context: ResponseContext
 ) -> None:
-    body = answer(make_call("ranking", RANKING), about, *SCORES, usage=Usage(12))
+    body = answer(make_call("ranking", RANKING), response_context, *SCORES, usage=Usage(12))
 
     assert [one["index"] for one in body["rankings"]] == [1, 2, 0]
+
     logits = [one["logit"] for one in body["rankings"]]
     assert logits == pytest.approx([13.8155, 0.0, -13.8155], abs=1e-3)
     assert body["usage"] == {"prompt_tokens": 12, "total_tokens": 12}
@@ -278,11 +284,11 @@ def test_scores_outside_of_probabilities_are_taken_for_logits() -> None:
 
 
 def test_score_response_keeps_the_order_of_the_request(
-    make_call: MakeCall, about: ResponseContext
+    make_call: MakeCall, response_context: ResponseContext
 ) -> None:
     sent = {"model": "m", "queries": "red apple", "documents": ["green pear", "red apple"]}
 
-    assert answer(make_call("score", sent), about, 0.0, 1.0, usage=Usage(4)) == {
+    assert answer(make_call("score", sent), response_context, 0.0, 1.0, usage=Usage(4)) == {
         "id": "score-r1",
         "object": "list",
         "created": 1700000000,
@@ -295,9 +301,11 @@ def test_score_response_keeps_the_order_of_the_request(
     }
 
 
-def test_unary_encoder_streams_nothing(make_call: MakeCall, about: ResponseContext) -> None:
+def test_unary_encoder_streams_nothing(
+    make_call: MakeCall, response_context: ResponseContext
+) -> None:
     call = make_call("rerank", RERANK)
-    encoder = OPENAI.create_encoder(call, decode(call), about)
+    encoder = OPENAI.create_encoder(call, decode(call), response_context)
 
     assert encoder.encode_events([StreamEnd()]) == b""
     assert json.loads(encoder.encode_error_event(WorkerFailed("x"))[6:])["error"]["message"] == "x"
@@ -306,7 +314,7 @@ def test_unary_encoder_streams_nothing(make_call: MakeCall, about: ResponseConte
 
 def test_errors_of_cohere_paths_have_a_message_of_their_own(make_call: MakeCall) -> None:
     error = Overloaded("busy", retry_after=2.0)
-    for operation, has_message in (("rerank", False), ("rerank_v1", True), ("rerank_v2", True)):
+    for operation, has_message in (("rerank", False), ("rerank_v1", True)):
         reply = OPENAI.encode_error(error, make_call(operation, RERANK))
         body = json.loads(reply.body)
         assert body["error"]["message"]
@@ -428,3 +436,60 @@ def test_invalid_response_of_a_worker_fails(body: Any, text: str) -> None:
 def test_empty_response_of_a_worker_is_broken() -> None:
     with pytest.raises(StreamBroken):
         decode_worker(b" ")
+
+
+@pytest.mark.parametrize("key", ["results", "data", ""])
+def test_unknown_keys_of_a_worker_s_scores_are_reported(key: str) -> None:
+    scores = [{"index": i, "score": 0.5, "document": {"text": "a"}, f"x{i}": i} for i in range(3)]
+    request = replace(ONE, documents=("a", "b", "c"))
+
+    events = decode_worker({key: scores, "later": 7} if key else scores, request)
+
+    extras = [one for one in events if isinstance(one, ResponseExtra)]
+    values = {f"{one.path}.{'.'.join(path)}": value for one in extras for path, value in one.values}
+    assert values == {
+        **({"response.later": 7} if key else {}),
+        **{f"response.results[{i}].x{i}": i for i in range(3)},
+    }
+
+
+@pytest.mark.parametrize("best", [1, 2])
+def test_a_client_of_a_worker_s_protocol_gets_its_unknown_keys(
+    make_call: MakeCall, response_context: ResponseContext, best: int
+) -> None:
+    call = make_call("rerank", {**RERANK, "documents": ["a", "b"], "top_n": best})
+    request = decode(call)
+    results = [{"index": i, "relevance_score": i / 2, "rank": {"of": i}} for i in range(2)]
+    meta = {"billed_units": {"search_units": 7}, "warnings": ["w"]}
+    usage = {"total_tokens": 3, "cost": 0.5}
+    worker = {"results": results, "usage": usage, "meta": meta, "later": 7}
+    encoder = OPENAI.create_encoder(call, request, response_context)
+
+    body = json.loads(encoder.encode_unary(aggregate(decode_worker(worker, request))).body)
+
+    assert [one["rank"] for one in body["results"]] == [{"of": 1}, {"of": 0}][:best]
+    assert body["usage"] == {"prompt_tokens": 3, "total_tokens": 3, "cost": 0.5}
+    assert (body["later"], body["meta"]) == (7, meta)
+
+
+@pytest.mark.parametrize("name", ["tokens", "billed_units"])
+@pytest.mark.parametrize(("usage", "count"), [(None, 3), ({}, 3), ({"prompt_tokens": 4}, 4)])
+def test_cohere_s_tokens_of_input_count_where_there_is_no_usage(
+    name: str, usage: Any, count: int
+) -> None:
+    results = [{"index": i, "relevance_score": 0.5} for i in range(2)]
+    events = decode_worker(
+        {"results": results, "usage": usage, "meta": {name: {"input_tokens": 3}}}
+    )
+
+    assert [one for one in events if isinstance(one, Usage)] == [Usage(count)]
+
+
+def test_unknown_keys_of_passages_are_reported(make_call: MakeCall) -> None:
+    passages = [{"text": "a", "x": 1}, {"text": "b"}]
+    request = decode(make_call("ranking", {**RANKING, "passages": passages}))
+
+    request, losses = remove_extra_fields(request, None)
+
+    assert [one.field for one in losses] == ["passages[0].x"]
+    assert request.field_extra == ()

@@ -1,18 +1,19 @@
-"""Keys of a worker's response that the gateway does not know."""
+"""Unknown keys of a worker's response are kept or reported."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import WorkerFailed
-from protocols.core.events import Event, ResponseExtra, TextDelta
+from protocols.core.events import Event, ResponseExtra, TextDelta, ToolCallStart
 from protocols.core.interfaces import ResponseContext
-from protocols.core.request import GenerationRequest, ResponseOptions
+from protocols.core.request import GenerationRequest, ResponseOptions, Tool
 
 CONTEXT = ResponseContext("1", 7, "m", "v1", "backend", lambda: 0.0)
 SIGNATURE = {"google": {"thought_signature": "abc"}}
@@ -63,7 +64,7 @@ def chat(*, stream: bool = False, usage: Any = "final", legacy: bool = False) ->
 
 
 def decode(*bodies: Any, request: GenerationRequest, source: str = "") -> list[Event]:
-    """The events of a JSON body, or of the chunks of a stream."""
+    """Decode a JSON body, or the chunks of a stream."""
     decoder = GenerationDecoder(request, source=source)
     if not request.stream:
         return [*decoder.feed(msgspec.json.encode(bodies[0])), *decoder.close()]
@@ -80,9 +81,9 @@ def encode_stream(batches: Sequence[Sequence[Event]], request: GenerationRequest
     return [msgspec.json.decode(one) for one in payloads if one.startswith(b"{")]
 
 
-def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
+def chunk(delta: dict[str, Any], reason: str | None = None, **fields: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": reason}
-    return {"id": "a", "model": "w", "choices": [choice], **more}
+    return {"id": "a", "model": "w", "choices": [choice], **fields}
 
 
 def test_a_client_of_the_worker_s_protocol_gets_every_key_of_a_whole_response() -> None:
@@ -93,6 +94,7 @@ def test_a_client_of_the_worker_s_protocol_gets_every_key_of_a_whole_response() 
     )
 
     assert body["provider"] == "p"
+
     (choice,) = body["choices"]
     assert choice["native_finish_reason"] == "STOP"
     assert choice["message"]["reasoning_details"] == [{"data": "E"}]
@@ -100,9 +102,71 @@ def test_a_client_of_the_worker_s_protocol_gets_every_key_of_a_whole_response() 
     assert body["usage"] == ANSWER["usage"]
 
 
+@pytest.mark.parametrize("key", ["message", "delta"])
+def test_unknown_words_of_a_message_reach_a_client_of_the_worker_s_protocol(key: str) -> None:
+    call = {"id": "c1", "type": "later", "function": {"name": "f", "arguments": "{}"}}
+    message: dict[str, Any] = {"role": "model", "content": "hi", "tool_calls": [call]}
+    request = chat(stream=key == "delta")
+    choice = {"index": 0, key: message, "finish_reason": "tool_calls"}
+
+    events = decode({"choices": [choice]}, request=request)
+
+    if key == "delta":
+        deltas = [one["choices"][0]["delta"] for one in encode_stream([events], request)]
+        calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
+        roles = [delta["role"] for delta in deltas if "role" in delta]
+    else:
+        encoder = ChatEncoder(ResponseStyle(), request, CONTEXT)
+        (written,) = msgspec.json.decode(encoder.encode_unary(aggregate(events)).body)["choices"]
+        calls, roles = written["message"]["tool_calls"], [written["message"]["role"]]
+    assert (calls[0]["type"], roles[-1]) == ("later", "model")
+
+
+CUSTOM_CALL: dict[str, Any] = {"id": "c1", "type": "custom", "custom": {"name": "f", "input": "x"}}
+
+
+def test_a_client_of_the_worker_s_protocol_gets_a_custom_call_as_it_is() -> None:
+    """It must not become a call of a function with the input as its arguments."""
+    request = chat()
+    message = {"role": "assistant", "tool_calls": [CUSTOM_CALL]}
+    answer = ANSWER | {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+
+    response = aggregate(decode(answer, request=request))
+
+    encoder = ChatEncoder(ResponseStyle(), request, CONTEXT)
+    (choice,) = msgspec.json.decode(encoder.encode_unary(response).body)["choices"]
+    assert choice["message"]["tool_calls"] == [CUSTOM_CALL]
+
+
+def test_a_client_of_the_worker_s_protocol_gets_a_custom_call_of_a_stream() -> None:
+    request = chat(stream=True)
+    start = {"index": 0, "id": "c1", "type": "custom", "custom": {"name": "f", "input": ""}}
+    delta = {"index": 0, "custom": {"input": "x"}}
+    chunks = [chunk({"tool_calls": [start]}), chunk({"tool_calls": [delta]})]
+
+    events = decode(*chunks, chunk({}, "tool_calls"), request=request)
+
+    deltas = [one["choices"][0]["delta"] for one in encode_stream([events], request)]
+    calls = [one["tool_calls"][0] for one in deltas if "tool_calls" in one]
+    assert calls == [start, delta]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("custom", "custom"), ("function", "function")])
+def test_a_client_of_another_protocol_gets_a_custom_call_if_it_has_custom_tools(
+    kind: Any, expected: str
+) -> None:
+    request = replace(chat(), source="databricks", tools=(Tool("f", kind=kind),))
+    message = {"role": "assistant", "tool_calls": [CUSTOM_CALL]}
+    answer = ANSWER | {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+
+    events = decode(answer, request=request, source="openai")
+
+    assert [one.kind for one in events if isinstance(one, ToolCallStart)] == [expected]
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_a_client_of_the_worker_s_protocol_gets_every_key_of_a_stream(*, together: bool) -> None:
-    """Whether the events arrive in one batch or each alone makes no difference."""
+    """This holds for events in one batch and in single batches."""
     request = chat(stream=True)
     start = {
         "index": 0,
@@ -138,15 +202,33 @@ def test_a_client_of_the_worker_s_protocol_gets_every_key_of_a_stream(*, togethe
         calls = [call for one in shown for call in one.get("tool_calls", ())]
         assert merged == {"x": 1, "y": 2}
         assert {key for call in calls for key in call} == {*start, "late"}
+
     assert [one["provider"] for one in chunks if "provider" in one] == ["p"]
     assert [one["x_groq"] for one in chunks if "x_groq" in one] == [{"id": "r"}]
     assert [one["usage"] for one in chunks if one.get("usage")] == [ANSWER["usage"]]
+
+
+def test_a_value_of_each_chunk_is_written_with_its_own_chunk() -> None:
+    """The first chunk has only a role, which the encoder writes with the first text."""
+    request = chat(stream=True)
+    deltas = [{"role": "assistant"}, {"content": "a"}, {"content": "b"}]
+    events = decode(
+        *(chunk(delta, mask=f"m{i}") for i, delta in enumerate(deltas)),
+        chunk({}, "stop"),
+        request=request,
+    )
+
+    for batches in ([events], [[one] for one in events]):
+        texts = [one for one in encode_stream(batches, request) if "mask" in one]
+        assert [one["mask"] for one in texts] == ["m1", "m2"]
+        assert texts[1]["choices"][0]["delta"] == {"content": "b"}
 
 
 def test_keys_of_another_choice_wait_for_its_delta() -> None:
     request = chat(stream=True)
     batch: list[Event] = [
         ResponseExtra("", "message", ((("x",), 1),), 1),
+        ResponseExtra("", "response", ((("x",), 2),)),
         TextDelta("a"),
         TextDelta("b", 1),
     ]
@@ -171,6 +253,7 @@ def test_each_call_keeps_its_own_keys() -> None:
 
     written = msgspec.json.decode(whole)["choices"][0]["message"]["tool_calls"]
     assert [one["x"] for one in written] == [1, 2]
+
     streamed = [
         call
         for one in encode_stream([events], request)
@@ -192,13 +275,46 @@ def test_a_delta_of_unknown_keys_only_is_written() -> None:
     assert {"audio": {"id": "s"}} in [one["choices"][0]["delta"] for one in chunks]
 
 
-def test_keys_of_a_usage_chunk_that_the_client_did_not_request_are_written() -> None:
+def test_a_client_that_did_not_ask_for_usage_gets_no_chunk_without_choices() -> None:
     request = chat(stream=True, usage="none")
     last = {"id": "a", "model": "w", "choices": [], "usage": ANSWER["usage"], "timings": 1}
+    events = decode(
+        chunk({"content": "a"}, service_tier="default"),
+        chunk({}, "stop"),
+        last | {"service_tier": "default"},
+        request=request,
+    )
+
+    for batches in ([events], [[one] for one in events]):
+        chunks = encode_stream(batches, request)
+        assert all(one["choices"] for one in chunks)
+        assert [one["service_tier"] for one in chunks if "service_tier" in one] == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "written"),
+    [({}, None), ({"usage": ANSWER["usage"]}, ANSWER["usage"])],
+    ids=["without usage", "with usage"],
+)
+def test_keys_of_the_last_chunk_are_written_once_with_the_usage(
+    reported: dict[str, Any], written: Any
+) -> None:
+    request = chat(stream=True)
+    last = {"id": "a", "model": "w", "choices": [], "timings": 1, **reported}
     events = decode(chunk({"content": "a"}), chunk({}, "stop"), last, request=request)
 
-    final = encode_stream([events], request)[-1]
-    assert (final["choices"], final["timings"], "usage" in final) == ([], 1, False)
+    (final,) = [one for one in encode_stream([events], request) if not one["choices"]]
+    assert (final["timings"], final["usage"]) == (1, written)
+
+
+def test_usage_keys_of_a_chunk_with_a_choice_wait_for_the_usage() -> None:
+    request = chat(stream=True)
+    last = chunk({}, "stop", usage=ANSWER["usage"], provider="p")
+    events = decode(chunk({"content": "a"}), last, request=request)
+
+    *_, finish, final = encode_stream([events], request)
+    assert (finish["provider"], finish["usage"]) == ("p", None)
+    assert (final["choices"], final["usage"]) == ([], ANSWER["usage"])
 
 
 def test_keys_before_the_name_of_a_call_are_kept() -> None:
@@ -217,6 +333,7 @@ def test_keys_before_the_name_of_a_call_are_kept() -> None:
 def test_keys_of_another_protocol_are_not_written() -> None:
     request = chat()
     response = aggregate(decode(ANSWER, request=request, source="databricks"))
+
     body = msgspec.json.decode(
         ChatEncoder(ResponseStyle(), request, CONTEXT).encode_unary(response).body
     )
@@ -249,6 +366,7 @@ def test_completions_keep_the_keys_of_a_choice(*, stream: bool) -> None:
     body = {"id": "a", "model": "w", "choices": [choice], "y": 2}
     events = decode(body, request=request)
     encoder = CompletionEncoder(ResponseStyle(), request, CONTEXT)
+
     data = encoder.encode_events(events) if stream else encoder.encode_unary(aggregate(events)).body
 
     assert b'"x":1' in data
@@ -269,6 +387,7 @@ def test_an_empty_list_is_kept_before_the_first_choice() -> None:
 def test_null_and_known_keys_make_no_events() -> None:
     request = chat(stream=True)
     body = chunk({"content": "a", "annotations": None}, service_tier=None, prompt_token_ids=None)
+
     events = decode(body, body | {"z": None}, chunk({}, "stop"), request=request)
 
     assert not [one for one in events if isinstance(one, ResponseExtra)]

@@ -1,4 +1,4 @@
-"""What a family writes otherwise, and what an answer says beside its text."""
+"""Differences in responses between the chat protocols, and fields beside the text."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -47,12 +47,12 @@ def encode_unary_body(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
 
 
 def encode_stream_choices(encoder: ResponseEncoder, events: Sequence[Event]) -> list[Any]:
-    """The one choice of each chunk."""
+    """Return the only choice of each chunk."""
     lines = encoder.encode_events(events).decode().removesuffix("data: [DONE]\n\n").split("\n\n")
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line]
 
 
-def test_response_style_controls_chat_chunks(about: ResponseContext) -> None:
+def test_response_style_controls_chat_chunks(response_context: ResponseContext) -> None:
     style = ResponseStyle(
         chunk_keys=("choices", "created", "model", "object", "usage"),
         chat_chunk_keys=("index", "logprobs", "delta", "finish_reason"),
@@ -62,7 +62,10 @@ def test_response_style_controls_chat_chunks(about: ResponseContext) -> None:
         event_prefix=b"data:",
     )
     encoder = ChatEncoder(
-        style, build_streaming_request(CHAT, ResponseOptions(usage="final")), about, model="other"
+        style,
+        build_streaming_request(CHAT, ResponseOptions(usage="final")),
+        response_context,
+        model="other",
     )
     body = encoder.encode_events(
         [
@@ -76,6 +79,7 @@ def test_response_style_controls_chat_chunks(about: ResponseContext) -> None:
     tail = '"created":1700000000,"model":"other","object":"chat.completion.chunk"'
     usage = '{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}'
     shape = 'data:{"choices":[{"index":0,"logprobs":null,"delta":{%s},"finish_reason":%s}],'
+
     assert body.decode().split("\n\n") == [
         shape % ('"role":"assistant","content":null', "null") + tail + "}",
         shape % ('"content":"a"', "null") + tail + "}",
@@ -85,7 +89,7 @@ def test_response_style_controls_chat_chunks(about: ResponseContext) -> None:
     ]
 
 
-def test_response_style_controls_unary_key_order(about: ResponseContext) -> None:
+def test_response_style_controls_unary_key_order(response_context: ResponseContext) -> None:
     style = ResponseStyle(
         unary_keys=("choices", "object"),
         chat_choice_keys=("finish_reason", "message"),
@@ -93,6 +97,7 @@ def test_response_style_controls_unary_key_order(about: ResponseContext) -> None
         default_values={"refusal": b"false"},
     )
     fold = ResponseAccumulator()
+
     fold.add(
         [
             ReasoningDelta("hm"),
@@ -104,17 +109,17 @@ def test_response_style_controls_unary_key_order(about: ResponseContext) -> None
         ]
     )
 
-    assert ChatEncoder(style, CHAT, about).encode_unary(fold.result()).body == (
+    assert ChatEncoder(style, CHAT, response_context).encode_unary(fold.result()).body == (
         b'{"choices":[{"finish_reason":"stop","message":'
         b'{"content":"a","refusal":false,"role":"assistant"}}],"object":"chat.completion"}'
     )
 
 
-def test_stream_without_token_counts_has_no_usage(about: ResponseContext) -> None:
+def test_stream_without_token_counts_has_no_usage(response_context: ResponseContext) -> None:
     encoder = ChatEncoder(
         ResponseStyle(usage_position="finish"),
         build_streaming_request(CHAT, ResponseOptions(usage="final")),
-        about,
+        response_context,
     )
 
     body = encoder.encode_events([TextDelta("a"), ChoiceEnd("eos"), StreamEnd()])
@@ -123,28 +128,28 @@ def test_stream_without_token_counts_has_no_usage(about: ResponseContext) -> Non
     assert body.endswith(b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
 
 
-def test_index_scope_prompt_shares_the_index_of_a_prompt(about: ResponseContext) -> None:
+def test_index_scope_prompt_shares_the_index_of_a_prompt(response_context: ResponseContext) -> None:
     request = msgspec.structs.replace(TEXT, prompts=("a", "b"), n=2)
     events = [e for i in range(4) for e in (TextDelta("x", i), ChoiceEnd("eos", i))] + [StreamEnd()]
     style = ResponseStyle(index_scope="prompt")
 
-    answer = encode_unary_body(CompletionEncoder(style, request, about), events)
+    response = encode_unary_body(CompletionEncoder(style, request, response_context), events)
     stream = encode_stream_choices(
-        CompletionEncoder(style, build_streaming_request(request), about), events
+        CompletionEncoder(style, build_streaming_request(request), response_context), events
     )
 
-    assert [choice["index"] for choice in answer["choices"]] == [0, 0, 1, 1]
+    assert [choice["index"] for choice in response["choices"]] == [0, 0, 1, 1]
     assert [choice["index"] for choice in stream if choice["finish_reason"]] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
 def test_elapsed_header_reports_milliseconds(
-    about: ResponseContext, encoder: Any, request_: Any
+    response_context: ResponseContext, encoder: Any, request_: Any
 ) -> None:
     times: Iterator[float] = iter([10.0, 10.0425])
     clock = lambda: next(times)  # noqa: E731 - a clock that is read twice
     style = ResponseStyle(headers=(("x-a", "b"),), elapsed_header="x-ms", version_header=None)
-    moved = msgspec.structs.replace(about, clock=clock)
+    moved = msgspec.structs.replace(response_context, clock=clock)
 
     measured_encoder = encoder(style, request_, moved, headers=(("x-c", "d"),))
 
@@ -153,17 +158,17 @@ def test_elapsed_header_reports_milliseconds(
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
 def test_response_style_encodes_error_events(
-    about: ResponseContext, encoder: Any, request_: Any
+    response_context: ResponseContext, encoder: Any, request_: Any
 ) -> None:
     style = ResponseStyle(encode_error_event=lambda error: error.message.encode())
 
     assert (
-        encoder(style, request_, about).encode_error_event(StreamBroken("it stopped"))
+        encoder(style, request_, response_context).encode_error_event(StreamBroken("it stopped"))
         == b"it stopped"
     )
 
 
-def test_unary_response_with_token_ids_and_fingerprint(about: ResponseContext) -> None:
+def test_unary_response_with_token_ids_and_fingerprint(response_context: ResponseContext) -> None:
     events: list[Event] = [
         ResponseMetadata(fingerprint="fp_1"),
         TextDelta("a", token_ids=(7,)),
@@ -174,15 +179,15 @@ def test_unary_response_with_token_ids_and_fingerprint(about: ResponseContext) -
     for encoder, request in ((ChatEncoder, CHAT), (CompletionEncoder, TEXT)):
         wanted = msgspec.structs.replace(request, response_options=IDS)
 
-        answer = encode_unary_body(encoder(ResponseStyle(), wanted, about), events)
-        unasked = encode_unary_body(encoder(ResponseStyle(), request, about), events)
+        response = encode_unary_body(encoder(ResponseStyle(), wanted, response_context), events)
+        unasked = encode_unary_body(encoder(ResponseStyle(), request, response_context), events)
 
-        assert answer["choices"][0]["token_ids"] == [7, 8]
-        assert answer["system_fingerprint"] == "fp_1"
+        assert response["choices"][0]["token_ids"] == [7, 8]
+        assert response["system_fingerprint"] == "fp_1"
         assert "token_ids" not in unasked["choices"][0]
 
 
-def test_completion_stream_with_token_ids(about: ResponseContext) -> None:
+def test_completion_stream_with_token_ids(response_context: ResponseContext) -> None:
     events: list[Event] = [
         StreamStart(2),
         ResponseMetadata(fingerprint="fp_1"),
@@ -194,10 +199,11 @@ def test_completion_stream_with_token_ids(about: ResponseContext) -> None:
     ]
 
     chunks = encode_stream_choices(
-        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT, IDS), about), events
+        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT, IDS), response_context),
+        events,
     )
     unasked = encode_stream_choices(
-        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about), events
+        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), response_context), events
     )
 
     assert [(one["text"], one.get("token_ids")) for one in chunks] == [
@@ -209,25 +215,30 @@ def test_completion_stream_with_token_ids(about: ResponseContext) -> None:
     assert all("token_ids" not in one for one in unasked)
 
 
-def test_events_without_text_write_nothing(about: ResponseContext) -> None:
+def test_events_without_text_write_nothing(response_context: ResponseContext) -> None:
     events: list[Event] = [StreamStart(2), ResponseMetadata(), TextDelta("")]
 
     assert (
-        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about).encode_events(events)
-        == b""
-    )
-    assert (
-        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about).encode_events(
+        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), response_context).encode_events(
             events
         )
         == b""
     )
     assert (
-        EmbeddingEncoder(ResponseStyle(), EMBED, about).encode_events([Embedding(0, (1.0,))]) == b""
+        CompletionEncoder(
+            ResponseStyle(), build_streaming_request(TEXT), response_context
+        ).encode_events(events)
+        == b""
+    )
+    assert (
+        EmbeddingEncoder(ResponseStyle(), EMBED, response_context).encode_events(
+            [Embedding(0, (1.0,))]
+        )
+        == b""
     )
 
 
-def test_chat_response_includes_the_echoed_prompt(about: ResponseContext) -> None:
+def test_chat_response_includes_the_echoed_prompt(response_context: ResponseContext) -> None:
     events: list[Event] = [
         PromptEcho(0, "say hi"),
         TextDelta(" Hello"),
@@ -236,17 +247,20 @@ def test_chat_response_includes_the_echoed_prompt(about: ResponseContext) -> Non
     ]
 
     stream = encode_stream_choices(
-        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about), events
+        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), response_context), events
     )
-    answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
+    response = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, response_context), events)
 
     assert [one["delta"].get("content") for one in stream] == ["", "say hi", " Hello", None]
-    assert answer["choices"][0]["message"]["content"] == "say hi Hello"
+    assert response["choices"][0]["message"]["content"] == "say hi Hello"
 
 
-def test_embeddings_response_without_token_counts_has_no_usage(about: ResponseContext) -> None:
-    answer = encode_unary_body(
-        EmbeddingEncoder(ResponseStyle(), EMBED, about), [Embedding(0, (1.0,)), StreamEnd()]
+def test_embeddings_response_without_token_counts_has_no_usage(
+    response_context: ResponseContext,
+) -> None:
+    response = encode_unary_body(
+        EmbeddingEncoder(ResponseStyle(), EMBED, response_context),
+        [Embedding(0, (1.0,)), StreamEnd()],
     )
 
-    assert list(answer) == ["object", "data", "model"]
+    assert list(response) == ["object", "data", "model"]

@@ -1,4 +1,4 @@
-"""Answers, byte for byte: cases W1 to W77 from the events on."""
+"""Responses for clients, byte for byte: cases W1 to W77."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def build_streaming_request(request: GenerationRequest, **changes: Any) -> Gener
 
 
 def encode_stream_lines(encoder: ResponseEncoder, events: Sequence[Event]) -> list[str]:
-    """The data of each event, written one by one as they come."""
+    """Encode the events one by one, and return their data."""
     body = b"".join(encoder.encode_events([event]) for event in events).decode()
     assert body.endswith("\n\n")
     lines = body.removesuffix("\n\n").split("\n\n")
@@ -64,11 +64,11 @@ def encode_unary_body(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
     return json.loads(reply.body)
 
 
-def format_chunk(delta: str, finish: str = "null", more: str = "", index: int = 0) -> str:
+def format_chunk(delta: str, finish: str = "null", extra_json: str = "", index: int = 0) -> str:
     return (
         '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,"model":"mock",'
         f'"choices":[{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}]'
-        f"{more}}}"
+        f"{extra_json}}}"
     )
 
 
@@ -76,11 +76,13 @@ OPEN = '{"role":"assistant","content":""}'
 USAGE = '{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'
 
 
-def test_unary_chat_response(about: ResponseContext) -> None:
+def test_unary_chat_response(response_context: ResponseContext) -> None:
     fold = ResponseAccumulator()
     fold.add(HELLO)
-    encoder = ChatEncoder(ResponseStyle(), CHAT, about)
+    encoder = ChatEncoder(ResponseStyle(), CHAT, response_context)
+
     reply = encoder.encode_unary(fold.result())
+
     assert reply.body.decode() == (
         '{"id":"chatcmpl-r1","object":"chat.completion","created":1700000000,"model":"mock",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!",'
@@ -89,9 +91,9 @@ def test_unary_chat_response(about: ResponseContext) -> None:
     assert ("x-served-model", "v1") in encoder.headers()
 
 
-def test_chat_stream(about: ResponseContext) -> None:
+def test_chat_stream(response_context: ResponseContext) -> None:
     encoder = ChatEncoder(
-        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), response_context
     )
     assert encode_stream_lines(encoder, HELLO) == [
         format_chunk(OPEN),
@@ -104,14 +106,15 @@ def test_chat_stream(about: ResponseContext) -> None:
     assert encoder.content_type == "text/event-stream; charset=utf-8"
 
 
-def test_usage_is_the_last_chunk_if_requested(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about)
+def test_usage_is_the_last_chunk_if_requested(response_context: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), response_context)
     none = ',"usage":null'
+
     assert encode_stream_lines(encoder, HELLO) == [
-        format_chunk(OPEN, more=none),
-        format_chunk('{"content":"Hello"}', more=none),
-        format_chunk('{"content":" world"}', more=none),
-        format_chunk('{"content":"!"}', more=none),
+        format_chunk(OPEN, extra_json=none),
+        format_chunk('{"content":"Hello"}', extra_json=none),
+        format_chunk('{"content":" world"}', extra_json=none),
+        format_chunk('{"content":"!"}', extra_json=none),
         format_chunk("{}", '"stop"', none),
         (
             '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,'
@@ -121,11 +124,11 @@ def test_usage_is_the_last_chunk_if_requested(about: ResponseContext) -> None:
     ]
 
 
-def test_continuous_usage_is_in_every_chunk(about: ResponseContext) -> None:
+def test_continuous_usage_is_in_every_chunk(response_context: ResponseContext) -> None:
     encoder = ChatEncoder(
         ResponseStyle(),
         build_streaming_request(CHAT, response_options=ResponseOptions(usage="each")),
-        about,
+        response_context,
     )
     events: list[Event] = [
         Usage(2, 1),
@@ -138,13 +141,16 @@ def test_continuous_usage_is_in_every_chunk(about: ResponseContext) -> None:
     ]
     chunks = [json.loads(line) for line in encode_stream_lines(encoder, events)[:-1]]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+
     assert counts == [1, 1, 2, 2, 2]
     assert chunks[-1]["choices"] == []
 
 
-def test_chunks_of_two_choices_interleave(about: ResponseContext) -> None:
+def test_chunks_of_two_choices_interleave(response_context: ResponseContext) -> None:
     encoder = ChatEncoder(
-        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET, n=2), about
+        ResponseStyle(),
+        build_streaming_request(CHAT, response_options=QUIET, n=2),
+        response_context,
     )
     events: list[Event] = [
         TextDelta("a", 1),
@@ -153,6 +159,7 @@ def test_chunks_of_two_choices_interleave(about: ResponseContext) -> None:
         ChoiceEnd("length", 1),
         StreamEnd(),
     ]
+
     assert encode_stream_lines(encoder, events) == [
         format_chunk(OPEN, index=1),
         format_chunk('{"content":"a"}', index=1),
@@ -174,11 +181,12 @@ CALLS: tuple[Event, ...] = (
 )
 
 
-def test_chat_stream_with_tool_calls(about: ResponseContext) -> None:
+def test_chat_stream_with_tool_calls(response_context: ResponseContext) -> None:
     encoder = ChatEncoder(
-        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), response_context
     )
     opening = '"type":"function","function":{"name":'
+
     assert encode_stream_lines(encoder, CALLS) == [
         format_chunk('{"role":"assistant","content":null}'),
         format_chunk(
@@ -194,8 +202,10 @@ def test_chat_stream_with_tool_calls(about: ResponseContext) -> None:
     ]
 
 
-def test_unary_response_with_tool_calls(about: ResponseContext) -> None:
-    choice = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), CALLS)["choices"][0]
+def test_unary_response_with_tool_calls(response_context: ResponseContext) -> None:
+    choice = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, response_context), CALLS)[
+        "choices"
+    ][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"] == {
         "role": "assistant",
@@ -208,7 +218,7 @@ def test_unary_response_with_tool_calls(about: ResponseContext) -> None:
     }
 
 
-def test_calls_of_custom_tools_keep_their_type(about: ResponseContext) -> None:
+def test_calls_of_custom_tools_keep_their_type(response_context: ResponseContext) -> None:
     events: list[Event] = [
         ToolCallStart(0, 0, "call_1", "f", "custom"),
         ToolCallDelta(0, 0, "go"),
@@ -216,13 +226,16 @@ def test_calls_of_custom_tools_keep_their_type(about: ResponseContext) -> None:
         ChoiceEnd("eos"),
         StreamEnd(),
     ]
-    choice = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)["choices"][0]
+    choice = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, response_context), events)[
+        "choices"
+    ][0]
     assert choice["message"]["tool_calls"] == [
         {"id": "call_1", "type": "custom", "custom": {"name": "f", "input": "go"}},
         {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": ""}},
     ]
+
     stream = ChatEncoder(
-        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), response_context
     )
     start = '"index":0,"id":"call_1","type":"custom","custom":{"name":"f","input":""}'
     assert encode_stream_lines(stream, events)[1:3] == [
@@ -231,15 +244,19 @@ def test_calls_of_custom_tools_keep_their_type(about: ResponseContext) -> None:
     ]
 
 
-def test_legacy_functions_return_function_call(about: ResponseContext) -> None:
+def test_legacy_functions_return_function_call(response_context: ResponseContext) -> None:
     request = msgspec.structs.replace(CHAT, legacy_functions=True)
     events: list[Event] = [*CALLS[:3], ChoiceEnd("tool_calls"), StreamEnd()]
-    choice = encode_unary_body(ChatEncoder(ResponseStyle(), request, about), events)["choices"][0]
+    choice = encode_unary_body(ChatEncoder(ResponseStyle(), request, response_context), events)[
+        "choices"
+    ][0]
+
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x":1}'}
     assert "tool_calls" not in choice["message"]
+
     stream = ChatEncoder(
-        ResponseStyle(), build_streaming_request(request, response_options=QUIET), about
+        ResponseStyle(), build_streaming_request(request, response_options=QUIET), response_context
     )
     assert encode_stream_lines(stream, events)[1:5] == [
         format_chunk('{"function_call":{"name":"f","arguments":""}}'),
@@ -249,24 +266,25 @@ def test_legacy_functions_return_function_call(about: ResponseContext) -> None:
     ]
 
 
-def test_reasoning_and_refusal_in_chat_responses(about: ResponseContext) -> None:
+def test_reasoning_and_refusal_in_chat_responses(response_context: ResponseContext) -> None:
     events: list[Event] = [
         ReasoningDelta("hm"),
         RefusalDelta("no"),
         ChoiceEnd("content_filter"),
         StreamEnd(),
     ]
-    message = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)["choices"][0][
-        "message"
-    ]
+    message = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, response_context), events)[
+        "choices"
+    ][0]["message"]
     assert message == {
         "role": "assistant",
         "content": None,
         "refusal": "no",
         "reasoning_content": "hm",
     }
+
     stream = ChatEncoder(
-        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), response_context
     )
     assert encode_stream_lines(stream, events)[1:4] == [
         format_chunk('{"reasoning_content":"hm"}'),
@@ -279,7 +297,7 @@ TOP = (TopLogprob("Hi", -0.5), TopLogprob("alt1", -1.5))
 HI = TokenLogprob("Hi", -0.5, TOP)
 
 
-def test_chat_logprobs(about: ResponseContext) -> None:
+def test_chat_logprobs(response_context: ResponseContext) -> None:
     events: list[Event] = [TextDelta("Hi", logprobs=(HI,)), ChoiceEnd("eos"), StreamEnd()]
     expected = {
         "content": [
@@ -295,10 +313,14 @@ def test_chat_logprobs(about: ResponseContext) -> None:
         ],
         "refusal": None,
     }
-    answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
-    assert answer["choices"][0]["logprobs"] == expected
+    response = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, response_context), events)
+
+    assert response["choices"][0]["logprobs"] == expected
+
     lines = encode_stream_lines(
-        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about),
+        ChatEncoder(
+            ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), response_context
+        ),
         events,
     )
     assert json.loads(lines[1])["choices"][0] == {
@@ -309,15 +331,17 @@ def test_chat_logprobs(about: ResponseContext) -> None:
     }
 
 
-def test_logprobs_of_a_non_utf8_token_keep_its_bytes(about: ResponseContext) -> None:
+def test_logprobs_of_a_non_utf8_token_keep_its_bytes(response_context: ResponseContext) -> None:
     token = TokenLogprob("\ufffd", float("-inf"), data=b"\xe4")
     events: list[Event] = [TextDelta("", logprobs=(token,)), ChoiceEnd("eos"), StreamEnd()]
-    answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
-    entry = answer["choices"][0]["logprobs"]["content"][0]
+    response = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, response_context), events)
+    entry = response["choices"][0]["logprobs"]["content"][0]
+
     assert (entry["bytes"], entry["logprob"]) == ([0xE4], -9999.0)
-    columns = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][
-        0
-    ]["logprobs"]
+
+    columns = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, response_context), events)[
+        "choices"
+    ][0]["logprobs"]
     assert columns["tokens"] == ["bytes:\\xe4"]
 
 
@@ -332,36 +356,43 @@ def test_logprobs_of_a_non_utf8_token_keep_its_bytes(about: ResponseContext) -> 
         ("unknown", "stop"),
     ],
 )
-def test_finish_reason_names(about: ResponseContext, reason: FinishReason, wire: str) -> None:
-    answer = encode_unary_body(
-        ChatEncoder(ResponseStyle(), CHAT, about), [TextDelta("a"), ChoiceEnd(reason), StreamEnd()]
+def test_finish_reason_names(
+    response_context: ResponseContext, reason: FinishReason, wire: str
+) -> None:
+    response = encode_unary_body(
+        ChatEncoder(ResponseStyle(), CHAT, response_context),
+        [TextDelta("a"), ChoiceEnd(reason), StreamEnd()],
     )
-    assert answer["choices"][0]["finish_reason"] == wire
+    assert response["choices"][0]["finish_reason"] == wire
 
 
-def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(about: ResponseContext) -> None:
+def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(
+    response_context: ResponseContext,
+) -> None:
     called = (ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"))
     end = ChoiceEnd("unknown", unknown_word="later")
 
-    answer = encode_unary_body(
-        ChatEncoder(ResponseStyle(), CHAT, about), [*called, end, StreamEnd()]
+    response = encode_unary_body(
+        ChatEncoder(ResponseStyle(), CHAT, response_context), [*called, end, StreamEnd()]
     )
 
-    assert answer["choices"][0]["finish_reason"] == "later"
+    assert response["choices"][0]["finish_reason"] == "later"
 
 
-def test_stream_error_is_an_sse_event(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about)
+def test_stream_error_is_an_sse_event(response_context: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), response_context)
     assert encoder.encode_error_event(StreamBroken("it stopped")) == (
         b'data: {"error":{"message":"it stopped","type":"server_error","param":null,'
         b'"code":"bad_gateway"}}\n\n'
     )
 
 
-def test_unary_completion_response(about: ResponseContext) -> None:
+def test_unary_completion_response(response_context: ResponseContext) -> None:
     fold = ResponseAccumulator()
     fold.add(HELLO)
-    reply = CompletionEncoder(ResponseStyle(), TEXT, about).encode_unary(fold.result())
+
+    reply = CompletionEncoder(ResponseStyle(), TEXT, response_context).encode_unary(fold.result())
+
     assert reply.body.decode() == (
         '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
         '"choices":[{"text":"Hello world!","index":0,"logprobs":null,"finish_reason":"stop"}],'
@@ -369,11 +400,12 @@ def test_unary_completion_response(about: ResponseContext) -> None:
     )
 
 
-def test_completion_stream(about: ResponseContext) -> None:
-    encoder = CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about)
+def test_completion_stream(response_context: ResponseContext) -> None:
+    encoder = CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), response_context)
     head = '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
     shape = head + '"choices":[{"text":"%s","index":0,"logprobs":null,"finish_reason":%s}],'
     shape += '"usage":null}'
+
     assert encode_stream_lines(encoder, HELLO) == [
         shape % ("Hello", "null"),
         shape % (" world", "null"),
@@ -384,14 +416,16 @@ def test_completion_stream(about: ResponseContext) -> None:
     ]
 
 
-def test_completion_stream_text_offset_counts_earlier_text(about: ResponseContext) -> None:
-    stream = CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about)
+def test_completion_stream_text_offset_counts_earlier_text(
+    response_context: ResponseContext,
+) -> None:
+    stream = CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), response_context)
     stream.encode_events([TextDelta("Hi "), TextDelta("there ")])
 
     assert b'"text_offset":[9]' in stream.encode_events([TextDelta("Hi", logprobs=(HI,))])
 
 
-def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
+def test_completion_logprobs_are_columns(response_context: ResponseContext) -> None:
     events: list[Event] = [
         PromptEcho(0, "a", (TokenLogprob("a", None),)),
         TextDelta("Hi", logprobs=(HI,)),
@@ -399,9 +433,10 @@ def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
         StreamEnd(),
     ]
     top = {"Hi": -0.5, "alt1": -1.5}
-    choice = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][
-        0
-    ]
+    choice = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, response_context), events)[
+        "choices"
+    ][0]
+
     assert choice["text"] == "aHi"
     assert choice["logprobs"] == {
         "tokens": ["a", "Hi"],
@@ -409,9 +444,10 @@ def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
         "top_logprobs": [None, top],
         "text_offset": [0, 1],
     }
+
     lines = encode_stream_lines(
         CompletionEncoder(
-            ResponseStyle(), build_streaming_request(TEXT, response_options=QUIET), about
+            ResponseStyle(), build_streaming_request(TEXT, response_options=QUIET), response_context
         ),
         events,
     )
@@ -420,7 +456,7 @@ def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
     assert [piece["top_logprobs"] for piece in pieces] == [None, [top]]
 
 
-def test_fingerprint_and_token_ids_are_in_stream_chunks(about: ResponseContext) -> None:
+def test_fingerprint_and_token_ids_are_in_stream_chunks(response_context: ResponseContext) -> None:
     events: list[Event] = [
         ResponseMetadata(fingerprint="fp_1"),
         TextDelta("a", token_ids=(7,)),
@@ -430,8 +466,10 @@ def test_fingerprint_and_token_ids_are_in_stream_chunks(about: ResponseContext) 
     request = build_streaming_request(
         CHAT, response_options=ResponseOptions(usage="none", token_ids=True)
     )
-    lines = encode_stream_lines(ChatEncoder(ResponseStyle(), request, about), events)
+    lines = encode_stream_lines(ChatEncoder(ResponseStyle(), request, response_context), events)
+
     first, second = (json.loads(line) for line in lines[:2])
+
     assert first["system_fingerprint"] == second["system_fingerprint"] == "fp_1"
     assert second["choices"][0]["token_ids"] == [7]
     assert "stop_reason" not in second["choices"][0]

@@ -1,4 +1,4 @@
-"""Tokenize and detokenize, from clients and to them, to workers and from them."""
+"""Tokenize and detokenize: requests and responses of clients and of workers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -36,10 +36,14 @@ def decode(make_call: MakeCall, operation: str = "tokenize", **fields: Any) -> A
 
 
 def answer(
-    make_call: MakeCall, about: ResponseContext, event: Event, operation: str, **fields: Any
+    make_call: MakeCall,
+    response_context: ResponseContext,
+    event: Event,
+    operation: str,
+    **fields: Any,
 ) -> Any:
     call = make_call(operation, {"model": "m", **fields})
-    encoder = OPENAI.create_encoder(call, OPENAI.decode_request(call), about)
+    encoder = OPENAI.create_encoder(call, OPENAI.decode_request(call), response_context)
     return json.loads(encoder.encode_unary(aggregate([event, StreamEnd()])).body)
 
 
@@ -94,9 +98,9 @@ def test_conversation_needs_no_options(make_call: MakeCall) -> None:
 def test_invalid_tokenize_request_names_the_field(
     make_call: MakeCall, fields: Mapping[str, Any], param: str
 ) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         decode(make_call, **fields)
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -114,30 +118,35 @@ def test_invalid_tokenize_request_names_the_field(
 def test_invalid_detokenize_request_names_the_field(
     make_call: MakeCall, tokens: Any, param: str
 ) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         decode(make_call, "detokenize", tokens=tokens)
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 def test_tokenize_response_has_the_texts_only_if_requested(
-    make_call: MakeCall, about: ResponseContext
+    make_call: MakeCall, response_context: ResponseContext
 ) -> None:
     tokens = TokenList((104, 105), ("h", "i"), 4096)
 
-    assert answer(make_call, about, tokens, "tokenize", prompt="hi") == {
+    assert answer(make_call, response_context, tokens, "tokenize", prompt="hi") == {
         "count": 2,
         "max_model_len": 4096,
         "tokens": [104, 105],
         "token_strs": None,
     }
-    texts = answer(make_call, about, tokens, "tokenize", prompt="hi", return_token_strs=True)
+
+    texts = answer(
+        make_call, response_context, tokens, "tokenize", prompt="hi", return_token_strs=True
+    )
     assert texts["token_strs"] == ["h", "i"]
 
 
-def test_detokenize_response_has_the_text(make_call: MakeCall, about: ResponseContext) -> None:
+def test_detokenize_response_has_the_text(
+    make_call: MakeCall, response_context: ResponseContext
+) -> None:
     event = DetokenizedText("hé")
 
-    assert answer(make_call, about, event, "detokenize", tokens=[]) == {"prompt": "hé"}
+    assert answer(make_call, response_context, event, "detokenize", tokens=[]) == {"prompt": "hé"}
 
 
 def test_model_without_tokenizer_is_not_implemented(make_call: MakeCall) -> None:
@@ -148,6 +157,7 @@ def test_model_without_tokenizer_is_not_implemented(make_call: MakeCall) -> None
     }
 
     assert statuses == {"tokenize": 501, "detokenize": 501, "rerank": 400, "chat": 400}
+
     body = json.loads(OPENAI.encode_error(error, make_call("tokenize")).body)
     assert body["error"]["type"] == "not_implemented_error"
     assert (
@@ -198,6 +208,7 @@ def test_conversation_is_tokenized_by_vllm() -> None:
             "chat_template_kwargs": {},
         },
     )
+
     plain = TokenizeRequest(model="w", messages=TURNS)
     assert encode(VLLM, plain)[1] == {"model": "w", "messages": SAY}
 
@@ -211,7 +222,9 @@ def test_chat_template_of_the_client_needs_the_powers_of_the_worker() -> None:
 def test_unknown_fields_reach_the_worker_unless_they_control_it() -> None:
     extra = {"odd": Raw(b"1"), "kv_transfer_params": Raw(b"{}")}
     request = TokenizeRequest(model="w", prompt="hi", extra=extra)
+
     body = encode(VLLM, request)[1]
+
     assert body["odd"] == 1
     assert "kv_transfer_params" not in body
 

@@ -1,11 +1,13 @@
-"""Tool calls in the odder forms that workers send."""
+"""Tool calls in unusual forms of workers are decoded."""
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
-from protocols.chat.decoder import ToolCallAssembler, WireDelta
+from protocols.chat.decoder import ToolCallAssembler
+from protocols.chat.wire_responses import WireDelta
 from protocols.core.events import Event, ToolCallDelta, ToolCallStart
 
 
@@ -14,8 +16,7 @@ def decode_deltas(*deltas: dict[str, Any]) -> list[Event]:
     events: list[Event] = []
     for delta in deltas:
         events += calls.read_delta(msgspec.convert(delta, WireDelta))
-    calls.close()
-    return events
+    return [*events, *calls.close()]
 
 
 def make_delta(**fields: Any) -> dict[str, Any]:
@@ -50,11 +51,47 @@ def test_tool_calls_without_index_and_id_are_distinguished_by_name() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [([1], "[1]"), (5, "5"), (0, "0"), (False, "false"), ({"x": 1}, '{"x":1}'), ([], "[]")],
+    ids=str,
+)
+def test_arguments_of_another_type_are_written_as_json(value: Any, text: str) -> None:
+    """A client would run a call without its arguments otherwise."""
+    called = [ToolCallStart(0, 0, "a", "f"), ToolCallDelta(0, 0, text)]
+
+    assert decode_deltas(make_delta(id="a", name="f", arguments=value)) == called
+    custom = {"tool_calls": [{"id": "a", "custom": {"name": "f", "input": value}}]}
+    wrapped = json.dumps({"input": text}, separators=(",", ":"))
+    assert decode_deltas(custom) == [called[0], ToolCallDelta(0, 0, wrapped)]
+
+
+def test_a_piece_of_arguments_that_is_a_number_keeps_its_place() -> None:
+    events = decode_deltas(
+        make_delta(index=0, id="a", name="f", arguments='{"x": '),
+        make_delta(index=0, arguments=5),
+        make_delta(index=0, arguments="}"),
+    )
+
+    pieces = [one.text for one in events if isinstance(one, ToolCallDelta)]
+    assert "".join(pieces) == '{"x": 5}'
+
+
 def test_legacy_function_call_is_decoded() -> None:
     events = decode_deltas({"function_call": {"name": "f"}}, {"function_call": {"arguments": "{}"}})
     assert events == [ToolCallStart(0, 0, "call_0_0", "f"), ToolCallDelta(0, 0, "{}")]
 
 
-def test_custom_tool_call_is_decoded() -> None:
-    events = decode_deltas({"tool_calls": [{"id": "a", "custom": {"name": "f", "input": "go"}}]})
-    assert events == [ToolCallStart(0, 0, "a", "f"), ToolCallDelta(0, 0, "go")]
+def test_custom_tool_call_becomes_that_of_a_function_with_json_arguments() -> None:
+    """Clients that know of no custom tools read the arguments of every call as JSON."""
+    events = decode_deltas(
+        {"tool_calls": [{"index": 0, "id": "a", "custom": {"name": "f", "input": 'g"'}}]},
+        {"tool_calls": [{"index": 0, "custom": {"input": "o"}}]},
+        {"tool_calls": [{"index": 0, "id": "b", "custom": {"name": "g", "input": "x"}}]},
+    )
+    assert events == [
+        ToolCallStart(0, 0, "a", "f"),
+        ToolCallDelta(0, 0, '{"input":"g\\"o"}'),
+        ToolCallStart(0, 1, "b", "g"),
+        ToolCallDelta(0, 1, '{"input":"x"}'),
+    ]

@@ -1,4 +1,4 @@
-"""Names of tools that OpenAI's workers do not take."""
+"""Tool names that OpenAI workers reject are replaced, and restored in calls."""
 
 import json
 from typing import Any

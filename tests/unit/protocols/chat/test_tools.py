@@ -1,6 +1,7 @@
-"""Tools, choices, and outputs: what is read, what is refused, what is written."""
+"""Tools, tool choices and output formats are decoded, rejected and encoded."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import Raw
 
 from protocols.chat.response_format import read_structured_outputs, write_structured_outputs
 from protocols.chat.tools import (
+    is_valid_chat,
     read_functions,
     read_response_format,
     read_tool_choice,
@@ -98,9 +100,9 @@ def test_allowed_tools_restrict_the_tool_list() -> None:
     ],
 )
 def test_invalid_tool_choice_is_rejected(choice: Any, param: str, problem: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_tool_choice(build_fields(tool_choice=choice), TOOLS)
-    assert (caught.value.param, caught.value.problem) == (param, problem)
+    assert (excinfo.value.param, excinfo.value.problem) == (param, problem)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +118,9 @@ def test_invalid_tool_choice_is_rejected(choice: Any, param: str, problem: str) 
     ],
 )
 def test_invalid_legacy_functions_are_rejected(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_functions(build_fields(**body))
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 def test_legacy_functions_without_a_named_function_call() -> None:
@@ -148,16 +150,16 @@ def test_structured_outputs_are_decoded(body: dict[str, Any], output: OutputForm
 
 @pytest.mark.parametrize("wrong", [{"regex": 1}, {"choice": []}, {"choice": [1]}, {"json": 5}])
 def test_invalid_structured_outputs_are_rejected(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_structured_outputs(build_fields(structured_outputs=wrong))
-    assert caught.value.param == f"structured_outputs.{next(iter(wrong))}"
+    assert excinfo.value.param == f"structured_outputs.{next(iter(wrong))}"
 
 
 def test_guided_json_string_must_be_a_json_object() -> None:
     for wrong in ("{not json", "[]", "{} {}"):
-        with pytest.raises(InvalidParameter) as caught:
+        with pytest.raises(InvalidParameter) as excinfo:
             read_structured_outputs(build_fields(guided_json=wrong))
-        assert caught.value.param == "guided_json"
+        assert excinfo.value.param == "guided_json"
 
 
 def test_json_schema_format_without_schema_is_accepted() -> None:
@@ -179,7 +181,16 @@ def test_parameters_of_a_function_are_an_object_or_null() -> None:
         "function": {"name": "f", "parameters": None, "strict": False},
     }
     assert read_tools(build_fields(tools=[tool])) == (Tool("f", strict=False),)
+
     tool["function"] = {"name": "f", "parameters": [1]}
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read_tools(build_fields(tools=[tool]))
-    assert caught.value.param == "tools[0].function.parameters"
+    assert excinfo.value.param == "tools[0].function.parameters"
+
+
+def test_rules_between_fields_hold_where_a_worker_has_no_tool_choice() -> None:
+    """Such as Ollama's: the body that is decoded has no such field."""
+    body = SimpleNamespace(logprobs=True, tools=[])
+
+    assert is_valid_chat(body, {"top_logprobs", "tools"})
+    assert not is_valid_chat(SimpleNamespace(logprobs=None, tools=[]), {"top_logprobs", "tools"})

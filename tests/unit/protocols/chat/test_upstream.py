@@ -1,4 +1,4 @@
-"""Requests for workers, by profile, and what they can't carry."""
+"""Requests for workers, by profile, and their losses."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def make_completion(**fields: Any) -> GenerationRequest:
 def encode_path_and_body(
     request: Request, profile: str = "openai", **options: Any
 ) -> tuple[str, Any]:
-    """The path, and the body less model and messages or prompt where they are the plain ones."""
+    """Return the path, and the body without the model and plain messages."""
     wire = OpenAI(profile, **options).encode_request(request)
     assert wire.method == "POST"
     body = json.loads(wire.body)
@@ -104,7 +104,7 @@ def list_unsupported_parameters(
         ),
         (make_chat(logprobs=LogprobsOptions()), "/v1/chat/completions", {"logprobs": True}),
         (
-            make_chat(labels={"user": "u", "metadata.team": "a", "else": "x"}),
+            make_chat(labels={"user": "u", "metadata.team": "a"}),
             "/v1/chat/completions",
             {"user": "u", "metadata": {"team": "a"}},
         ),
@@ -154,6 +154,7 @@ def test_chat_messages_are_encoded() -> None:
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
     ]  # fmt: skip
     request = make_chat(messages=messages)
+
     assert encode_path_and_body(request)[1]["messages"] == expected
     assert list_unsupported_parameters(request) == set()
     assert encode_path_and_body(request, "vllm")[1]["messages"] == expected
@@ -176,6 +177,7 @@ def test_allowed_tools_are_filtered_for_vllm_workers() -> None:
     request = make_chat(tools=TOOLS, tool_choice=AllowedTools("required", ("g",)))
     plain = encode_path_and_body(request)[1]["tool_choice"]
     assert plain["type"] == "allowed_tools"
+
     narrow = encode_path_and_body(request, "vllm")[1]
     assert [tool["function"]["name"] for tool in narrow["tools"]] == ["g"]
     assert narrow["tool_choice"] == "required"
@@ -253,6 +255,7 @@ def test_output_formats_are_encoded_per_profile(
 def test_json_schema_is_sent_as_raw_bytes() -> None:
     request = make_chat(output=JsonSchemaFormat(Raw(b'{ "b":1, "a":2 }'), "n", strict=True))
     body = OpenAI().encode_request(request).body
+
     assert b'"schema":{ "b":1, "a":2 }' in body
     assert b'"name":"n"' in body
     assert list_unsupported_parameters(request) == set()
@@ -275,7 +278,7 @@ def test_json_schema_is_sent_as_raw_bytes() -> None:
         (make_chat(suffix="x"), {("suffix", "dropped")}),
         (
             make_chat(response_options=ResponseOptions(token_ids=True)),
-            {("return_token_ids", "dropped")},
+            {("token_ids", "dropped")},
         ),
         (make_chat(stopping=StopConditions(overflow="error")), set()),
         (make_chat(stopping=StopConditions(overflow="truncate")), {("overflow", "dropped")}),
@@ -298,6 +301,7 @@ def test_clamped_values_are_sent() -> None:
         stopping=StopConditions(stop=("a", "b", "c", "d", "e")),
         sampling=SamplingParams(temperature=3.0),
     )
+
     assert encode_path_and_body(request)[1] == {"temperature": 2.0, "stop": ["a", "b", "c", "d"]}
     assert encode_path_and_body(make_chat(sampling=SamplingParams(top_p=0.0)), "vllm")[1] == {
         "top_p": 1e-6
@@ -321,6 +325,7 @@ def test_beam_search_is_encoded_for_vllm() -> None:
     request = make_chat(sampling=SamplingParams(beam_width=2), n=2)
     assert encode_path_and_body(request, "vllm")[1] == {"n": 2, "use_beam_search": True}
     assert list_unsupported_parameters(request, "vllm") == set()
+
     wider = make_chat(sampling=SamplingParams(beam_width=4))
     assert list_unsupported_parameters(wider, "vllm") == {("beam_width", "approximated")}
 
@@ -328,7 +333,9 @@ def test_beam_search_is_encoded_for_vllm() -> None:
 def test_unknown_fields_never_override_gateway_fields() -> None:
     raws = {"foo": Raw(b"[1, 2]"), "model": Raw(b'"evil"'), "cache_salt": Raw(b'"s"')}
     request = make_chat(extra=raws)
+
     wire = OpenAI().encode_request(request)
+
     assert b'"foo":[1, 2]' in wire.body
     assert json.loads(wire.body)["model"] == "m"
     assert list_unsupported_parameters(request) == {("model", "dropped"), ("cache_salt", "dropped")}
@@ -355,9 +362,10 @@ def test_powers_parameters_are_sent_only_if_enabled() -> None:
 def test_server_template_mode_accepts_one_text_prompt() -> None:
     server = PromptOptions(mode="server")
     for prompts in (("a", "b"), ((1, 2),)):
-        with pytest.raises(UnsupportedFeature) as caught:
+        with pytest.raises(UnsupportedFeature) as excinfo:
             OpenAI().encode_request(make_completion(prompts=prompts, templating=server))
-        assert caught.value.param == "prompt"
+        assert excinfo.value.param == "prompt"
+
     several = make_completion(prompts=("a", "b"), templating=server)
     assert OpenAI().unsupported_parameters(several, {}) == (
         UnsupportedParameter("prompt", "dropped", path="prompts"),
@@ -371,6 +379,7 @@ def test_losses_use_the_client_field_names(make_call: MakeCall) -> None:
         output=RegexFormat("a"),
         stopping=StopConditions(truncate_prompt=3),
     )
+
     assert set(OpenAI().unsupported_parameters(request, names)) == {
         UnsupportedParameter("top_logprobs", "clamped", "21 to 20", "logprobs.top"),
         UnsupportedParameter("response_format", "dropped", path="output"),
@@ -382,35 +391,6 @@ def test_unknown_profile_is_rejected() -> None:
     assert OpenAI.profiles[0] == "openai"
     with pytest.raises(ValueError, match="known: openai, vllm, sglang, llamacpp"):
         OpenAI("tgi")
-
-
-def test_prefix_option_changes_every_path() -> None:
-    adapter = OpenAI(prefix="/x/v3")
-    assert adapter.path_prefixes == ("/x/v3",)
-    assert adapter.health_request.path == "/x/v3/models"
-    assert adapter.encode_request(make_chat()).path == "/x/v3/chat/completions"
-    assert all(e.path.startswith("/x/v3/") for e in adapter.endpoints)
-    refused = ("files", "batches", "response compaction")
-    assert {
-        e.path for e in adapter.endpoints if e.task != "proxy" and e.operation not in refused
-    } == {
-        "/x/v3/chat/completions",
-        "/x/v3/completions",
-        "/x/v3/embeddings",
-        "/x/v3/responses",
-        "/x/v3/responses/{response_id}",
-        "/x/v3/responses/{response_id}/input_items",
-        "/x/v3/responses/{response_id}/cancel",
-        "/x/v3/responses/input_tokens",
-        "/x/v3/rerank",
-        "/x/v3/ranking",
-        "/x/v3/score",
-        "/x/v3/classify",
-        "/x/v3/tokenize",
-        "/x/v3/detokenize",
-        "/x/v3/models",
-        "/x/v3/models/{model}",
-    }
 
 
 def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> None:
@@ -440,12 +420,14 @@ def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> Non
         "stream_options": {"include_usage": True},
     }
     adapter = OpenAI()
+
     request = adapter.decode_request(make_call("chat", body))
+
     assert json.loads(adapter.encode_request(request).body) == body
     assert adapter.unsupported_parameters(request, {}) == ()
 
 
-def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() -> None:
+def test_stop_strings_are_lost_if_the_client_needs_the_matched_one() -> None:
     request = make_chat(
         stopping=StopConditions(stop=("a",)), response_options=ResponseOptions(matched_stop=True)
     )
@@ -454,7 +436,7 @@ def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() ->
     assert list_unsupported_parameters(request, "vllm") == set()
 
 
-# --- the rest of the context, for clients whose protocol has no other limit -----------------------
+# --- the rest of the context as the limit of other protocols' clients -----------------------------
 
 
 @pytest.mark.parametrize(
@@ -484,6 +466,7 @@ def test_completion_without_a_limit_gets_the_rest_of_the_context(
     body = json.loads(adapter.encode_request(request).body)
     assert {name: body[name] for name in ("max_tokens",) if name in body} == written
     assert adapter.unsupported_parameters(request, {}) == ()
+
     by_tokens = replace(request, prompts=((1, 2, 3),), context_length=10)
     limited = replace(request, stopping=StopConditions(max_tokens=5))
     assert json.loads(adapter.encode_request(limited).body)["max_tokens"] == 5
@@ -525,3 +508,15 @@ def test_the_limit_of_tokens_has_the_client_s_name_or_the_worker_s(
     body = encode_path_and_body(request, profile)[1]
 
     assert {one: body[one] for one in body if one.startswith("max_")} == {name: 9}
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [("openai", {"name": "f"}), ("vllm", {"name": "f"})]
+    + [(name, {"name": "f", "description": ""}) for name in ("sglang", "llamacpp")],
+)
+def test_function_without_description_gets_an_empty_one_where_one_is_required(
+    profile: str, expected: dict[str, Any]
+) -> None:
+    _, body = encode_path_and_body(make_chat(tools=(Tool("f"),)), profile)
+    assert body["tools"] == [{"type": "function", "function": expected}]

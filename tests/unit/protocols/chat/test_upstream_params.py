@@ -1,4 +1,4 @@
-"""Wishes that one kind of worker fulfils and another does not: what is sent, and what is lost."""
+"""Parameters that some kinds of workers support and others do not: sent or reported."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]]
         "openai",
         make_chat(response_options=ResponseOptions(token_ids=True)),
         {},
-        {("return_token_ids", "dropped")},
+        {("token_ids", "dropped")},
     ),
     (
         "vllm",
@@ -107,7 +107,9 @@ def test_parameter_is_encoded_or_reported_per_profile(
     sent = json.loads(adapter.encode_request(request_).body)
     lost = {(loss.field, loss.reason) for loss in adapter.unsupported_parameters(request_, {})}
 
-    assert {name: got for name, got in sent.items() if name not in ("model", "messages")} == body
+    assert {
+        name: value for name, value in sent.items() if name not in ("model", "messages")
+    } == body
     assert lost == losses
 
 
@@ -167,7 +169,7 @@ REQUESTS = (
 
 
 def encode_or_return_error(request: GenerationRequest, profile: str) -> Any:
-    """What a worker is told, and what it is not."""
+    """Return the encoded parameters and the losses, or the error."""
     adapter = OpenAI(profile)
     try:
         return adapter.encode_request(request).body, adapter.unsupported_parameters(request, {})
@@ -182,3 +184,26 @@ def test_table_fast_path_equals_full_encoding(profile: str, request_: Generation
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upstream, "_SPECIAL_PATHS", frozenset({"model"}))
         assert encode_or_return_error(request_, profile) == encoded
+
+
+@pytest.mark.parametrize("field", ["audio", "prompt_logprobs", "return_hidden_states"])
+def test_field_that_adds_keys_to_the_answer_reaches_workers_of_the_client_s_protocol(
+    field: str,
+) -> None:
+    """Only a client of that protocol gets the keys that the worker adds."""
+    for source, is_sent in (("openai", True), ("ovms", False)):
+        request = make_chat(extra={field: Raw(b"1")}, source=source)
+
+        body = json.loads(OpenAI().encode_request(request).body)
+        losses = OpenAI().unsupported_parameters(request, {})
+
+        assert (field in body) is is_sent
+        assert (UnsupportedParameter(field, "dropped") in losses) is not is_sent
+
+
+def test_unknown_field_that_the_profile_lacks_is_dropped() -> None:
+    request = make_chat(extra={"modalities": Raw(b'["text"]')}, source="openai")
+
+    assert "modalities" not in json.loads(OpenAI("mistral").encode_request(request).body)
+    losses = OpenAI("mistral").unsupported_parameters(request, {})
+    assert UnsupportedParameter("modalities", "dropped") in losses

@@ -1,4 +1,4 @@
-"""What workers' errors mean, and how little of their texts comes through."""
+"""The meaning of workers' errors, and the part of their text that clients see."""
 
 import json
 import re
@@ -17,6 +17,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerError,
     WorkerFailed,
+    WorkerModelNotFound,
 )
 from protocols.openai.endpoints import OpenAI
 
@@ -46,7 +47,7 @@ TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
     (
         404,
         encode_error_body(message="The model `m` does not exist.", code=404),
-        WorkerFailed,
+        WorkerModelNotFound,
         "know the model",
     ),
     (401, encode_error_body(message="key sk-123"), WorkerFailed, "gateway's key"),
@@ -120,7 +121,7 @@ def test_status_404_of_a_worker_tells_an_unknown_model_from_an_unknown_path(
     body: bytes, unknown: str
 ) -> None:
     error = WORKER.read_error(404, {}, body)
-    assert type(error) is WorkerFailed
+    assert type(error) is (WorkerModelNotFound if unknown == "model" else WorkerFailed)
     assert error.status == 404
     assert unknown in error.message
 
@@ -129,6 +130,29 @@ def test_status_404_of_a_worker_tells_an_unknown_model_from_an_unknown_path(
     ("headers", "seconds"),
     [
         ({"retry-after": "2"}, 2.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, 360.0),
+        (
+            {
+                "x-ratelimit-remaining-requests": "0",
+                "x-ratelimit-reset-requests": "1h2m1.5s",
+                "x-ratelimit-remaining-tokens": "0",
+                "x-ratelimit-reset-tokens": "20ms",
+            },
+            3721.5,
+        ),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "59"}, 59.0),
+        ({"x-ratelimit-remaining-requests": "7", "x-ratelimit-reset-requests": "1s"}, None),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "soon"}, None),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "99h"}, None),
+        ({"x-ratelimit-remaining-requests": "0"}, None),
+        (
+            {
+                "retry-after": "3",
+                "x-ratelimit-remaining-requests": "0",
+                "x-ratelimit-reset-requests": "1s",
+            },
+            3.0,
+        ),
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
         ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
@@ -201,6 +225,7 @@ def test_a_context_error_has_its_token_counts_in_every_protocol(
     status = 422 if worker == "tgi" else 400
     adapter: Any = build_adapter(worker, None, {})
     error = adapter.read_error(status, {}, json.dumps(body).encode())
+
     assert isinstance(error, ContextTooLong), error
     assert (error.tokens, error.limit) == (20, 8)
 

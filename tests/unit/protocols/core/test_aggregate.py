@@ -1,4 +1,4 @@
-"""A whole answer is the fold of a stream; what is not a whole stream is not an answer."""
+"""A unary response is the aggregated stream; an incomplete stream is an error."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def aggregate_events(*events: Event) -> UnaryResponse:
 
 def test_text_logprobs_usage_and_metadata_are_aggregated() -> None:
     logprob = TokenLogprob("a", -0.5)
-    answer = aggregate_events(
+    response = aggregate_events(
         StreamStart(3),
         ResponseMetadata("m", "fp"),
         PromptEcho(0, "say ", (TokenLogprob("say ", None),)),
@@ -50,20 +50,20 @@ def test_text_logprobs_usage_and_metadata_are_aggregated() -> None:
         StreamEnd(),
     )
 
-    [choice] = answer.choices
+    [choice] = response.choices
     assert (choice.text, choice.echo_length, choice.tokens) == ("say ab", 4, 3)
     assert (choice.reasoning, choice.reasoning_signature, choice.refusal) == ("hmm", "s", "no")
     assert choice.token_ids == [7, 8, 9]
     assert [one.token for one in choice.logprobs] == ["say ", "a"]
     assert (choice.finish_reason, choice.matched_stop) == ("stop", "x")
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 5
-    assert answer.timings == [Timing(queue=0.1)]
-    assert answer.metadata.fingerprint == "fp"
+    assert response.usage is not None
+    assert response.usage.total_tokens == 5
+    assert response.timings == [Timing(queue=0.1)]
+    assert response.metadata.fingerprint == "fp"
 
 
 def test_choices_are_sorted_by_index() -> None:
-    answer = aggregate_events(
+    response = aggregate_events(
         TextDelta("b", 1),
         TextDelta("a", 0),
         ChoiceEnd("eos", 1),
@@ -71,14 +71,14 @@ def test_choices_are_sorted_by_index() -> None:
         StreamEnd(),
     )
 
-    assert [(c.index, c.text, c.finish_reason) for c in answer.choices] == [
+    assert [(c.index, c.text, c.finish_reason) for c in response.choices] == [
         (0, "a", "length"),
         (1, "b", "eos"),
     ]
 
 
 def test_tool_call_deltas_are_joined() -> None:
-    answer = aggregate_events(
+    response = aggregate_events(
         ToolCallStart(0, 0, "c1", "f"),
         ToolCallDelta(0, 0, '{"x"'),
         ToolCallStart(0, 1, "c2", "g"),
@@ -87,7 +87,10 @@ def test_tool_call_deltas_are_joined() -> None:
         StreamEnd(),
     )
 
-    assert answer.choices[0].tool_calls == [ToolCall("c1", "f", '{"x":1}'), ToolCall("c2", "g", "")]
+    assert response.choices[0].tool_calls == [
+        ToolCall("c1", "f", '{"x":1}'),
+        ToolCall("c2", "g", ""),
+    ]
 
 
 def test_embeddings_are_sorted_by_index() -> None:
@@ -130,7 +133,7 @@ ORDER = (ResponseMetadata, PromptEcho, TextDelta, ChoiceEnd, Usage, StreamEnd)
 
 
 def sort_events(events: list[Event]) -> list[Event]:
-    """In the order in which an answer tells them."""
+    """Sort events as a response lists them."""
     return sorted(events, key=lambda one: (*ORDER, type(one)).index(type(one)))
 
 

@@ -1,4 +1,4 @@
-"""The words that end an answer: known, failures, and unknown ones."""
+"""Finish reasons: known ones, failures, and unknown ones."""
 
 import importlib
 import json
@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from protocols.chat.decoder import FINISH_REASONS as CHAT_WORDS
 from protocols.core.errors import UnknownFinishReason, WorkerFailed
 from protocols.core.events import ChoiceEnd, FinishReason
 from protocols.core.finish_reasons import FinishReasonTable
@@ -23,10 +24,19 @@ def test_failure_is_an_error_for_every_client(word: str, source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["own", "", "other"])
-def test_known_word_and_no_word_at_all(source: str) -> None:
+def test_known_word(source: str) -> None:
     assert TABLE.read_word("stop", source) == ("eos", None)
-    assert TABLE.read_word(None, source) == ("unknown", None)
-    assert TABLE.read_word("", source) == ("unknown", None)
+
+
+@pytest.mark.parametrize("source", ["own", "", "other"])
+@pytest.mark.parametrize("word", [None, ""])
+def test_missing_word_is_an_error_unless_the_protocol_has_none(
+    word: str | None, source: str
+) -> None:
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        TABLE.read_word(word, source)
+    optional = FinishReasonTable("own", TABLE.words, is_optional=True)
+    assert optional.read_word(word, source) == ("unknown", None)
 
 
 @pytest.mark.parametrize(("word", "shown"), [("new", "new"), ("STOP", "STOP"), (5, "5")])
@@ -55,6 +65,27 @@ def test_unknown_word_reaches_only_clients_of_the_same_protocol(word: Any, shown
 def test_encoders_have_a_word_for_every_finish_reason(module: str, table: str) -> None:
     words: dict[FinishReason, str] = getattr(importlib.import_module(module), table)
     assert set(words) - {None} == set(get_args(FinishReason))
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("content_filter: PROHIBITED_CONTENT", "content_filter"),
+        ("SAFETY", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("model_context_window_exceeded", "length"),
+    ],
+)
+def test_words_of_hosted_apis_are_known(word: str, reason: FinishReason) -> None:
+    table = FinishReasonTable("own", CHAT_WORDS)
+
+    assert table.read_word(word, "other") == (reason, None)
+
+
+@pytest.mark.parametrize("word", ["network_error", "cancelled", "timeout"])
+def test_failures_of_other_openai_like_servers_are_errors(word: str) -> None:
+    with pytest.raises(WorkerFailed, match=rf"\({word}\)"):
+        FinishReasonTable("own", CHAT_WORDS).read_word(word, "own")
 
 
 def decode_response(source: str, **fields: Any) -> ChoiceEnd:

@@ -1,4 +1,4 @@
-"""The kinds of requests that an upstream adapter takes."""
+"""The kinds of requests that an upstream adapter supports."""
 
 from typing import cast
 
@@ -9,6 +9,7 @@ from protocols.core.interfaces import (
     SupportsRequestKinds,
     UpstreamAdapter,
     build_unsupported_kind_error,
+    get_query_parameters,
     get_request_kinds,
 )
 from protocols.core.request import RequestKind
@@ -39,3 +40,8 @@ def test_error_of_an_unsupported_kind_names_the_api(kind: RequestKind, name: str
 
     assert error.message == f"The model does not support the {name} API."
     assert error.param == "model"
+
+
+def test_an_adapter_without_query_parameters_knows_none() -> None:
+    assert get_query_parameters(TGI()) == frozenset()
+    assert get_query_parameters(OpenAI("vllm")) == {"api-version"}

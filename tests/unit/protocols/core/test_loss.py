@@ -1,12 +1,19 @@
-"""What the client set and the target does not carry is named, once, with its reason."""
+"""Each parameter that the client set and the target lacks is reported once, with its reason."""
 
 from msgspec import Raw
 
 from protocols.core.loss import (
+    MAX_NAME,
+    MAX_REPORTED,
+    LostHeader,
     ParameterSupport,
     UnsupportedParameter,
+    build_loss_headers,
+    find_lost_headers,
+    find_lost_query,
     find_unsupported_parameters,
     format_loss_header,
+    limit_losses,
 )
 from protocols.core.request import (
     EmbeddingRequest,
@@ -17,6 +24,7 @@ from protocols.core.request import (
     StopConditions,
     Tool,
 )
+from protocols.core.request_headers import RequestHeaders
 
 NAMES = {"stopping.max_tokens": "max_new_tokens"}
 
@@ -109,3 +117,60 @@ def test_loss_header_is_sanitized() -> None:
     )
 
     assert format_loss_header(losses) == "a__b___=dropped,messages[0].name=approximated"
+    assert build_loss_headers(losses) == (("x-interlingua-loss", format_loss_header(losses)),)
+    assert build_loss_headers(()) == ()
+
+
+def test_loss_header_names_a_field_once_for_each_reason() -> None:
+    losses = (
+        UnsupportedParameter("messages", "dropped", path="templating.continue_final"),
+        UnsupportedParameter("messages", "dropped", path="templating.add_generation_prompt"),
+        UnsupportedParameter("messages", "approximated", path="messages"),
+    )
+
+    assert format_loss_header(losses) == "messages=dropped,messages=approximated"
+
+
+def test_unknown_parameters_of_a_query_are_reported_once() -> None:
+    query = "beta=true&later=1&&a%20b&later=2&="
+
+    assert find_lost_query(query, frozenset({"beta"})) == (
+        UnsupportedParameter("query.later", "dropped"),
+        UnsupportedParameter("query.a b", "dropped"),
+    )
+
+
+def test_names_that_others_chose_are_cut_and_counted_in_a_report() -> None:
+    images = UnsupportedParameter("messages", "dropped", "images", "messages")
+    names = [UnsupportedParameter(f"{i:03}{'x' * 10_000}", "dropped") for i in range(MAX_REPORTED)]
+    more = UnsupportedParameter("y", "dropped")
+
+    report = limit_losses([*names, *names, more, images])
+
+    assert [one.field[:3] for one in report[:MAX_REPORTED]] == [one.field[:3] for one in names]
+    assert {len(one.field) for one in report[:MAX_REPORTED]} == {MAX_NAME}
+    assert report[MAX_REPORTED:] == (
+        images,
+        UnsupportedParameter("further", "dropped", "at least 1 further names"),
+    )
+
+
+def test_a_report_that_is_full_does_not_grow() -> None:
+    report = limit_losses(UnsupportedParameter(str(i), "dropped") for i in range(500))
+
+    later = limit_losses([UnsupportedParameter("later", "dropped"), report[0]], report)
+
+    assert later == report
+
+
+def test_headers_that_workers_do_not_get_are_reported_and_never_a_reason_to_refuse() -> None:
+    table = RequestHeaders(("own-",), {"own-sent": "forwarded", "own-seen": "handled"})
+    headers = {"own-sent": "1", "own-seen": "1", "own-new": "1", "cookie": "1"}
+
+    assert find_lost_headers(headers, table, (("Own-Sent", "1"),)) == (
+        LostHeader("header.own-new", "dropped"),
+    )
+    assert [one.field for one in find_lost_headers(headers, table, ())] == [
+        "header.own-sent",
+        "header.own-new",
+    ]

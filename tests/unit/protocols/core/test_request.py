@@ -1,4 +1,4 @@
-"""What a request says, however it is found, is what plainly differs from silence."""
+"""The set fields of a request are those that differ from their defaults."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from msgspec.structs import FieldInfo, fields, replace
 from protocols.core.request import SECTIONS, EmbeddingRequest, GenerationRequest, Request
 
 ANYTHING: tuple[Any, ...] = (
-    (),  # of those that are no tuples and never None, none is ever one
+    (),  # no field that is neither a tuple nor None has this value
     *(False, True, 0, 1.5, "", "word", ("word",), {}, {"word": "x"}, frozenset({"word"})),
 )
 
 
 def get_default_value(field: FieldInfo) -> Any:
-    """What a field is for a client that says nothing of it; None of one that is always said."""
+    """Return a field's default, or None if the field is required."""
     if field.default_factory is not NODEFAULT:
         return field.default_factory()
     return None if field.default is NODEFAULT else field.default
 
 
 def copy_value(value: Any) -> Any:
-    """The same value, in another object where there can be one."""
+    """Return an equal value that is another object, where possible."""
     if isinstance(value, str):
         return str(value.encode(), "utf-8")
     return frozenset(set(value)) if isinstance(value, frozenset) else value
@@ -50,9 +50,9 @@ requests = st.builds(GenerationRequest, **create_field_strategies(GenerationRequ
 
 
 def list_set_fields(request: Request) -> list[tuple[str, Any]]:
-    """The definition: neither None, nor an empty tuple, nor as silence is.
+    """Return the fields that are neither None, nor an empty tuple, nor their default.
 
-    A client that asks for logprobs says how many, even if they are none.
+    A client that requests logprobs sets their number, even if it is zero.
     """
     paths = []
     for field in fields(request):
@@ -75,10 +75,10 @@ def test_set_fields_are_those_that_differ_from_their_default(request: Request) -
 def test_without_fields_clears_only_echo_and_suffix(request: GenerationRequest, echo: bool) -> None:
     before = list_set_fields(request)
 
-    got = request.without_fields(echo=echo, suffix=True)
+    changed = request.without_fields(echo=echo, suffix=True)
 
-    assert got == replace(request, echo=None if echo else request.echo, suffix=None)
-    assert [*got.set_fields.items()] == list_set_fields(got)
+    assert changed == replace(request, echo=None if echo else request.echo, suffix=None)
+    assert [*changed.set_fields.items()] == list_set_fields(changed)
     assert [*request.set_fields.items()] == before
 
 
@@ -97,10 +97,10 @@ def test_bind_target_changes_only_model_and_source(request: Request, has_task: b
     if has_task:
         assert [*request.set_fields.items()] == before
 
-    got = request.bind_target("its", "openai")
+    changed = request.bind_target("its", "openai")
 
-    assert got == replace(request, model="its", source="openai")
-    assert [*got.set_fields.items()] == list_set_fields(got)
+    assert changed == replace(request, model="its", source="openai")
+    assert [*changed.set_fields.items()] == list_set_fields(changed)
 
 
 def test_a_request_for_a_target_has_its_context_length() -> None:

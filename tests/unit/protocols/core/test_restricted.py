@@ -1,4 +1,4 @@
-"""An adapter that does not send what a pool's workers do not support."""
+"""An adapter does not send what its pool's workers do not support."""
 
 from typing import Any, cast
 
@@ -75,6 +75,7 @@ def test_restricted_parameter_is_not_sent_and_reported_as_lost(
     assert goes in before
     assert goes not in after
     assert after.items() >= stays.items()
+
     lost = [
         one
         for one in limited.unsupported_parameters(EVERYTHING, {path: "field"})
@@ -100,6 +101,7 @@ def test_all_parameters_can_be_restricted_at_once() -> None:
 def test_restricted_prompts_and_inputs_keep_only_the_first() -> None:
     prompts = GenerationRequest(model="m", kind="completion", prompts=("a", "b"))
     inputs = EmbeddingRequest(model="m", inputs=("a", "b"), encoding="base64", dimensions=4)
+
     limited = restrict_adapter("prompts", "inputs", "encoding", "dimensions", profile=None)
 
     assert msgspec.json.decode(limited.encode_request(prompts).body)["prompt"] == "a"
@@ -149,7 +151,7 @@ def test_restricted_adapter_has_no_capability_that_the_adapter_lacks() -> None:
 
 
 class ClientStub:
-    """A client's protocol of which only the reading matters here."""
+    """A client adapter that only decodes."""
 
     def __init__(self, decoded: GenerationRequest | None) -> None:
         self._decoded = decoded
@@ -178,5 +180,6 @@ def test_requests_without_restricted_parameters_are_passed_through(
     limited: Any = RestrictedAdapter(plain, ("sampling.top_k",))
 
     assert (limited.prepare_passthrough(ClientStub(decoded), None, None) is relay) is passed_on
+
     plain.prepare_passthrough = lambda *_: None
     assert RestrictedAdapter(plain, ()).prepare_passthrough(ClientStub(decoded), None, None) is None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Events survive any cut of the bytes and everything real servers do to them."""
+"""Server-sent events are parsed for any split of the bytes and any server's format."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from protocols.core.events import Event
 
 
 def parse_events(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
-    """The data of the events in ``data``, fed in pieces of ``size``."""
+    """Parse ``data`` in pieces of ``size``, and return the data of the events."""
     splitter = sse.SseParser(limit=limit)
     events: list[bytes] = []
     for i in range(0, len(data), size):
@@ -102,6 +102,7 @@ def test_stray_line_is_kept_for_the_adapter(wire: bytes) -> None:
     splitter = sse.SseParser()
 
     assert list(splitter.feed(wire)) == [b"a"]
+
     splitter.close()
     assert splitter.stray_line == b'{"error":"x"}'
 
@@ -135,7 +136,9 @@ def test_unary_body_over_the_size_limit_raises_worker_failed(
 ) -> None:
     monkeypatch.setattr(sse, "MAX_UNARY_BYTES", 10)
     body = sse.ResponseBodyReader()
+
     body.feed(b'{"a"')
+
     with pytest.raises(WorkerFailed):
         body.feed(b"x" * 10)
 

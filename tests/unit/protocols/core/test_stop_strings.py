@@ -1,4 +1,4 @@
-"""No character that belongs to a stop string is ever sent, however the text is cut."""
+"""No character of a stop string is sent, however the text is split."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ LETTERS = st.text("ab ", max_size=12)
 def filter_text(
     stops: list[str], pieces: list[str], *, include: bool = False
 ) -> tuple[str, str | None]:
-    """The text sent and the stop string met, for pieces fed one after the other."""
+    """Filter pieces of text; return the text sent and the stop string found."""
     stop_filter = StopStringFilter(stops, include=include)
     sent = ""
     for piece in pieces:
@@ -62,6 +62,6 @@ def test_stop_string_is_matched_for_any_delta_boundaries(
     assert (matched is None) == (not ends)
     if matched is None:
         assert sent == text
-    else:  # it ends no later than the first stop that was complete, and holds none
+    else:  # it ends before the first complete stop string and contains none
         assert text.startswith(sent + matched)
         assert not any(stop in sent for stop in stops)

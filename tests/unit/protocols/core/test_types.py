@@ -1,4 +1,4 @@
-"""The vocabulary says what it means."""
+"""The core types behave as documented."""
 
 import pytest
 from msgspec.structs import replace

@@ -146,6 +146,7 @@ def test_timeout_of_zero_is_rejected() -> None:
 def test_secret_is_hidden_except_through_reveal() -> None:
     secret = Secret("canary")
     shown = (repr(secret), str(secret), f"{secret}", f"{secret!r:>5}", f"{secret:>9}")
+
     assert not any("canary" in text for text in shown)
     assert "canary" not in repr({"a": [secret]})
     assert secret.reveal() == "canary"
@@ -180,3 +181,11 @@ def test_client_network_is_an_ipv4_address_or_an_ipv6_network(
     address: str, network: str | bytes
 ) -> None:
     assert get_client_network(address) == network
+
+
+def test_header_value_is_ascii_text_and_a_secret() -> None:
+    value = units.parse_header_value("My app 1")
+    assert (value.reveal(), repr(value)) == ("My app 1", "***")
+    for text in ("", " a", "a ", "é", "a\r\nb"):
+        with pytest.raises(ValueError, match="has characters beyond ASCII"):
+            units.parse_header_value(text)

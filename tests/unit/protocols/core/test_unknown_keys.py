@@ -1,4 +1,4 @@
-"""Unknown keys of objects in a request become extra fields, by their complete paths."""
+"""Unknown keys of objects in a request become extra fields with complete paths."""
 
 from msgspec import Raw
 

@@ -1,4 +1,4 @@
-"""Calls as a client makes them, without a socket."""
+"""Decodes requests as a client sends them, without a socket."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ PATHS = PathRouter([AdapterMount(Databricks())])
 
 @pytest.fixture
 def make() -> MakeCall:
-    """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
+    """Resolve the path like the server; ``body`` is a JSON value or bytes."""
 
     def call(path: str, body: Any = b"", *, method: str = "POST") -> ClientRequest:
         match = PATHS.find_endpoint(method, path)
@@ -28,6 +28,6 @@ def make() -> MakeCall:
 
 
 @pytest.fixture
-def about() -> ResponseContext:
+def response_context() -> ResponseContext:
     context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     return ResponseContext("r1", 1716825108, "ep-ab", "m-a", "llama-3-8b", context.clock)

@@ -1,4 +1,4 @@
-"""What serving endpoints answer: whole, in a stream, and when they fail."""
+"""Responses of serving endpoints are decoded: unary, streams, and errors."""
 
 import json
 import re
@@ -16,6 +16,7 @@ from protocols.core.errors import (
     StreamBroken,
     UnsupportedFeature,
     WorkerFailed,
+    WorkerModelNotFound,
 )
 from protocols.core.events import (
     ChoiceEnd,
@@ -46,18 +47,19 @@ USED = Usage(2, 3)
 DONE = "data: [DONE]\n\n"
 
 
-def make_chunk(delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> str:
+def make_chunk(delta: dict[str, Any] | None, reason: str | None = None, **fields: Any) -> str:
     choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
     chunk = {
         "id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "llama-3-8b",
-        "choices": choices, **more,
+        "choices": choices, **fields,
     }  # fmt: skip
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
-def make_response(*choices: dict[str, Any], **more: Any) -> str:
+def make_response(*choices: dict[str, Any], **fields: Any) -> str:
     return json.dumps(
-        {"id": "c1", "created": 5, "model": "llama-3-8b", "choices": choices, "usage": USAGE} | more
+        {"id": "c1", "created": 5, "model": "llama-3-8b", "choices": choices, "usage": USAGE}
+        | fields
     )
 
 
@@ -198,10 +200,11 @@ def test_stream_without_finish_reason_raises_stream_broken() -> None:
 
 
 def test_completion_with_n_is_complete_with_one_choice() -> None:
-    """They were not asked for: each comes by a request of its own."""
+    """The worker is not sent ``n``: each choice is requested separately."""
     request = GenerationRequest(model="ep", kind="completion", prompts=("a",), n=2)
     wire = make_response({"index": 0, "text": "x", "finish_reason": "stop"})
     assert decode_response(wire, request)[-1] == StreamEnd()
+
     stream = 'data: {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}\n\n'
     assert decode_response(stream, request)[-1] == StreamEnd()
 
@@ -237,9 +240,9 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (401, make_error("UNAUTHENTICATED"), WorkerFailed, "gateway's key"),
     (401, make_error("CUSTOMER_UNAUTHORIZED"), WorkerFailed, "gateway's key"),
     (403, make_error("PERMISSION_DENIED"), WorkerFailed, "gateway's key"),
-    (404, make_error("RESOURCE_DOES_NOT_EXIST"), WorkerFailed, "know the model"),
+    (404, make_error("RESOURCE_DOES_NOT_EXIST"), WorkerModelNotFound, "know the model"),
     (404, make_error("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the gateway"),
-    (404, make_error("NOT_FOUND"), WorkerFailed, "know the model"),
+    (404, make_error("NOT_FOUND"), WorkerModelNotFound, "know the model"),
     (429, make_error("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
     (429, make_error("RESOURCE_EXHAUSTED"), RateLimitExceeded, "no more"),
     (499, make_error("CANCELLED"), WorkerFailed, "499"),
@@ -247,7 +250,7 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (501, make_error("NOT_IMPLEMENTED"), WorkerFailed, "501"),
     (503, make_error("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
     (504, make_error("DEADLINE_EXCEEDED"), WorkerFailed, "504"),
-    # the code says more than the status
+    # the code is more specific than the status
     (400, make_error("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
     (500, make_error("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
     (409, make_error("ABORTED"), WorkerFailed, "409"),
@@ -272,6 +275,7 @@ def test_context_too_long_reports_tokens_and_limit() -> None:
         "BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"
     )
     error = Databricks().read_error(400, {}, body)
+
     assert isinstance(error, ContextTooLong)
     assert (error.tokens, error.limit) == (20, 8)
 
@@ -298,6 +302,7 @@ def test_error_in_a_response_is_classified_by_its_code(
 ) -> None:
     body = make_error(code).decode()
     openai = json.dumps({"error": {"message": "x", "code": code}})
+
     for wire in (
         body,
         BEGUN + f"data: {body}\n\n",
@@ -305,9 +310,9 @@ def test_error_in_a_response_is_classified_by_its_code(
         BEGUN + body + "\n",
         BEGUN + f"data: {openai}\n\n",
     ):
-        with pytest.raises(GatewayError) as caught:
+        with pytest.raises(GatewayError) as excinfo:
             decode_response(wire, size=size)
-        assert type(caught.value) is kind
+        assert type(excinfo.value) is kind
     with pytest.raises(kind):
         decode_response(body, EMBED, size)
 

@@ -1,4 +1,4 @@
-"""Paths, error codes, listings: what belongs to no single request."""
+"""Paths, error codes, and the list of endpoints."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -128,8 +128,10 @@ def test_error_status_code_and_message(
 ) -> None:
     reply = Databricks().encode_error(error, None)
     assert reply.status == status
+
     body = msgspec.json.decode(reply.body)
     assert list(body.items()) == [("error_code", code), ("message", message)]
+
     headers = dict(reply.headers)
     assert headers["Content-Type"] == "application/json"
     assert ("Retry-After" in headers) == (status in (429, 503))
@@ -165,10 +167,12 @@ def fetch_info(make: Any, path: str) -> Any:
 def test_serving_endpoint_list(make: Any, path: str) -> None:
     listed = fetch_info(make, path)
     assert list(listed) == ["endpoints"]
+
     first, second = listed["endpoints"]
     assert (first["name"], first["task"]) == ("ep-ab", "llm/v1/chat")
     assert first["state"] == {"ready": "READY", "config_update": "NOT_UPDATING"}
     assert first["creation_timestamp"] == 1700000000000
+
     entities = first["config"]["served_entities"]
     assert [(e["name"], e["entity_name"]) for e in entities] == [
         ("m-a", "llama-3-8b"),
@@ -187,9 +191,11 @@ def test_serving_endpoint_details(make: Any) -> None:
             {"served_model_name": "m-b", "served_entity_name": "m-b", "traffic_percentage": 20},
         ]
     }
+
     states = [e["state"]["deployment"] for e in details["config"]["served_entities"]]
     assert states == ["DEPLOYMENT_READY", "DEPLOYMENT_RECOVERING"]
     assert details["permission_level"] == "CAN_QUERY"
+
     call = make("/api/2.0/serving-endpoints/nope", method="GET")
     with pytest.raises(ModelNotFound):
         Databricks().handle_info_request(call, ModelCatalogStub())
@@ -208,7 +214,9 @@ def test_traffic_percentages_are_integers_that_sum_to_100(weights: list[int]) ->
         VersionInfo(str(i), "m", round(100 * weight / total)) for i, weight in enumerate(weights)
     )
     traffic = listing.build_endpoint_details(ModelInfo("m", versions)).config.traffic_config
+
     assert isinstance(traffic, msgspec.Struct)
+
     shares = [route.traffic_percentage for route in traffic.routes]
     assert sum(shares) == 100
     assert all(0 <= share <= 100 for share in shares)
@@ -232,6 +240,7 @@ def test_served_model_in_path_selects_the_version(make: Any) -> None:
     body: dict[str, Any] = {"messages": []}
     named = make("/serving-endpoints/ep-ab/served-models/m%2Fb/invocations", body)
     plain = make("/serving-endpoints/ep-ab/invocations", body)
+
     assert Databricks().read_routing_info(named) == RoutingInfo("ep-ab", "m/b")
     assert Databricks().read_routing_info(plain) == RoutingInfo("ep-ab")
 

@@ -1,4 +1,4 @@
-"""Listings of serving endpoints."""
+"""The list of serving endpoints."""
 
 import msgspec
 
@@ -10,6 +10,7 @@ from protocols.databricks.listing import build_endpoint_details
 def test_endpoint_without_shares_has_no_traffic_config() -> None:
     info = ModelInfo("m", (VersionInfo("1", "m", None), VersionInfo("2", "m", None)))
     config = msgspec.to_builtins(build_endpoint_details(info))["config"]
+
     assert "traffic_config" not in config
     assert [entity["entity_name"] for entity in config["served_entities"]] == ["m", "m"]
 

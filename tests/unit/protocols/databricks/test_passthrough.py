@@ -1,4 +1,4 @@
-"""Calls that are passed on to serving endpoints, and their answers."""
+"""Requests and responses are passed through between clients and serving endpoints."""
 
 import json
 from typing import Any
@@ -33,16 +33,16 @@ def build_tool(properties: int) -> dict[str, Any]:
 
 
 class PassthroughClient:
-    """Hands calls of a client to a worker."""
+    """Passes a client's requests to a worker's adapter."""
 
-    def __init__(self, make: MakeCall, about: ResponseContext) -> None:
-        self._make, self.about = make, about
+    def __init__(self, make: MakeCall, response_context: ResponseContext) -> None:
+        self._make, self.response_context = make, response_context
 
     def relay(
         self, path: str, body: Any, client: ClientAdapter | None = None
     ) -> PassthroughRequest | None:
         return Databricks().prepare_passthrough(
-            client or Databricks(), self._make(path, body), self.about
+            client or Databricks(), self._make(path, body), self.response_context
         )
 
     def taken(
@@ -54,8 +54,8 @@ class PassthroughClient:
 
 
 @pytest.fixture
-def passthrough_client(make: MakeCall, about: ResponseContext) -> PassthroughClient:
-    return PassthroughClient(make, about)
+def passthrough_client(make: MakeCall, response_context: ResponseContext) -> PassthroughClient:
+    return PassthroughClient(make, response_context)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,9 @@ def test_client_of_another_protocol_is_translated(passthrough_client: Passthroug
 def test_backend_model_that_is_no_path_segment_is_translated(
     passthrough_client: PassthroughClient, name: str
 ) -> None:
-    passthrough_client.about = replace(passthrough_client.about, backend_model=name)
+    passthrough_client.response_context = replace(
+        passthrough_client.response_context, backend_model=name
+    )
     assert passthrough_client.relay(ENDPOINT, CHAT) is None
 
 
@@ -158,6 +160,7 @@ def test_stream_default_of_the_listener_applies(passthrough_client: PassthroughC
         assert isinstance(relay.request, GenerationRequest)
         assert relay.request.stream is default
     vectors = passthrough_client.taken(ENDPOINT, EMBED, Databricks(stream_default=True)).request
+
     assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a", "b")
 
@@ -174,7 +177,7 @@ def test_passthrough_response_headers_equal_translated_ones(
     )
 
 
-# --- the way back ---------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 ANSWER = (
     b'{"id":"c1","object":"chat.completion","created":1,"model":"meta-llama-072424","choices":['
@@ -190,15 +193,18 @@ CHUNKS = (
 
 
 def test_response_shows_the_backend_model_name(passthrough_client: PassthroughClient) -> None:
-    passage = passthrough_client.taken(ENDPOINT, CHAT).create_reader()
-    passage.feed([ANSWER])
-    data, events = passage.close()
+    reader = passthrough_client.taken(ENDPOINT, CHAT).create_reader()
+    reader.feed([ANSWER])
+    data, events = reader.close()
+
     assert data == ANSWER.replace(b"meta-llama-072424", b"llama-3-8b")
     assert isinstance(events[-1], StreamEnd)
+
     stream = passthrough_client.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     data, events = stream.feed([CHUNKS])
     assert data is not None
     assert data.endswith(b"data: [DONE]\n\n")
+
     shown = [json.loads(one[6:]) for one in data.split(b"\n\n")[:-2]]
     assert {(one["id"], one["model"]) for one in shown} == {("c1", "llama-3-8b")}
     assert [one["choices"][0]["delta"].get("content") for one in shown] == ["", "Hi", None]
@@ -212,16 +218,18 @@ def test_embeddings_response_shows_the_backend_model_name(
     passthrough_client: PassthroughClient,
 ) -> None:
     body = b'{"id":"e","data":[{"embedding":[1.50]},{"embedding":[2]}],"model":"gte"}'
-    passage = passthrough_client.taken(ENDPOINT, EMBED).create_reader()
-    passage.feed([body])
-    assert passage.close()[0] == body.replace(b"gte", b"llama-3-8b")
+    reader = passthrough_client.taken(ENDPOINT, EMBED).create_reader()
+
+    reader.feed([body])
+
+    assert reader.close()[0] == body.replace(b"gte", b"llama-3-8b")
 
 
 def test_truncated_stream_raises_stream_broken(passthrough_client: PassthroughClient) -> None:
-    passage = passthrough_client.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
-    passage.feed([CHUNKS[:100]])
+    reader = passthrough_client.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
+    reader.feed([CHUNKS[:100]])
     with pytest.raises(StreamBroken):
-        passage.close()
+        reader.close()
 
 
 def test_error_body_with_status_200_raises_its_error(passthrough_client: PassthroughClient) -> None:
@@ -229,7 +237,7 @@ def test_error_body_with_status_200_raises_its_error(passthrough_client: Passthr
         b'{"error_code":"BAD_REQUEST","message":"the prompt has 9 tokens, the model\'s limit is 8"}'
     )
     for body in (CHAT, EMBED):
-        passage = passthrough_client.taken(ENDPOINT, body).create_reader()
-        passage.feed([error_body])
+        reader = passthrough_client.taken(ENDPOINT, body).create_reader()
+        reader.feed([error_body])
         with pytest.raises(ContextTooLong):
-            passage.close()
+            reader.close()

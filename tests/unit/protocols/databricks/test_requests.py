@@ -1,4 +1,4 @@
-"""What a client may say on each path, and what is said of the rest."""
+"""The fields of each path are decoded, and invalid ones rejected."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def decode_generation(call: ClientRequest, adapter: Databricks | None = None) ->
 
 
 def decode_or_encode_error(adapter: Databricks, call: ClientRequest) -> Request | HttpResponse:
-    """As the server: first ``peek`` and then ``decode``."""
+    """Decode like the server, first with ``peek`` and then with ``decode``."""
     try:
         adapter.read_routing_info(call)
         return adapter.decode_request(call)
@@ -90,7 +90,9 @@ def test_all_documented_chat_fields_are_decoded(make: Any) -> None:
             top_logprobs=20,
         ),
     )
+
     assert Databricks().read_routing_info(call) == RoutingInfo("mock", stream=True)
+
     request = decode_generation(call)
     assert request.kind == "chat"
     assert request.model == "mock"
@@ -100,6 +102,7 @@ def test_all_documented_chat_fields_are_decoded(make: Any) -> None:
     assert request.sampling.top_k == 1
     assert request.stopping.stop == ("a", "b", "c", "d", "e")
     assert request.tool_choice == NamedTool("f")
+
     written = msgspec.Raw(msgspec.json.encode(schema))
     assert request.tools == (Tool("f", "d", written, strict=True),)
     assert request.output == JsonSchemaFormat(msgspec.Raw(b'{"type":"object"}'), "s", strict=True)
@@ -136,9 +139,10 @@ def test_null_means_that_the_parameter_is_absent(make: Any) -> None:
 def test_stream_default_option_applies_without_a_stream_field(
     make: Any, stream_field: bool | None, default: bool, stream: bool
 ) -> None:
-    """The reference prints true; the service's own SDK reads one JSON object. A switch decides."""
+    """The reference says true, while the service's SDK expects one JSON object."""
     adapter = Databricks(stream_default=default)
     call = make(PATH, build_chat_body(stream=stream_field))
+
     assert adapter.read_routing_info(call).stream is stream
     assert decode_generation(call, adapter).stream is stream
 
@@ -148,6 +152,7 @@ def test_embeddings_ignore_stream(make: Any) -> None:
     call = make(PATH, {"input": "a"})
     assert adapter.read_routing_info(call) == RoutingInfo("mock")
     assert isinstance(adapter.decode_request(call), EmbeddingRequest)
+
     body = {"model": "gte", "input": "a", "stream": True}
     assert adapter.read_routing_info(make(EMBED, body)) == RoutingInfo("gte")
 
@@ -253,16 +258,19 @@ def test_tool_count_and_property_limits(make: Any) -> None:
         decode_generation(make(PATH, build_chat_body(tools=build_tools(1, 15)))).tools[0].name
         == "f0"
     )
+
     message = "the parameters of 'f0' have 16 properties; at most 15 are allowed"
     assert (
         decode_invalid_parameter(make(PATH, build_chat_body(tools=build_tools(1, 16)))) == message
     )
     assert decode_generation(make(PATH, build_chat_body(tools=[]))).tools == ()
+
     bare = [{"type": "function", "function": {"name": "f"}}]
     assert (
         decode_generation(make(PATH, build_chat_body(tools=bare, tool_choice="auto"))).tool_choice
         == "auto"
     )
+
     custom = [{"type": "custom", "custom": {"name": "f"}}]
     assert (
         decode_invalid_parameter(make(PATH, build_chat_body(tools=custom)))
@@ -282,11 +290,12 @@ def test_extra_params_are_converted_to_the_field_type(make: Any) -> None:
         "bar": "word",
     }
     request = decode_generation(make(PATH, build_chat_body(extra_params=extra, max_tokens=4)))
+
     assert request.sampling.top_k == 5
     assert request.sampling.temperature == 0.5
     assert request.stopping.ignore_eos is True
     assert request.stopping.stop == ("a",)
-    assert request.stopping.max_tokens == 4  # a real field wins
+    assert request.stopping.max_tokens == 4  # the named field takes precedence
     assert request.labels == {"user": "7"}
     assert request.extra == {"foo": msgspec.Raw(b"3"), "bar": msgspec.Raw(b'"word"')}
 
@@ -311,6 +320,7 @@ def test_labels_reasoning_seed_and_client_id_are_decoded(make: Any) -> None:
     assert request.reasoning is not None
     assert (request.reasoning.budget, request.reasoning.include) == (100, True)
     assert request.sampling.seed == -1
+
     off = decode_generation(
         make(PATH, build_chat_body(thinking={"type": "disabled"}, reasoning_effort="low"))
     )
@@ -407,6 +417,7 @@ def test_image_and_reasoning_parts_are_decoded(make: Any) -> None:
             ],
         },
     ]
+
     assert decode_generation(make(PATH, {"messages": messages})).messages == (
         Message("user", (TextPart("look"), ImagePart("https://x/y.png"))),
         Message("assistant", (ReasoningPart("hm", "s"), TextPart("yes"))),
@@ -414,10 +425,12 @@ def test_image_and_reasoning_parts_are_decoded(make: Any) -> None:
 
 
 def test_tool_call_arguments_may_be_an_object(make: Any) -> None:
-    """The reference calls them an object, "as a serialized dictionary"."""
+    """The reference describes them as an object, "as a serialized dictionary"."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     messages = [U, {"role": "assistant", "tool_calls": [call]}]
+
     request = decode_generation(make(PATH, {"messages": messages}))
+
     assert request.messages[1].tool_calls == (ToolCall("c1", "f", '{"x":1}'),)
 
 
@@ -440,6 +453,7 @@ def test_all_documented_completion_fields_are_decoded(make: Any) -> None:
         "use_raw_prompt": True,
     }
     request = decode_generation(make(PATH, body))
+
     assert (request.kind, request.prompts, request.choice_count) == ("completion", ("a", "b"), 4)
     assert (request.stopping.max_tokens, request.stopping.stop) == (7, ("x",))
     assert request.stopping.overflow == "truncate"
@@ -509,6 +523,7 @@ def test_openai_completion_client_request_is_decoded(make: Any) -> None:
         "best_of": 1,
     }
     request = decode_generation(make(TEXT, body))
+
     assert request.prompts == ("hi",)
     assert request.best_of == 1
 
@@ -527,6 +542,7 @@ def test_embedding_request_is_decoded(make: Any) -> None:
 def test_openai_embedding_request_is_decoded(make: Any) -> None:
     body = {"model": "gte", "input": "a", "encoding_format": "base64"}
     request = Databricks().decode_request(make(EMBED, body))
+
     assert isinstance(request, EmbeddingRequest)
     assert (request.model, request.encoding) == ("gte", "base64")
 
@@ -536,7 +552,7 @@ def test_invalid_embedding_input_is_rejected(make: Any, value: Any) -> None:
     assert "input" in decode_invalid_parameter(make(PATH, {"input": value}))
 
 
-# --- who is asked ---------------------------------------------------------------------------------
+# --- choice of the model --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -566,7 +582,7 @@ def test_model_field_is_required_on_openai_paths(make: Any) -> None:
     assert "model" in decode_invalid_parameter(make(CHAT, build_chat_body(model="")))
 
 
-# --- what is a rule of the model's ----------------------------------------------------------------
+# --- rules of models ------------------------------------------------------------------------------
 
 PAID = ModelInfo("ep-ppt", (), protocol_options={"databricks": {"pay_per_token": True}})
 PROVISIONED = ModelInfo("mock", ())
@@ -599,7 +615,8 @@ def test_pay_per_token_models_limit_n_and_error_behavior(
     if not message:
         Databricks().decode_request(call, model)
         return
-    with pytest.raises(InvalidParameter) as caught:
+
+    with pytest.raises(InvalidParameter) as excinfo:
         Databricks().decode_request(call, model)
-    assert caught.value.message == message
-    assert Databricks().encode_error(caught.value, call).status == 400
+    assert excinfo.value.message == message
+    assert Databricks().encode_error(excinfo.value, call).status == 400

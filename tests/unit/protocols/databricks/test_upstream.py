@@ -1,4 +1,4 @@
-"""Requests for serving endpoints, and what they can't be asked."""
+"""Requests for serving endpoints, and their losses."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ def make_completion(**fields: Any) -> GenerationRequest:
 
 
 def encode_body(request: Request, **options: Any) -> Any:
-    """The body, less the messages or the prompt where they are the plain ones."""
+    """Return the body without plain messages or a plain prompt."""
     wire = Databricks(**options).encode_request(request)
     assert (wire.method, wire.path) == ("POST", "/serving-endpoints/ep/invocations")
     assert wire.headers == (("Content-Type", "application/json"),)
@@ -60,15 +60,16 @@ def encode_body(request: Request, **options: Any) -> Any:
 
 
 def list_unsupported_parameters(request: Request, **options: Any) -> set[tuple[str, str]]:
-    """Where and how."""
+    """Return the paths and kinds of the losses."""
     unsupported = Databricks(**options).unsupported_parameters(request, {})
     return {(loss.path or loss.field, loss.reason) for loss in unsupported}
 
 
 def test_stream_field_is_always_sent() -> None:
-    """It streams, or does not, as it likes."""
+    """Without it, the endpoint decides."""
     body = json.loads(Databricks().encode_request(make_chat()).body)
     assert body == {"messages": HI, "stream": False}
+
     body = json.loads(Databricks().encode_request(make_chat(stream=True)).body)
     assert body == {"messages": HI, "stream": True}
     assert "stream" not in encode_body(EmbeddingRequest(model="ep", inputs=("a",)))
@@ -138,7 +139,7 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
             stopping=StopConditions(ignore_eos=True, overflow="truncate"),
             templating=PromptOptions(arguments={"a": Raw(b"1")}),
             best_of=2,
-            parallel_tools=True,
+            parallel_tools=False,
             tools=(Tool("f"),),
         ),
         {"tools": [TOOL]},
@@ -159,7 +160,11 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         },
     ),
     (make_chat(stopping=StopConditions(overflow="error")), {}, set()),
-    (make_chat(labels={"user": "u", "metadata.a": "b"}), {}, set()),
+    (
+        make_chat(labels={"user": "u", "metadata.a": "b"}),
+        {},
+        {("labels.user", "dropped"), ("labels.metadata", "dropped")},
+    ),
     (make_chat(labels={"usage_context.team": "a"}), {"usage_context": {"team": "a"}}, set()),
     (make_chat(client_id="c"), {}, set()),
     (make_chat(client_id="c", source="databricks"), {"client_request_id": "c"}, set()),
@@ -244,6 +249,7 @@ def test_pay_per_token_drops_n_and_supports_truncation() -> None:
     assert encode_body(several, pay_per_token=True) == {}
     assert list_unsupported_parameters(several, pay_per_token=True) == {("n", "dropped")}
     assert encode_body(make_chat(n=1), pay_per_token=True) == {"n": 1}
+
     cut = make_completion(stopping=StopConditions(overflow="truncate"))
     assert encode_body(cut, pay_per_token=True) == {"error_behavior": "truncate"}
     assert list_unsupported_parameters(cut, pay_per_token=True) == set()
@@ -285,6 +291,7 @@ def test_extra_fields_of_databricks_clients_are_forwarded() -> None:
     )
     assert encode_body(own) == {"extra_params": {"min_p": "0.5", "note": "n", "safe_mode": "true"}}
     assert list_unsupported_parameters(own) == {("cache_salt", "dropped")}
+
     other = make_chat(extra=raws, source="other")
     assert encode_body(other, extra_params=True) == {}
     assert list_unsupported_parameters(other, extra_params=True) == {
@@ -310,6 +317,7 @@ def test_decoded_request_is_encoded_to_the_same_body(make: Any) -> None:
     request = GenerationRequest(
         **{name: getattr(read, name) for name in read.__struct_fields__} | {"source": "databricks"}
     )
+
     assert json.loads(adapter.encode_request(request).body) == body
     assert adapter.unsupported_parameters(request, {}) == ()
 
@@ -325,6 +333,7 @@ def test_chat_messages_are_encoded() -> None:
     )
     request = make_chat(messages=messages)
     function = {"name": "f", "arguments": "{}"}
+
     assert encode_body(request)["messages"] == [
         {"role": "system", "content": "ab"},
         {"role": "user", "name": "u", "content": [
@@ -340,6 +349,7 @@ def test_chat_messages_are_encoded() -> None:
         "names",
         "earlier reasoning",
     ]
+
     chat = make_chat(messages=(Message("assistant", (TextPart("so"),), tool_calls=(call,)),))
     assert encode_body(chat)["messages"][0]["content"] == "so"
 
@@ -354,6 +364,7 @@ def test_tools_are_limited_to_32_and_include_the_chosen_one() -> None:
             UnsupportedParameter("tools", "clamped", "33 to 32", "tools"),
         )
     few = make_chat(tools=tools, tool_choice=AllowedTools("auto", ("t32",)))
+
     assert [tool["function"]["name"] for tool in encode_body(few)["tools"]] == ["t32"]
     assert list_unsupported_parameters(few) == set()
     assert list_unsupported_parameters(make_chat(tools=tools[:32])) == set()
@@ -399,9 +410,9 @@ def test_embedding_request_is_encoded(
     ],
 )
 def test_token_ids_raise_unsupported_feature(request_: Request, param: str) -> None:
-    with pytest.raises(UnsupportedFeature) as caught:
+    with pytest.raises(UnsupportedFeature) as excinfo:
         Databricks().encode_request(request_)
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 @pytest.mark.parametrize(

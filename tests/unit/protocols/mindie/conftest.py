@@ -1,4 +1,4 @@
-"""A server's desk: what a client hands in, and what it gets back, without a socket."""
+"""A MindIE server without a socket: requests and responses."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -17,7 +17,7 @@ from protocols.mindie.endpoints import MindIE
 
 
 class MindIETestBench:
-    """One protocol, a clock that stands still until it is moved, and fixed ids and times."""
+    """One adapter, a clock that a test sets, and fixed ids and times."""
 
     def __init__(
         self, profile: str | None = None, *, keep_alive: bool = False, **options: Any
@@ -36,7 +36,10 @@ class MindIETestBench:
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
     ) -> ClientRequest:
-        """``body`` is JSON's meaning, or bytes. Raises PathNotFound or MethodNotAllowed."""
+        """Decode a request; ``body`` is a JSON value or bytes.
+
+        Raises PathNotFound or MethodNotAllowed.
+        """
         match = self._paths.find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return ClientRequest(
@@ -47,12 +50,12 @@ class MindIETestBench:
         return cast("GenerationRequest", self.adapter.decode_request(self.call(path, body)))
 
     def refused(self, path: str, body: Any) -> tuple[int, str]:
-        """The status and the text of a refusal. Fails where nothing is refused."""
+        """Return the status and the text of the error, which must occur."""
         call = self.call(path, body)
-        with pytest.raises(GatewayError) as caught:  # noqa: PT012 - either may refuse
+        with pytest.raises(GatewayError) as excinfo:  # noqa: PT012 - either may refuse
             self.adapter.read_routing_info(call)
             self.adapter.decode_request(call)
-        reply = self.adapter.encode_error(caught.value, call)
+        reply = self.adapter.encode_error(excinfo.value, call)
         error_body = msgspec.json.decode(reply.body)
         assert list(error_body) == ["error", "error_type"]
         assert error_body["error_type"] == "Input Validation Error"
@@ -64,10 +67,10 @@ class MindIETestBench:
         headers = {} if name is None else {"req-id": name}
         call = self.call(path, body, headers=headers)
         return self.adapter.create_encoder(
-            call, self.adapter.decode_request(call), self.about(model)
+            call, self.adapter.decode_request(call), self.build_response_context(model)
         )
 
-    def about(self, model: str, *, created: int = 1707275960) -> ResponseContext:
+    def build_response_context(self, model: str, *, created: int = 1707275960) -> ResponseContext:
         context = RequestContext("r1", Deadline(self.clock, 60.0), self.clock)
         return ResponseContext("r1", created, model, "1", "served", context.clock)
 
@@ -75,7 +78,7 @@ class MindIETestBench:
         return self.now
 
     def stream(self, encoder: ResponseEncoder, *events: Event | float) -> bytes:
-        """What the events write, one batch each; a number lets so many seconds pass."""
+        """Encode the events, one batch each; a number advances the clock by that many seconds."""
         return b"".join(self.writes(encoder, *events))
 
     def writes(self, encoder: ResponseEncoder, *events: Event | float) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""A request that its client stopped: the end comes early, and is a true one."""
+"""A request that its client cancels ends early with a valid end."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TALK = {
 
 
 def decode_stream_events(sent: bytes) -> list[Any]:
-    """The JSON of every event; the end of a stream of OpenAI's kind as it is."""
+    """Return the JSON of every event; [DONE] is returned unchanged."""
     blocks = [block.removeprefix(b"data:").strip() for block in sent.split(b"\n\n")[:-1]]
     return [block if block == b"[DONE]" else msgspec.json.decode(block) for block in blocks]
 
@@ -40,6 +40,7 @@ def test_cancelled_generate_stream_with_details_ends_with_stop_sequence(bench: A
 def test_cancelled_generate_stream_without_details_sends_nothing_more(bench: Any) -> None:
     one = bench()
     encoder = one.encoder(TEXT, {"text_input": "x"})
+
     one.stream(encoder, TextDelta("a"))
 
     assert encoder.encode_error_event(GONE) == b""
@@ -61,6 +62,7 @@ def test_cancelled_tgi_style_stream_ends_with_stop_sequence(bench: Any, path: st
 def test_cancelled_vllm_style_stream_sends_nothing_more(bench: Any) -> None:
     one = bench(model="m")
     encoder = one.encoder("/generate", {"prompt": "x", "stream": True})
+
     one.stream(encoder, TextDelta("a"))
 
     assert encoder.encode_error_event(GONE) == b""

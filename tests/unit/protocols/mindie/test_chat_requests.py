@@ -1,4 +1,4 @@
-"""Conversations and completions: what is taken, and what is refused in which words."""
+"""Chat and completion requests: accepted fields, and the errors of invalid ones."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def build_tool_call_body(**changes: Any) -> dict[str, Any]:
     return build_message_body(role="assistant", tool_calls=[CALL | changes])
 
 
-# --- what every conversation is refused for -------------------------------------------------------
+# --- errors of all releases -----------------------------------------------------------------------
 
 SHAPE: tuple[tuple[Any, str], ...] = (
     ({"model": None}, "Request contains not model or model null"),
@@ -83,6 +83,10 @@ SHAPE: tuple[tuple[Any, str], ...] = (
     (
         build_message_body(role="assistant", content=5),
         'Request param "content" arguments expected to be a string',
+    ),
+    (
+        build_message_body(role="assistant", content=[{"type": "text", "text": ""}]),
+        'Request param "content" should not be empty',
     ),
     (
         build_message_body(role="assistant", content=""),
@@ -263,6 +267,7 @@ def test_invalid_json_schema_format_returns_422(bench: Any, schema: Any, message
 def test_tool_choice_of_an_undefined_tool_returns_422(bench: Any) -> None:
     choice = TOOL | {"function": {"name": "g"}}
     status, message = bench().refused(CHAT, HI | {"tools": [TOOL], "tool_choice": choice})
+
     assert status == 422
     assert "'g'" in message
 
@@ -275,13 +280,14 @@ def test_messages_over_the_length_limit_return_422(bench: Any, tools: bool) -> N
         | ({"tools": [TOOL]} if tools else {})
     )
     end = "]" if tools else ""
+
     assert bench("1x").refused(CHAT, body) == (
         422,
         f"Messages len not in (0, 4194304{end}, but the length of inputs is 4194334",
     )
 
 
-# --- the server's own validator -------------------------------------------------------------------
+# --- the server's validator -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -305,11 +311,12 @@ def test_native_validator_enforces_narrower_parameter_ranges(
 def test_native_validator_ignores_parameters_that_vllm_checks(bench: Any) -> None:
     body = HI | {"top_k": 0, "response_format": 5, "chat_template_kwargs": {"thinking_budget": 0}}
     request = bench(vllm_validator=False).decode(CHAT, body)
+
     assert request.sampling.top_k is None
     assert set(request.extra) == {"response_format"}
 
 
-# --- what is taken --------------------------------------------------------------------------------
+# --- accepted requests ----------------------------------------------------------------------------
 
 
 def test_scalar_chat_parameters_are_decoded(bench: Any) -> None:
@@ -324,6 +331,7 @@ def test_scalar_chat_parameters_are_decoded(bench: Any) -> None:
         "stream": True,
     }
     request = bench().decode(CHAT, body)
+
     assert (request.sampling.temperature, request.sampling.top_k) == (0.0, None)
     assert (request.stopping.max_tokens, request.stopping.stop) == (5, ("x",))
     assert request.stopping.include_stop is False
@@ -372,7 +380,7 @@ def test_chat_logprobs_options_are_decoded(bench: Any, fields: Any, logprobs: An
 def test_n_and_best_of_set_choice_count_and_beam_width(
     bench: Any, fields: Any, n: Any, beams: Any
 ) -> None:
-    """As many as candidates: the server returns them all."""
+    """The server returns all candidates."""
     request = bench().decode(CHAT, HI | fields)
     assert (request.n, request.best_of, request.sampling.beam_width) == (n, None, beams)
 
@@ -386,11 +394,14 @@ def test_chat_messages_with_tool_calls_and_images_are_decoded(bench: Any) -> Non
         {"role": "assistant", "content": [{"text": "or"}], "tool_calls": [CALL]},
         {"role": "tool", "content": "", "tool_call_id": "c1"},
         {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+        {"role": "assistant", "content": "no"},
     ]
     request = bench().decode(
         CHAT, {"model": "m", "messages": messages, "tools": [TOOL], "tool_choice": TOOL}
     )
+
     call = (ToolCall("c1", "f", "{}"),)
+
     assert request.messages == (
         Message("system", (TextPart("be brief"),), "s"),
         Message("user", (TextPart("what"), ImagePart("u"))),
@@ -399,6 +410,7 @@ def test_chat_messages_with_tool_calls_and_images_are_decoded(bench: Any) -> Non
         Message("assistant", (TextPart("or"),), tool_calls=call),
         Message("tool", (TextPart(""),), tool_call_id="c1"),
         Message("assistant", (TextPart("yes"),)),
+        Message("assistant", (TextPart("no"),)),
     )
     assert [tool.name for tool in request.tools] == ["f"]
     assert request.tool_choice == NamedTool("f")
@@ -417,9 +429,11 @@ def test_chat_template_and_thinking_options_are_decoded(bench: Any) -> None:
     }
     request = bench().decode(CHAT, body)
     assert request.templating.template == "{{ messages }}"
+
     arguments = {name: bytes(raw) for name, raw in (request.templating.arguments or {}).items()}
     assert arguments == {"enable_thinking": b"true", "thinking_budget": b"9", "x": b"1"}
     assert request.reasoning == ReasoningOptions(budget=9)
+
     off = HI | {"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 9}}
     assert bench().decode(CHAT, off).reasoning is None
 
@@ -427,6 +441,7 @@ def test_chat_template_and_thinking_options_are_decoded(bench: Any) -> None:
 def test_response_format_is_decoded(bench: Any) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     one = bench()
+
     assert one.decode(CHAT, HI | {"response_format": {"type": "text"}}).output is None
     assert one.decode(CHAT, HI | {"response_format": {"type": "json_object"}}).output == (
         JsonObjectFormat()
@@ -436,7 +451,7 @@ def test_response_format_is_decoded(bench: Any) -> None:
     )
 
 
-# --- the first releases ---------------------------------------------------------------------------
+# --- early releases -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -460,6 +475,7 @@ def test_rc1_rejects_values_that_later_releases_accept(
 def test_rc1_ignores_tools_n_stop_and_response_format(bench: Any) -> None:
     body = HI | {"tools": 5, "n": 3, "stop": ["x"], "response_format": 5}
     request = bench("rc1").decode(CHAT, body)
+
     assert (request.tools, request.n, request.stopping.stop) == ((), None, ())
     assert set(request.extra) == {"tools", "n", "stop", "response_format"}
 
@@ -470,6 +486,7 @@ def test_rc1_ignores_tools_n_stop_and_response_format(bench: Any) -> None:
 def test_completion_request_is_decoded(bench: Any) -> None:
     body = PROMPT | {"logprobs": 2, "max_tokens": 7, "response_format": {"type": "json_object"}}
     request = bench().decode(TEXT, body)
+
     assert request.prompts == ("a b",)
     assert (request.kind, request.templating.mode) == ("completion", "raw")
     assert request.logprobs == LogprobsOptions(2)
@@ -528,12 +545,13 @@ def test_invalid_completion_field_returns_422(bench: Any, fields: Any, message: 
 
 
 def test_field_names_map_internal_paths_to_wire_names(bench: Any) -> None:
-    """Wire names by the paths of the internal request; what stands for no field has none."""
+    """Fields without an internal path have no entry."""
     one = bench()
     chat = one.adapter.field_names(one.call(CHAT, HI))
     assert chat["stopping.max_tokens"] == "max_tokens"
     assert chat["reasoning.budget"] == "chat_template_kwargs"
     assert chat["output"] == "response_format"
+
     text = one.adapter.field_names(one.call("/v2/models/m/generate", b""))
     assert text["stopping.max_tokens"] == "max_new_tokens"
     assert one.adapter.field_names(one.call("/v2/models/m/generate_stream", b"")) == text

@@ -1,4 +1,4 @@
-"""Answers to conversations and completions, to the byte."""
+"""Chat and completion responses, byte for byte."""
 
 from typing import Any
 
@@ -58,10 +58,12 @@ def format_usage(prompt: int, completion: int) -> str:
 
 
 def test_chat_stream_bytes_and_headers(bench: Any) -> None:
-    """An empty piece first, the role in each, finish reason and usage in the last."""
+    """The first event is empty, each has the role, and the last has finish reason and usage."""
     one = bench()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
+
     sent = one.stream(encoder, *HELLO, Timing(), ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
+
     assert sent.decode() == (
         PIECE % (0, '"content":""')
         + PIECE % (0, '"content":"Hello"')
@@ -116,15 +118,18 @@ def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(bench: Any, profi
 def test_unknown_usage_is_omitted_from_the_last_chunk(bench: Any) -> None:
     one = bench()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
+
     sent = one.stream(encoder, TextDelta("a"), ChoiceEnd("length"), StreamEnd()).decode()
+
     assert sent.endswith(format_last_chunk("length", "") + DONE)
     assert "usage" not in sent
 
 
 def test_stream_of_two_choices_reports_usage_per_choice(bench: Any) -> None:
-    """Each tells the tokens of its own."""
+    """Each choice has the tokens of its own."""
     one = bench()
     encoder = one.encoder(CHAT, HI | STREAM | {"n": 2, "temperature": 1}, model="m")
+
     sent = one.stream(
         encoder,
         StreamStart(3),
@@ -134,6 +139,7 @@ def test_stream_of_two_choices_reports_usage_per_choice(bench: Any) -> None:
         ChoiceEnd("length", 0),
         StreamEnd(),
     )
+
     assert sent.decode() == (
         PIECE % (0, '"content":""')
         + PIECE % (1, '"content":""')
@@ -157,6 +163,7 @@ def test_chat_stream_of_reasoning_and_tool_calls(bench: Any) -> None:
         StreamEnd(),
     )
     first = '{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":""}}'
+
     assert one.stream(encoder, *events).decode() == (
         PIECE % (0, '"content":""')
         + PIECE % (0, '"reasoning_content":"hm"')
@@ -187,7 +194,9 @@ def test_logprobs_in_streaming_and_unary_chat_responses(bench: Any) -> None:
     )
     events = (TextDelta("é", logprobs=(LOGPROB,)), ChoiceEnd("eos"), Usage(1, 1), StreamEnd())
     sent = one.stream(one.encoder(CHAT, body | STREAM), *events).decode()
+
     assert f'"content":"é"}},"logprobs":{logprobs_json},"finish_reason":null' in sent
+
     reply = one.whole(one.encoder(CHAT, body), *events)
     assert f'"logprobs":{logprobs_json},"finish_reason":"stop"' in reply.body.decode()
 
@@ -200,7 +209,7 @@ def test_stream_error_is_plain_text(bench: Any) -> None:
         assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-# --- whole answers --------------------------------------------------------------------------------
+# --- unary responses ------------------------------------------------------------------------------
 
 
 def test_unary_chat_response(bench: Any) -> None:
@@ -208,6 +217,7 @@ def test_unary_chat_response(bench: Any) -> None:
     reply = one.whole(
         one.encoder(CHAT, HI, model="m"), *HELLO, ChoiceEnd("eos"), Usage(2, 2), StreamEnd()
     )
+
     assert reply.body.decode() == (
         '{"id":"endpoint_common_0","object":"chat.completion","created":1707275960,"model":"m",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello!","tool_calls":[]},'
@@ -236,7 +246,9 @@ def test_unary_chat_response_with_reasoning_and_tool_calls(bench: Any) -> None:
     one = bench()
     events = (ReasoningDelta("hm"), *CALLED, ChoiceEnd("eos"), Usage(2, 9, 1, 4), StreamEnd())
     reply = one.whole(one.encoder(CHAT, HI), *events)
+
     text = reply.body.decode()
+
     assert (
         '"message":{"role":"assistant","content":"","reasoning_content":"hm","tool_calls":['
         r'{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}}]},'
@@ -260,7 +272,9 @@ def test_rc1_merges_reasoning_and_refusal_into_content(bench: Any) -> None:
     )
     reply = one.whole(one.encoder(CHAT, HI), *events)
     message = msgspec.json.decode(reply.body)["choices"][0]["message"]
+
     assert message == {"role": "assistant", "content": "hm no!"}
+
     sent = one.stream(one.encoder(CHAT, HI | STREAM), *events)
     assert b'"delta":{"role":"assistant","content":"hm "}' in sent
     assert b"usage" not in reply.body + sent
@@ -274,6 +288,7 @@ def test_unary_completion_response(bench: Any) -> None:
     reply = one.whole(
         one.encoder(TEXT, PROMPT, model="m"), *HELLO, ChoiceEnd("length"), Usage(2, 2), StreamEnd()
     )
+
     assert reply.body.decode() == (
         '{"id":"endpoint_common_0","object":"text_completion","created":1707275960,"model":"m",'
         '"choices":[{"index":0,"text":"Hello!","logprobs":null,"stop_reason":null,'
@@ -289,9 +304,11 @@ def test_completion_stream(bench: Any) -> None:
         '"finish_reason":%s}]%s}\n\n'
     )
     encoder = one.encoder(TEXT, PROMPT | STREAM, model="m")
+
     sent = one.stream(
         encoder, *HELLO, ChoiceEnd("stop", matched_stop="x"), Usage(2, 2), StreamEnd()
     )
+
     assert sent.decode() == (
         chunk % ('"Hello"', "null", "")
         + chunk % ('"!"', "null", "")
@@ -301,7 +318,7 @@ def test_completion_stream(bench: Any) -> None:
 
 
 def test_completion_logprobs_use_columns_and_byte_offsets(bench: Any) -> None:
-    """In columns. The token that came leads its alternatives; offsets count bytes."""
+    """The sampled token precedes its alternatives; offsets count bytes."""
     one = bench()
     body = PROMPT | {"logprobs": 2}
     events = (
@@ -314,7 +331,9 @@ def test_completion_logprobs_use_columns_and_byte_offsets(bench: Any) -> None:
         '{"text_offset":[0],"token_logprobs":[-0.5],"tokens":["é"],'
         '"top_logprobs":[{"é":-0.5,"?":-1.5}]}'
     )
+
     sent = one.stream(one.encoder(TEXT, body | STREAM), *events).decode()
+
     assert f'"text":"é","logprobs":{first},' in sent
     assert '"text_offset":[2]' in sent
     assert '"text_offset":[0,2]' in one.whole(one.encoder(TEXT, body), *events).body.decode()

@@ -1,4 +1,4 @@
-"""Workers' answers, byte for byte, and the events that they are."""
+"""Responses of workers are decoded to events, byte for byte."""
 
 from typing import Any
 
@@ -21,6 +21,7 @@ from protocols.core.events import (
     ChoiceEnd,
     Event,
     ReasoningDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -56,7 +57,7 @@ def make_chat(*, stream: bool = True, **fields: Any) -> GenerationRequest:
 def decode_response(
     request: GenerationRequest, data: bytes, profile: str = "2x", *, size: int = 1 << 20
 ) -> list[Event]:
-    """The events, fed in pieces of ``size``; what comes before an error is lost with it."""
+    """Decode a response in pieces of ``size``; an error discards earlier events."""
     reader = MindIE(profile).create_decoder(request)
     events: list[Event] = []
     for i in range(0, len(data), size):
@@ -65,16 +66,16 @@ def decode_response(
 
 
 def decode_in_chunks(request: GenerationRequest, data: bytes, profile: str = "2x") -> list[Event]:
-    """The events, which must not depend on how the bytes fall."""
+    """Decode a response, and assert that the events do not depend on the split."""
     events = decode_response(request, data, profile)
     for size in (1, 2, 7):
         assert decode_response(request, data, profile, size=size) == events
     return events
 
 
-def format_generate_event(text: str, more: str = "") -> str:
+def format_generate_event(text: str, rest: str = "") -> str:
     return (
-        '{"id":"a1","model_name":"m7","model_version":null,"text_output":' + f'"{text}"{more}' + "}"
+        '{"id":"a1","model_name":"m7","model_version":null,"text_output":' + f'"{text}"{rest}' + "}"
     )
 
 
@@ -130,13 +131,23 @@ def test_generate_stream_is_decoded() -> None:
         STREAM + b"data: [DONE]\n\n",
         STREAM + make_sse(format_generate_event("more")) + b"Failed to get engine response",
         STREAM.replace(b'"details":{"finish_reason":"eos_token"',
-                       b'"finish_reason":"eos_token","details":{"x":1'),
+                       b'"finish_reason":"eos_token","details":{"batch_size":1'),
     ],
     ids=["crlf", "blank", "bom", "comment", "fields", "one newline", "none", "half", "done",
          "beyond", "above"],
 )  # fmt: skip
 def test_sse_framing_variants_decode_to_the_same_events(data: bytes) -> None:
     assert decode_in_chunks(make_completion(), data) == HELLO_EVENTS
+
+
+def test_unknown_keys_of_events_are_reported() -> None:
+    data = STREAM.replace(b'"details":{"finish', b'"later":2,"details":{"x":1,"finish')
+
+    events = decode_in_chunks(make_completion(), data)
+
+    lost = [one.values for one in events if isinstance(one, ResponseExtra)]
+    assert [one for one in events if not isinstance(one, ResponseExtra)] == HELLO_EVENTS
+    assert lost == [((("later",), 2), (("details", "x"), 1))]
 
 
 def test_timing_events_are_emitted_when_requested() -> None:
@@ -169,6 +180,7 @@ def test_rc1_stream_drops_the_text_of_the_final_eos_token() -> None:
             StreamEnd(),
         ),
     ]
+
     later = decode_in_chunks(make_completion(), data, "2x")
     assert later[-3] == TextDelta("</s>", tokens=422)
 
@@ -228,15 +240,15 @@ def test_decreasing_token_count_adds_no_tokens() -> None:
     ] == [3, 0, 1]
 
 
-# --- in one piece ---------------------------------------------------------------------------------
+# --- unary responses ------------------------------------------------------------------------------
 
-WHOLE = format_generate_event("a b", format_details(3, "length", "[1,4]", "[10,5,6]"))
+UNARY_RESPONSE = format_generate_event("a b", format_details(3, "length", "[1,4]", "[10,5,6]"))
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("before", ["", "\ufeff", " \n", "\ufeff\r\n"])
 def test_unary_generate_response_is_decoded(before: str, *, stream: bool) -> None:
-    data = (before + WHOLE + "\n").encode()
+    data = (before + UNARY_RESPONSE + "\n").encode()
 
     assert decode_in_chunks(make_completion(stream=stream), data) == [
         *(SERVED, TextDelta("a b", tokens=3), ChoiceEnd("length"), StreamEnd()),
@@ -249,7 +261,8 @@ def test_stream_response_to_a_unary_request_is_decoded() -> None:
 
 def test_unary_response_emits_timing_of_every_decode_step() -> None:
     events = decode_in_chunks(
-        make_completion(stream=False, response_options=ResponseOptions(timing=True)), WHOLE.encode()
+        make_completion(stream=False, response_options=ResponseOptions(timing=True)),
+        UNARY_RESPONSE.encode(),
     )
 
     assert events[1:4] == [
@@ -271,7 +284,8 @@ def test_unary_response_emits_timing_of_every_decode_step() -> None:
 def test_other_timing_fields_are_decoded_and_invalid_ones_ignored(
     fields: str, timings: list[Timing]
 ) -> None:
-    data = format_generate_event("a", ',"details":{' + fields + "}").encode()
+    details = ',"details":{"finish_reason":"length",' + fields + "}"
+    data = format_generate_event("a", details).encode()
     events = decode_in_chunks(
         make_completion(stream=False, response_options=ResponseOptions(timing=True)), data
     )
@@ -280,15 +294,31 @@ def test_other_timing_fields_are_decoded_and_invalid_ones_ignored(
     assert TextDelta("a") in events
 
 
-def test_response_without_details_has_unknown_finish_reason() -> None:
-    assert decode_in_chunks(
-        make_completion(stream=False), b'{"text_output":"a","id":5,"model_name":[]}'
-    ) == [
+def test_names_of_another_type_are_left_out() -> None:
+    data = b'{"text_output":"a","id":5,"model_name":[],"details":{"finish_reason":"length"}}'
+
+    assert decode_in_chunks(make_completion(stream=False), data) == [
+        *(ResponseMetadata(), TextDelta("a"), ChoiceEnd("length"), StreamEnd()),
+    ]
+
+
+def test_response_without_details_has_no_finish_reason() -> None:
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode_in_chunks(make_completion(stream=False, source="openai"), b'{"text_output":"a"}')
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode_in_chunks(make_completion(stream=False), b'{"text_output":"a","details":{}}')
+
+
+@pytest.mark.parametrize("source", ["", "mindie"])
+def test_clients_of_the_protocol_need_no_details(source: str) -> None:
+    request = make_completion(stream=False, source=source)
+
+    assert decode_in_chunks(request, b'{"text_output":"a"}') == [
         *(ResponseMetadata(), TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()),
     ]
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 BEGUN = make_sse(format_generate_event("a", format_details(1)))
 
@@ -317,11 +347,11 @@ def test_error_text_in_a_stream_raises_worker_failed(ending: bytes) -> None:
 
 
 def test_worker_error_text_is_an_exception_note_and_not_the_message() -> None:
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailed) as excinfo:
         decode_response(make_completion(), BEGUN + b"Engine callback timeout: client timeout")
 
-    assert caught.value.message == "The worker broke off its answer."
-    assert caught.value.worker_text == "Engine callback timeout: client timeout"
+    assert excinfo.value.message == "The worker broke off its answer."
+    assert excinfo.value.worker_text == "Engine callback timeout: client timeout"
 
 
 def test_events_before_an_error_are_emitted_first() -> None:
@@ -430,7 +460,7 @@ def test_arbitrary_json_raises_only_gateway_errors(body: dict[str, Any]) -> None
         assert isinstance(events[-1], StreamEnd)
 
 
-# --- our own server's answers ---------------------------------------------------------------------
+# --- responses of our own server ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
@@ -464,20 +494,22 @@ def test_client_encoder_output_is_decoded_by_the_worker_decoder(
 
     fold = ResponseAccumulator()
     fold.add(decoded)
-    answer = fold.result()
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "length")
-    assert answer.choices[0].tokens == 2
-    assert (answer.timings[0].queue, answer.timings[0].batch_size) == (0.5, 4)
-    assert answer.metadata == ResponseMetadata("llama_65b", id="r")
+
+    response = fold.result()
+
+    assert (response.choices[0].text, response.choices[0].finish_reason) == ("ab", "length")
+    assert response.choices[0].tokens == 2
+    assert (response.timings[0].queue, response.timings[0].batch_size) == (0.5, 4)
+    assert response.metadata == ResponseMetadata("llama_65b", id="r")
 
 
-# --- conversations --------------------------------------------------------------------------------
+# --- chat -----------------------------------------------------------------------------------------
 
 
-def format_chat_chunk(delta: str, reason: str = "null", more: str = "", index: int = 0) -> str:
+def format_chat_chunk(delta: str, reason: str = "null", rest: str = "", index: int = 0) -> str:
     return (
         'data: {"id":"endpoint_common_8","object":"chat.completion.chunk","created":5,"model":"m7",'
-        f'{more}"choices":[' + "{" + f'"index":{index},"delta":{delta},"logprobs":null,'
+        f'{rest}"choices":[' + "{" + f'"index":{index},"delta":{delta},"logprobs":null,'
         f'"finish_reason":{reason}' + "}]}\n\n"
     )
 
@@ -486,9 +518,9 @@ def format_delta(content: str, key: str = "content") -> str:
     return '{"role":"assistant",' + f'"{key}":"{content}"' + "}"
 
 
-def format_usage(prompt: int, completion_tokens: int, more: str = "") -> str:
+def format_usage(prompt: int, completion_tokens: int, rest: str = "") -> str:
     return (
-        '"usage":{' + f'"prompt_tokens":{prompt},"completion_tokens":{completion_tokens},{more}'
+        '"usage":{' + f'"prompt_tokens":{prompt},"completion_tokens":{completion_tokens},{rest}'
         f'"total_tokens":{prompt + completion_tokens}' + "},"
     )
 
@@ -545,6 +577,7 @@ def test_usage_of_all_choices_is_summed() -> None:
     total = Usage(9, 8, 4, 2)
 
     assert decode_in_chunks(make_chat(n=2, sampling=WARM), data) == [*chunks, total, StreamEnd()]
+
     running = decode_in_chunks(
         make_chat(n=2, sampling=WARM, response_options=ResponseOptions(usage="each")), data
     )
@@ -567,10 +600,11 @@ def test_tool_calls_are_decoded() -> None:
         '{"role":"assistant","tool_calls":[{"index":0,"id":"c","type":"function",'
         '"function":{"name":"f","arguments":""}}]}'
     )
-    more = '{"role":"assistant","tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}'
+    next_delta = '{"role":"assistant","tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}'
+
     data = (
         format_chat_chunk(begun)
-        + format_chat_chunk(more)
+        + format_chat_chunk(next_delta)
         + format_chat_chunk(format_delta(""), '"tool_calls"', format_usage(1, 2))
         + DONE
     ).encode()
@@ -607,13 +641,13 @@ def test_rc1_stop_sequence_in_a_stream_raises_worker_failed(wire: str) -> None:
     data = RC1.replace("REASON", wire).encode()
     for size in (1, 150, len(data) - 5, 1 << 20):
         reader = MindIE("rc1").create_decoder(make_chat())
-        seen: list[Event] = []
+        events: list[Event] = []
         with pytest.raises(WorkerFailed):  # noqa: PT012 - where it is told depends on the reads
             for i in range(0, len(data), size):
-                seen += reader.feed(data[i : i + size])
+                events += reader.feed(data[i : i + size])
             reader.close()
-        assert TextDelta("am") in seen
-        assert not any(isinstance(one, ChoiceEnd | StreamEnd) for one in seen)
+        assert TextDelta("am") in events
+        assert not any(isinstance(one, ChoiceEnd | StreamEnd) for one in events)
 
 
 SEED = """{
@@ -647,9 +681,11 @@ def test_rc1_unary_chat_response_is_decoded() -> None:
         Usage(9, 12),
         StreamEnd(),
     ]
+
     broken = SEED.replace("eos_token", "stop_sequence").encode()
     reader = MindIE("rc1").create_decoder(make_chat(stream=False))
     reader.feed(broken)
+
     assert not any(isinstance(one, ChoiceEnd | StreamEnd) for one in reader.close())
     with pytest.raises(WorkerFailed):
         reader.close()

@@ -1,6 +1,6 @@
-"""Every request and every answer that the first releases' pages print, to the byte.
+"""Every request and response in the documentation of the first releases, byte for byte.
 
-Answers printed over several lines are compared without the blanks between their tokens, as a server
+Responses printed over several lines are compared without the blanks between tokens, as a server
 writes them.
 """
 
@@ -108,9 +108,11 @@ def test_documented_generate_stream_response(bench: Any) -> None:
         for text, wait in PIECES
         for event in (Timing(queue=wait / 1e6, batch_size=1), TextDelta(text))
     ]
+
     sent = one.stream(
         encoder, StreamStart(7), *events, ChoiceEnd("eos"), Usage(7, 424), StreamEnd()
     )
+
     assert sent == GENERATED
     assert encoder.content_type == "text/event-stream"
     assert encoder.headers() == (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
@@ -223,11 +225,13 @@ def test_documented_multi_turn_chat_request_is_decoded(bench: Any) -> None:
 def test_documented_unary_chat_response(bench: Any) -> None:
     one = bench("rc1")
     call = one.call(CHAT, SINGLE, headers={"req-id": "chatcmpl-123"})
-    about = one.about("gpt-3.5-turbo-0613", created=1677652288)
-    encoder = one.adapter.create_encoder(call, one.adapter.decode_request(call), about)
+    response_context = one.build_response_context("gpt-3.5-turbo-0613", created=1677652288)
+    encoder = one.adapter.create_encoder(call, one.adapter.decode_request(call), response_context)
     delta = TextDelta("\n\nHello there, how may I assist you today?", tokens=12)
+
     reply = one.whole(encoder, delta, ChoiceEnd("eos"), Usage(9, 12), StreamEnd())
-    # stock JSON keeps the order of keys, so this compares bytes but for the blanks
+
+    # json keeps the order of keys, so this compares all bytes but blanks
     assert reply.body == msgspec.json.encode(msgspec.json.decode(ANSWER))
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
@@ -236,6 +240,7 @@ def test_documented_chat_stream(bench: Any) -> None:
     one = bench("rc1")
     body = msgspec.json.decode(SINGLE) | {"stream": True}
     encoder = one.encoder(CHAT, body, model="baichuan", name="1")
+
     events = (
         StreamStart(9),
         *map(TextDelta, WORDS),
@@ -243,4 +248,5 @@ def test_documented_chat_stream(bench: Any) -> None:
         Usage(9, 20),
         StreamEnd(),
     )
+
     assert one.stream(encoder, *events).decode() == "".join(CHUNK % word for word in WORDS) + LAST

@@ -1,4 +1,4 @@
-"""Paths, profiles, statuses and what the server tells of itself."""
+"""Paths, profiles, statuses and metadata endpoints."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +25,7 @@ from protocols.core.errors import (
     RequestTooLarge,
     StreamBroken,
     Unauthorized,
+    UnsupportedEncoding,
     UnsupportedFeature,
     VersionNotFound,
     WorkerFailed,
@@ -66,13 +67,14 @@ def encode_error_response(
     return reply
 
 
-# --- what it is -----------------------------------------------------------------------------------
+# --- profiles -------------------------------------------------------------------------------------
 
 
 def test_profiles_are_accepted_and_unknown_ones_rejected() -> None:
     adapter: ClientAdapter = MindIE()
     assert adapter.name == "mindie"
     assert MindIE.profiles == ("2x", "1x", "rc1")
+
     for profile in MindIE.profiles:
         MindIE(profile)
     with pytest.raises(ValueError, match=r"'3x' is not a profile of mindie; accepted: 2x, 1x, rc1"):
@@ -94,7 +96,7 @@ def test_profiles_are_accepted_and_unknown_ones_rejected() -> None:
 def test_routing_info_is_read_from_path_or_body(
     bench: Any, path: str, body: Any, model: str, stream: bool
 ) -> None:
-    """A path that names the model is enough: its body is not looked at."""
+    """If the path names the model, the body is not read."""
     one = bench()
     envelope = one.adapter.read_routing_info(one.call(path, body))
     assert (envelope.model, envelope.stream, envelope.version) == (model, stream, None)
@@ -126,6 +128,7 @@ def test_stop_infer_echoes_the_body_and_unknown_id_is_404(bench: Any) -> None:
     assert call.endpoint.task == "stop"
     assert one.adapter.read_routing_info(call).client_id == "a123"
     assert one.adapter.handle_info_request(call, ModelCatalogStub()).body == b'{"id":"a123","x":1}'
+
     reply = one.adapter.encode_error(RequestNotFound("no such request", id="a123"), call)
     assert reply.status == 404
     assert reply.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
@@ -152,13 +155,13 @@ def test_invalid_stop_infer_body_returns_422(bench: Any, body: Any, message: str
 
 
 def test_request_without_id_gets_a_generated_client_id(bench: Any) -> None:
-    """The request bears the name that its answer shows."""
+    """The request has the id that the response shows."""
     request = bench().decode(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]})
     assert isinstance(request, GenerationRequest)
     assert request.client_id == "endpoint_common_0"
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,6 +254,7 @@ def test_unknown_path_method_or_version_returns_404_without_body(
 def test_request_too_large_returns_413_with_limit(bench: Any, limit: int, shown: bytes) -> None:
     reply = encode_error_response(bench, RequestTooLarge("", limit=limit))
     assert reply.status == 413
+
     message = b"Request body too large. Maximum allowed size is " + shown + b"MB."
     assert reply.body == b'{"message":"' + message + b'"}'
 
@@ -299,7 +303,7 @@ def test_retry_after_header_is_rounded_up(bench: Any) -> None:
     )
 
 
-# --- what it tells of itself ----------------------------------------------------------------------
+# --- metadata -------------------------------------------------------------------------------------
 
 
 def fetch_info(
@@ -337,6 +341,7 @@ def test_model_metadata_and_config(bench: Any) -> None:
         "inputs": [{"name": "input0"} | tensor],
         "outputs": [{"name": "output0"} | tensor],
     }
+
     config = fetch_info(bench, "/v2/models/llama/config")
     assert list(config) == [
         *("model_name", "input_datatype", "output_datatype", "max_seq_len", "npu_mem_size"),
@@ -348,6 +353,7 @@ def test_model_metadata_and_config(bench: Any) -> None:
 def test_slot_count_is_zero_when_not_ready(bench: Any) -> None:
     path = "/v2/models/llama/getSlotCount"
     free = fetch_info(bench, path)
+
     assert list(free) == ["total_slots", "free_slots", "available_tokens_length"]
     assert free["free_slots"] > 0
     for models in (ModelCatalogStub(up=False), ModelCatalogStub(ready=False)):
@@ -399,7 +405,7 @@ STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unava
     ],
 )
 def test_health_endpoints_report_liveness_and_readiness(bench: Any, path: str, down: int) -> None:
-    """Alive as long as it is not told to stop; ready when a worker is."""
+    """It is live until it stops, and ready when a worker is."""
     one = bench()
     call = one.call(path, method="GET")
     assert call.endpoint.public is ("/models/" not in path)
@@ -409,6 +415,7 @@ def test_health_endpoints_report_liveness_and_readiness(bench: Any, path: str, d
     assert one.adapter.handle_info_request(call, ModelCatalogStub(up=False)) == HttpResponse(
         down, b"", (CLOSE, *STAMPS)
     )
+
     stopping = one.adapter.handle_info_request(call, ModelCatalogStub(ready=False))
     assert (stopping.status, stopping.body) == (503, STOPPED)
 
@@ -449,6 +456,7 @@ def test_the_timed_health_check_answers_for_valid_wait_times(
     one = bench()
     call = one.call(f"/health/{probe}", method="GET")
     assert call.endpoint.public
+
     up = one.adapter.handle_info_request(call, ModelCatalogStub())
     down = one.adapter.handle_info_request(call, ModelCatalogStub(up=False))
     stopping = one.adapter.handle_info_request(call, ModelCatalogStub(ready=False))
@@ -464,6 +472,17 @@ def test_the_timed_health_check_answers_for_valid_wait_times(
 def test_other_paths_below_the_health_check_are_unknown(bench: Any, probe: str) -> None:
     one = bench()
     call = one.call(f"/health/{probe}", method="GET")
-    with pytest.raises(PathNotFound) as caught:
+
+    with pytest.raises(PathNotFound) as excinfo:
         one.adapter.handle_info_request(call, ModelCatalogStub())
-    assert one.adapter.encode_error(caught.value, call).status == 404
+    assert one.adapter.encode_error(excinfo.value, call).status == 404
+
+
+def test_unknown_content_encoding_is_an_unsupported_media_type(bench: Any) -> None:
+    reply = encode_error_response(bench, UnsupportedEncoding("not br"))
+
+    assert reply.status == 415
+    assert msgspec.json.decode(reply.body) == {
+        "error": "not br",
+        "error_type": "Unsupported Media Type",
+    }

@@ -1,4 +1,4 @@
-"""generate, generate_stream and infer: what is taken, what is refused and in which words."""
+"""generate, generate_stream and infer: accepted fields, and the errors of invalid ones."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.core.request import AudioPart, ImagePart, Message, TextPart, VideoPart
+from protocols.core.request import AudioPart, ExtraFields, ImagePart, Message, TextPart, VideoPart
 from protocols.mindie.params import count_utf16_units, format_json_number
 
 PATH = "/v2/models/m/generate"
@@ -27,7 +27,7 @@ def build_body_with_parameters(**parameters: Any) -> dict[str, Any]:
     return build_text_body(parameters=parameters)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 FIELDS: tuple[tuple[Any, str], ...] = (
     (b"{", "Failed to parse request context to json"),
@@ -119,11 +119,11 @@ def test_invalid_generate_field_returns_422(bench: Any, path: str, body: Any, me
     assert bench().refused(path, body) == (422, message)
 
 
-@pytest.mark.parametrize(("name", "got", "message"), PARAMETERS)
+@pytest.mark.parametrize(("name", "value", "message"), PARAMETERS)
 def test_invalid_generate_parameter_returns_422(
-    bench: Any, name: str, got: Any, message: str
+    bench: Any, name: str, value: Any, message: str
 ) -> None:
-    assert bench().refused(PATH, build_body_with_parameters(**{name: got})) == (422, message)
+    assert bench().refused(PATH, build_body_with_parameters(**{name: value})) == (422, message)
 
 
 def test_first_invalid_parameter_in_server_order_is_reported(bench: Any) -> None:
@@ -140,19 +140,22 @@ def test_first_invalid_parameter_in_server_order_is_reported(bench: Any) -> None
 def test_validation_order_is_id_then_text_then_parameters(bench: Any) -> None:
     both = {"id": "a b", "text_input": "", "parameters": []}
     assert bench().refused(PATH, both)[1] == ID_WORDS
+
     del both["id"]
     assert bench().refused(PATH, both)[1].startswith("text_input must be necessary")
 
 
 @pytest.mark.parametrize("profile", LIMITS)
 def test_text_length_limit_counts_utf_16_units(bench: Any, profile: str) -> None:
-    """The server counts UTF-16 units: a character beyond the first plane is two."""
+    """A character beyond the basic plane counts as two."""
     limit = LIMITS[profile]
     message = (
         f"text_input must be necessary and data type must be string and length in (0, {limit}], "
         f"but the length of inputs is {limit + 2}"
     )
+
     one = bench(profile)
+
     assert one.refused(PATH, {"text_input": "\U0001f600" * (limit // 2 + 1)}) == (422, message)
     assert one.decode(PATH, {"text_input": "\u4f60" * limit}).prompts[0][0] == "\u4f60"
 
@@ -162,7 +165,7 @@ def test_text_input_list_length_counts_its_serialized_json(bench: Any) -> None:
     assert bench("1x").refused(PATH, body)[1].endswith("but the length of inputs is 4194331")
 
 
-# --- what is taken --------------------------------------------------------------------------------
+# --- accepted requests ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,11 +196,12 @@ def test_text_input_list_length_counts_its_serialized_json(bench: Any) -> None:
     ],
 )
 def test_generate_parameter_is_decoded(bench: Any, parameters: Any, path: str, value: Any) -> None:
-    got: Any = bench().decode(PATH, build_text_body(parameters=parameters))
+    request: Any = bench().decode(PATH, build_text_body(parameters=parameters))
     for name in path.split("."):
-        got = getattr(got, name)
-    assert got == value
-    assert type(got) is type(value)
+        request = getattr(request, name)
+
+    assert request == value
+    assert type(request) is type(value)
 
 
 def test_null_means_that_the_parameter_is_absent(bench: Any) -> None:
@@ -207,6 +211,7 @@ def test_null_means_that_the_parameter_is_absent(bench: Any) -> None:
         *("watermark", "priority", "max_new_tokens", "details", "timeout"),
     )
     nulls = build_text_body(id=None, parameters=dict.fromkeys(names))
+
     assert bench().decode(PATH, nulls) == silent
     assert bench().decode(PATH, build_text_body(parameters=None)) == silent
 
@@ -214,16 +219,20 @@ def test_null_means_that_the_parameter_is_absent(bench: Any) -> None:
 def test_unknown_parameters_are_kept_as_extra(bench: Any) -> None:
     body = build_text_body(stop=["x"], parameters={"batch_size": 3, "perf_stat": "x", "foo": [1]})
     request = bench().decode(PATH, body)
+
     extra = {name: bytes(raw) for name, raw in request.extra.items()}
+
     assert extra == {"batch_size": b"3", "perf_stat": b'"x"', "foo": b"[1]"}
     assert request.stopping.stop == ()
+    assert request.field_extra == (ExtraFields("", {("stop",): ["x"]}),)
 
 
 def test_rc1_id_seed_and_greedy_default_rules(bench: Any) -> None:
-    """Any id, seeds without 0 and up to 64 bits, text only, greedy unless sampling is asked for."""
+    """Any id, seeds from 1 to 64 bits, text only, and greedy unless sampling is requested."""
     one = bench("rc1")
     assert one.decode(PATH, build_text_body(id="a b")).client_id == "a b"
     assert one.decode(PATH, build_body_with_parameters(seed=2**64 - 1)).sampling.seed == 2**64 - 1
+
     message = "Parameter seed must be in (0, 18446744073709551615], got 0."
     assert one.refused(PATH, build_body_with_parameters(seed=0)) == (422, message)
     assert one.refused(PATH, {"text_input": ["x"]})[1].startswith("The type of text_input is abn")
@@ -234,10 +243,11 @@ def test_rc1_id_seed_and_greedy_default_rules(bench: Any) -> None:
 
 
 def test_request_id_precedence_is_body_then_header_then_counter(bench: Any) -> None:
-    """The body's, else the header's, else the next of the server's own."""
+    """Without an id in body or header, the server's counter is used."""
     one = bench()
     assert one.decode(PATH, build_text_body(id="a123")).client_id == "a123"
     assert one.decode(PATH, build_text_body()).client_id == "endpoint_common_1"
+
     call = one.call(PATH, build_text_body(), headers={"req-id": "from-header"})
     assert one.adapter.decode_request(call).client_id == "from-header"
     assert one.decode(PATH, build_text_body()).client_id == "endpoint_common_2"
@@ -250,19 +260,44 @@ def test_max_iter_times_is_the_default_max_tokens(bench: Any) -> None:
 
 
 def test_text_input_list_is_text_or_multimodal_message(bench: Any) -> None:
-    words = [{"type": "text", "text": "a"}, "?", {"type": "text", "text": "b"}, {}]
+    words = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert bench().decode(PATH, {"text_input": words}).prompts == ("ab",)
+
     media = [
         {"type": "image_url", "image_url": "i"},
         {"type": "video_url", "video_url": {"url": "v"}},
         {"type": "audio_url", "audio_url": {"url": "a"}},
         {"type": "text", "text": "what is this?"},
-        5,
     ]
     request = bench().decode(PATH, {"text_input": media})
     parts = (ImagePart("i"), VideoPart("v"), AudioPart("a"), TextPart("what is this?"))
+
     assert request.messages == (Message("user", parts),)
     assert (request.kind, request.templating.mode) == ("chat", "server")
+
+
+def test_unknown_words_and_keys_of_parts_are_kept_with_their_path(bench: Any) -> None:
+    texts = [{"type": "later", "text": "a"}]
+    media = [{"type": "image_url", "image_url": {"url": "i", "detail": "low"}, "x": 1}]
+
+    text = bench().decode(PATH, {"text_input": texts})
+    [message] = bench().decode(PATH, {"text_input": media}).messages
+
+    assert text.field_extra == (
+        ExtraFields("text_input[0]", {("type",): "later"}, ("text_input[0]",)),
+    )
+    assert message.parts[0].extra == ExtraFields(
+        "text_input[0]", {("image_url", "detail"): "low", ("x",): 1}
+    )
+
+
+@pytest.mark.parametrize("item", ["?", 5, {}, {"type": "table", "rows": 2}])
+def test_an_item_of_a_prompt_that_is_no_part_is_refused(bench: Any, item: Any) -> None:
+    _, message = bench().refused(PATH, {"text_input": [{"text": "a"}, item]})
+
+    assert message == (
+        "Request param content item must have text, image_url, video_url or audio_url"
+    )
 
 
 # --- token ids ------------------------------------------------------------------------------------
@@ -285,9 +320,10 @@ def test_infer_tensor_is_decoded_as_token_ids(bench: Any) -> None:
 
 
 def test_top_level_infer_parameters_are_decoded(bench: Any) -> None:
-    """As every published example has them."""
+    """Every published example has them there."""
     body = build_tensor_body(shape=[3]) | {"parameters": {"temperature": 0.5}}
     request = bench().decode(INFER, body)
+
     assert (request.sampling.temperature, request.stopping.max_tokens) == (0.5, 20)
     assert request.client_id == "endpoint_common_0"
 
@@ -342,7 +378,7 @@ def test_invalid_infer_tensor_returns_422(bench: Any, body: Any, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("got", "message"),
+    ("value", "message"),
     [
         (1, "1"),
         (1.0, "1.0"),
@@ -358,15 +394,15 @@ def test_invalid_infer_tensor_returns_422(bench: Any, body: Any, message: str) -
         (2**64, "1.8446744073709552e+19"),
     ],
 )
-def test_numbers_are_formatted_as_the_server_formats_them(got: float, message: str) -> None:
-    assert format_json_number(got) == message
+def test_numbers_are_formatted_as_the_server_formats_them(value: float, message: str) -> None:
+    assert format_json_number(value) == message
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_formatted_number_parses_to_the_same_value(got: float) -> None:
-    assert msgspec.json.decode(format_json_number(got), type=float) == got
+def test_formatted_number_parses_to_the_same_value(value: float) -> None:
+    assert msgspec.json.decode(format_json_number(value), type=float) == value
 
 
 @given(st.text())
-def test_count_utf16_units_equals_encoded_length(got: str) -> None:
-    assert count_utf16_units(got) * 2 == len(got.encode("utf-16-le", "surrogatepass"))
+def test_count_utf16_units_equals_encoded_length(text: str) -> None:
+    assert count_utf16_units(text) * 2 == len(text.encode("utf-16-le", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Answers of generate, generate_stream and infer, to the byte."""
+"""Responses of generate, generate_stream and infer, byte for byte."""
 
 from typing import Any
 
@@ -37,6 +37,7 @@ def test_generate_stream_without_details_has_four_keys_and_no_finish_reason(benc
         Usage(1, 3),
         StreamEnd(),
     )
+
     assert sent == (
         b"data:" + HEAD + b'"Hello"}\n\n'
         b"data:" + HEAD + b'" world"}\n\n'
@@ -45,7 +46,7 @@ def test_generate_stream_without_details_has_four_keys_and_no_finish_reason(benc
 
 
 def test_generate_stream_with_details_has_token_counts_and_times(bench: Any) -> None:
-    """One event a token, counting up; times by the clock; the finish reason in the last alone."""
+    """Each token is an event with its number and its time; only the last has a finish reason."""
     one = bench()
     encoder = one.encoder(STREAM, DETAILED)
     events = (
@@ -60,6 +61,7 @@ def test_generate_stream_with_details_has_token_counts_and_times(bench: Any) -> 
         StreamEnd(),
     )
     nulls = b'"first_token_cost":null,"decode_cost":null,"batch_size":1,"queue_wait_time":0}'
+
     assert one.stream(encoder, *events) == (
         b"data:" + HEAD + b'"Hello","details":{"generated_tokens":1,' + nulls
         + b',"prefill_time":120,"decode_time":null}\n\n'
@@ -85,7 +87,9 @@ def test_backend_timing_overrides_measured_times(bench: Any) -> None:
         ChoiceEnd("eos"),
         StreamEnd(),
     )
+
     events = [msgspec.json.decode(event[5:]) for event in sent.split(b"\n\n")[:-1]]
+
     assert [(t["prefill_time"], t["decode_time"]) for t in events] == [
         (200, None),
         (None, 50),
@@ -100,6 +104,7 @@ def test_rc1_stream_has_no_prefill_and_decode_times(bench: Any) -> None:
     sent = one.stream(
         one.encoder(STREAM, DETAILED), TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()
     )
+
     assert b"prefill_time" not in sent
     assert b"decode_time" not in sent
 
@@ -115,7 +120,7 @@ def test_stream_delays_an_event_only_if_details_are_requested(bench: Any) -> Non
 
 
 def test_text_delta_without_text_is_sent(bench: Any) -> None:
-    """Half a character: the token has come, its text has not."""
+    """Half of a character is a token without text."""
     one = bench()
     sent = one.stream(
         one.encoder(STREAM, BODY), TextDelta(""), TextDelta("\u4f60"), ChoiceEnd("eos"), StreamEnd()
@@ -129,6 +134,7 @@ def test_response_without_text_is_one_event(bench: Any, body: Any) -> None:
     sent = one.stream(
         one.encoder(STREAM, body), StreamStart(1), ChoiceEnd("eos"), Usage(1, 0), StreamEnd()
     )
+
     assert sent.startswith(b"data:" + HEAD + b'""')
     assert sent.count(b"data:") == 1
     assert (b'"finish_reason":"eos_token","generated_tokens":0' in sent) is (body is DETAILED)
@@ -138,9 +144,11 @@ def test_reasoning_and_refusal_are_part_of_text_output(bench: Any) -> None:
     one = bench()
     events = (ReasoningDelta("hm "), TextDelta("yes"), RefusalDelta("!"))
     sent = one.stream(one.encoder(STREAM, BODY), *events, ChoiceEnd("eos"), StreamEnd())
+
     assert [msgspec.json.decode(e[5:])["text_output"] for e in sent.split(b"\n\n")[:-1]] == [
         *("hm ", "yes", "!")
     ]
+
     reply = one.whole(one.encoder(PATH, BODY), *events, ChoiceEnd("eos"), StreamEnd())
     assert reply.body == HEAD + b'"hm yes!"}'
 
@@ -167,21 +175,24 @@ def test_finish_reason_names_by_profile(
         assert msgspec.json.decode(reply.body)["details"]["finish_reason"] == name
 
 
-# --- whole ----------------------------------------------------------------------------------------
+# --- unary responses ------------------------------------------------------------------------------
 
 
 def test_unary_generate_response(bench: Any) -> None:
     one = bench()
     reply = one.whole(one.encoder(PATH, BODY), *HELLO, ChoiceEnd("eos"), Usage(1, 3), StreamEnd())
+
     assert (reply.status, reply.body) == (200, HEAD + b'"Hello world!"}')
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
 def test_unary_generate_response_with_details(bench: Any) -> None:
-    """What a stream says of each event, a whole answer says as lists."""
+    """The details of a stream's events are lists in a unary response."""
     one = bench()
     encoder = one.encoder(PATH, DETAILED)
+
     reply = one.whole(encoder, *HELLO, ChoiceEnd("length"), Usage(1, 3), StreamEnd())
+
     assert reply.body == (
         HEAD + b'"Hello world!","details":{"finish_reason":"length","generated_tokens":3,'
         b'"first_token_cost":null,"decode_cost":null,"batch_size":[1,1,1],'
@@ -196,7 +207,9 @@ def test_unary_response_lists_backend_timing_per_token(bench: Any) -> None:
     reply = one.whole(
         encoder, *times, TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()
     )
+
     details = msgspec.json.decode(reply.body)["details"]
+
     assert details["batch_size"] == [4, 1]
     assert details["queue_wait_time"] == [10, 0]
     assert details["generated_tokens"] == 2
@@ -207,12 +220,14 @@ def test_unary_response_with_one_timing_for_all_tokens(bench: Any) -> None:
     encoder = one.encoder(PATH, DETAILED)
     events = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2))
     reply = one.whole(encoder, *events, Timing(queue=0.00001, batch_size=4), StreamEnd())
+
     details = msgspec.json.decode(reply.body)["details"]
+
     assert details["batch_size"] == [4, 4]
     assert details["queue_wait_time"] == [10, 0]
 
 
-# --- a stream that fails --------------------------------------------------------------------------
+# --- failed streams -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +242,9 @@ def test_unary_response_with_one_timing_for_all_tokens(bench: Any) -> None:
 def test_stream_error_is_plain_text(bench: Any, error: Any, timeout: Any, message: str) -> None:
     one = bench()
     encoder = one.encoder(STREAM, BODY | {"parameters": {"timeout": timeout}})
+
     one.stream(encoder, TextDelta("a"))
+
     assert encoder.encode_error_event(error) == message.encode()
 
 
@@ -235,6 +252,7 @@ def test_delayed_event_is_sent_before_the_error(bench: Any) -> None:
     one = bench()
     encoder = one.encoder(STREAM, DETAILED)
     assert one.stream(encoder, TextDelta("a"), ChoiceEnd("eos")) == b""
+
     sent = encoder.encode_error_event(StreamBroken("cut"))
     assert sent.startswith(b"data:" + HEAD + b'"a"')
     assert sent.endswith(b"}\n\nFailed to get engine response")
@@ -251,7 +269,9 @@ def test_infer_response_returns_token_ids(bench: Any) -> None:
     one = bench()
     encoder = one.encoder(INFER, INFERENCE)
     events = (TextDelta("a", token_ids=(1, 2), tokens=2), TextDelta("b", token_ids=(3,)))
+
     assert one.stream(encoder, *events, ChoiceEnd("eos"), StreamEnd()) == b""
+
     reply = one.whole(encoder, *events, ChoiceEnd("eos"), StreamEnd())
     assert reply.body == (
         b'{"id":"a123","outputs":[{"name":"output0","shape":[1,3],"datatype":"UINT32",'
@@ -264,6 +284,7 @@ def test_infer_response_returns_token_ids(bench: Any) -> None:
 def test_infer_without_token_ids_from_backend_returns_500(bench: Any) -> None:
     one = bench()
     reply = one.whole(one.encoder(INFER, INFERENCE), TextDelta("a"), ChoiceEnd("eos"), StreamEnd())
+
     assert reply.status == 500
     assert msgspec.json.decode(reply.body) == {
         "error": "Failed to get engine response.",

@@ -1,4 +1,4 @@
-"""Calls that are passed on between servers of one release, and their answers."""
+"""Requests and responses are passed through between servers of one release."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def prepare_passthrough(
     bench = MindIETestBench(profile, **client)
     call = bench.call(path, body, headers=headers)
     return (worker or MindIE(profile)).prepare_passthrough(
-        bench.adapter, call, bench.about("llama_65b")
+        bench.adapter, call, bench.build_response_context("llama_65b")
     )
 
 
@@ -51,7 +51,7 @@ def build_generate_body(**parameters: Any) -> dict[str, Any]:
     return {"text_input": "a b", "parameters": {"details": True, **parameters}}
 
 
-# --- in OpenAI's manner ---------------------------------------------------------------------------
+# --- OpenAI's endpoints ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_profiles_differ_in_fields_that_pass_through() -> None:
     assert (
         prepare_passthrough(CHATS, CHAT | {"temperature": 0.5, "stream": True}, "rc1") is not None
     )
-    for more in ({"stop": "a"}, {"tools": [TOOL]}, {"logprobs": True}, {"temperature": 0}):
-        assert prepare_passthrough(CHATS, CHAT | more, "rc1") is None
+    for fields in ({"stop": "a"}, {"tools": [TOOL]}, {"logprobs": True}, {"temperature": 0}):
+        assert prepare_passthrough(CHATS, CHAT | fields, "rc1") is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_pass_through_needs_same_profile_and_options(
 def test_client_of_another_protocol_is_translated() -> None:
     bench = MindIETestBench()
     call = bench.call(CHATS, CHAT)
-    assert bench.adapter.prepare_passthrough(OpenAI(), call, bench.about("m")) is None
+    assert (
+        bench.adapter.prepare_passthrough(OpenAI(), call, bench.build_response_context("m")) is None
+    )
 
 
 def test_chat_is_translated_for_workers_with_text_chats() -> None:
@@ -154,27 +156,31 @@ def test_request_with_a_client_id_is_translated() -> None:
 def test_every_passthrough_request_has_a_unique_id() -> None:
     bench = MindIETestBench()
     call = bench.call(CHATS, CHAT)
-    about = bench.about("m")
-    relays = [bench.adapter.prepare_passthrough(bench.adapter, call, about) for _ in range(2)]
+    response_context = bench.build_response_context("m")
+    relays = [
+        bench.adapter.prepare_passthrough(bench.adapter, call, response_context) for _ in range(2)
+    ]
     names = {relay.request.client_id for relay in relays if relay is not None}
+
     assert names == {"r1-65c2f6b8-0", "r1-65c2f6b8-1"}
 
 
 # --- generate -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["generate", "generate_stream"])
-def test_generate_with_details_is_passed_through(way: str) -> None:
+@pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
+def test_generate_with_details_is_passed_through(endpoint: str) -> None:
     body = build_generate_body(
         temperature=0.5, top_k=0, do_sample=True, perf_stat=True, max_new_tokens=4
     )
-    relay = require_passthrough(f"/v2/models/llama_65b/{way}", body)
-    assert relay.upstream_request.path == f"/v2/models/served/{way}"
+    relay = require_passthrough(f"/v2/models/llama_65b/{endpoint}", body)
+
+    assert relay.upstream_request.path == f"/v2/models/served/{endpoint}"
     assert json.loads(relay.upstream_request.body) == body | {"id": NAME}
     assert relay.upstream_request.headers == (("Content-Type", "application/json"),)
     assert isinstance(relay.request, GenerationRequest)
     assert relay.request.prompts == ("a b",)
-    assert relay.request.stream is (way == "generate_stream")
+    assert relay.request.stream is (endpoint == "generate_stream")
     assert (relay.request.priority, relay.request.timeout) == (None, None)
 
 
@@ -232,7 +238,7 @@ def test_vllm_style_endpoint_is_translated() -> None:
     assert prepare_passthrough("/generate", {"prompt": "a", "model": "llama_65b"}) is None
 
 
-# --- the way back ---------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 PIECES = [
     (
@@ -247,7 +253,7 @@ PIECES = [
 ]
 STREAM = b"".join(PIECES)
 SHOWN = STREAM.replace(b"served", b"llama_65b")
-WHOLE = (
+UNARY_RESPONSE = (
     b'{"id":"r1-65c2f6b8-0","model_name":"served","model_version":null,"text_output":"Hello",'
     b'"details":{"finish_reason":"eos_token","generated_tokens":2,"batch_size":[1,1]}}'
 )
@@ -258,28 +264,34 @@ def list_text_deltas(events: Sequence[Event]) -> list[tuple[str, int]]:
 
 
 def test_unary_response_shows_the_public_model_name() -> None:
-    passage = require_passthrough(TEXTS, DETAILED_REQUEST).create_reader()
-    passage.feed([WHOLE])
-    data, events = passage.close()
-    assert data == WHOLE.replace(b"served", b"llama_65b")
+    reader = require_passthrough(TEXTS, DETAILED_REQUEST).create_reader()
+    reader.feed([UNARY_RESPONSE])
+
+    data, events = reader.close()
+
+    assert data == UNARY_RESPONSE.replace(b"served", b"llama_65b")
     assert list_text_deltas(events) == [("Hello", 2)]
     assert events[-2:] == [ChoiceEnd("eos"), StreamEnd()]
 
 
 def test_passthrough_stream_ends_with_the_finish_reason_event() -> None:
-    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
-    first, events = passage.feed([STREAM[:250]])
-    rest, more = passage.feed([STREAM[250:]])
+    reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
+    first, events = reader.feed([STREAM[:250]])
+
+    rest, more_events = reader.feed([STREAM[250:]])
+
     assert (first or b"") + (rest or b"") == SHOWN
-    assert list_text_deltas([*events, *more]) == [("Hel", 1), ("lo", 1)]
-    assert list(more[-2:]) == [ChoiceEnd("length"), StreamEnd()]
+    assert list_text_deltas([*events, *more_events]) == [("Hel", 1), ("lo", 1)]
+    assert list(more_events[-2:]) == [ChoiceEnd("length"), StreamEnd()]
 
 
 @pytest.mark.parametrize("claim", [b"-1", b"3000000000000", b'"2"', b"2.5", b"[2]", b"{}"])
 def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(claim: bytes) -> None:
     reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     count = b'"generated_tokens":%b'
+
     data, events = reader.feed([STREAM.replace(count % b"2", count % claim)])
+
     assert data == SHOWN
     assert list_text_deltas(events) == [("Hel", 1), ("lo", 1)]
     assert events[-1] == StreamEnd(has_ignored_usage=True)
@@ -287,24 +299,24 @@ def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(claim: byt
 
 def test_stream_without_final_newlines_is_complete() -> None:
     for lacking in (b"\n", b"\n\n"):
-        passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
-        first, _ = passage.feed([STREAM.removesuffix(lacking)])
-        rest, events = passage.close()
+        reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
+        first, _ = reader.feed([STREAM.removesuffix(lacking)])
+        rest, events = reader.close()
         assert (first or b"") + (rest or b"") == SHOWN
         assert isinstance(events[-1], StreamEnd)
 
 
 def test_worker_model_name_and_request_id_are_replaced() -> None:
-    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
+    reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
     other = STREAM.replace(b"served", b"/models/x").replace(NAME.encode(), b"endpoint_common_4")
-    assert passage.feed([other])[0] == SHOWN
+    assert reader.feed([other])[0] == SHOWN
 
 
 def test_truncated_passthrough_stream_raises_stream_broken() -> None:
-    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
-    assert passage.feed([PIECES[0]])[0] == PIECES[0].replace(b"served", b"llama_65b")
+    reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
+    assert reader.feed([PIECES[0]])[0] == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(StreamBroken):
-        passage.close()
+        reader.close()
 
 
 @pytest.mark.parametrize(
@@ -315,11 +327,12 @@ def test_truncated_passthrough_stream_raises_stream_broken() -> None:
     ],
 )
 def test_error_event_in_a_stream_is_raised_and_not_passed_through(last: bytes) -> None:
-    passage = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
-    data, _ = passage.feed([PIECES[0] + last])
+    reader = require_passthrough(TEXTS + "_stream", DETAILED_REQUEST).create_reader()
+    data, _ = reader.feed([PIECES[0] + last])
+
     assert data == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
-        passage.close()
+        reader.close()
 
 
 def format_chat_chunk(content: str, finish: str = "null") -> bytes:
@@ -335,13 +348,16 @@ END = b"data: [DONE]\n\n"
 
 @pytest.mark.parametrize(("profile", "finish"), [("2x", '"stop"'), ("rc1", '"eos_token"')])
 def test_chat_stream_is_passed_through_with_public_model_name(profile: str, finish: str) -> None:
-    passage = require_passthrough(CHATS, CHAT | {"stream": True}, profile).create_reader()
+    reader = require_passthrough(CHATS, CHAT | {"stream": True}, profile).create_reader()
     sent = format_chat_chunk("Hi") + format_chat_chunk(" you") + format_chat_chunk("", finish) + END
-    data, events = passage.feed([sent])
+    data, events = reader.feed([sent])
+
     assert data is not None
     assert format_chat_chunk(" you").replace(b"served", b"llama_65b") in data
+
     shown = [json.loads(one[6:]) for one in data.split(b"\n\n")[:-2]]
     assert {(one["id"], one["model"], one["created"]) for one in shown} == {(NAME, "llama_65b", 1)}
+
     choices = [one["choices"][0] for one in shown]
     assert "".join(one["delta"].get("content", "") for one in choices) == "Hi you"
     assert [one["finish_reason"] for one in choices[-2:]] == [None, json.loads(finish)]
@@ -351,38 +367,42 @@ def test_chat_stream_is_passed_through_with_public_model_name(profile: str, fini
 
 
 def test_rc1_stop_sequence_in_a_chat_stream_is_raised() -> None:
-    passage = require_passthrough(CHATS, CHAT | {"stream": True}, "rc1").create_reader()
-    data, _ = passage.feed(
+    reader = require_passthrough(CHATS, CHAT | {"stream": True}, "rc1").create_reader()
+    data, _ = reader.feed(
         [format_chat_chunk("Hi") + format_chat_chunk("x", '"stop_sequence"') + END]
     )
     assert data is not None
+
     first, second = data.split(b"\n\n")[:-1]
     for event, text in ((first, "Hi"), (second, "x")):
         assert json.loads(event[6:]) == json.loads(
             format_chat_chunk(text).replace(b"served", b"llama_65b")[6:]
         )
     with pytest.raises(WorkerFailed):
-        passage.close()
+        reader.close()
 
 
 def test_completion_is_passed_through_with_public_name_and_id() -> None:
-    passage = require_passthrough(COMPLETIONS, COMPLETION).create_reader()
-    answer = (
+    reader = require_passthrough(COMPLETIONS, COMPLETION).create_reader()
+    response = (
         b'{"id":"x","object":"text_completion","created":1,"model":"served","choices":[{"index":0,'
         b'"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
     )
-    passage.feed([answer])
-    data, events = passage.close()
-    assert data == answer.replace(b"served", b"llama_65b").replace(b'"x"', b'"r1-65c2f6b8-0"')
+    reader.feed([response])
+
+    data, events = reader.close()
+
+    assert data == response.replace(b"served", b"llama_65b").replace(b'"x"', b'"r1-65c2f6b8-0"')
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
 
 
-# --- what is said beside --------------------------------------------------------------------------
+# --- further fields -------------------------------------------------------------------------------
 
 
 def test_passthrough_response_headers_equal_translated_ones() -> None:
     own = (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
     close = ("Connection", "close")
+
     for path, body in ((CHATS, CHAT), (TEXTS, DETAILED_REQUEST)):
         assert require_passthrough(path, body).build_headers() == (
             ("Content-Type", "application/json"),
@@ -399,6 +419,7 @@ def test_passthrough_response_headers_equal_translated_ones() -> None:
 def test_passed_through_response_keeps_the_connection_only_if_configured() -> None:
     passthrough = prepare_passthrough(CHATS, CHAT, keep_alive=True)
     assert passthrough is not None
+
     headers = require_passthrough(CHATS, CHAT).build_headers()
     assert passthrough.build_headers() == tuple(one for one in headers if one[0] != "Connection")
     assert len(passthrough.build_headers()) == len(headers) - 1
@@ -416,6 +437,7 @@ def test_cancelled_generate_stream_counts_the_tokens_passed_through() -> None:
     relay.create_reader().feed([PIECES[0]])
     end = create_stream_encoder(relay).encode_error_event(ClientDisconnected("stopped"))
     last_event = json.loads(end.removeprefix(b"data:"))
+
     assert (last_event["id"], last_event["model_name"], last_event["text_output"]) == (
         NAME,
         "llama_65b",
@@ -442,6 +464,7 @@ def test_cancelled_chat_stream_ends_with_the_same_id_and_model(
     ).encode_error_event(ClientDisconnected("stopped"))
     *chunks, done = end.removesuffix(b"\n\n").split(b"\n\n")
     assert done == b"data: [DONE]"
+
     last_event = json.loads(chunks[-1].removeprefix(b"data: "))
     assert (last_event["id"], last_event["model"]) == (NAME, "llama_65b")
     assert last_event["object"] == ("chat.completion.chunk" if path == CHATS else "text_completion")

@@ -1,4 +1,4 @@
-"""What a listener or a model may be configured with."""
+"""The options of a listener and of a model."""
 
 from typing import Any
 

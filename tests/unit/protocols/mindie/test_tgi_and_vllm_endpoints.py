@@ -1,4 +1,4 @@
-"""The endpoints that name no model: the server's own, and those after TGI and vLLM."""
+"""The endpoints that name no model: MindIE's own, and those like TGI's and vLLM's."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def llama_bench(bench: Any) -> Any:
     return bench(model="llama")
 
 
-# --- which model, which manner --------------------------------------------------------------------
+# --- model and format -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,7 @@ def test_default_model_and_stream_flag_are_decoded(
     call = llama_bench.call(path, body)
     envelope = llama_bench.adapter.read_routing_info(call)
     assert (envelope.model, envelope.stream) == ("llama", stream)
+
     request = llama_bench.adapter.decode_request(call)
     assert (request.model, request.stream) == ("llama", stream)
 
@@ -206,13 +207,14 @@ def test_tgi_style_parameters_are_decoded(llama_bench: Any) -> None:
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {
         "return_full_text": b"false"
     }
+
     names = llama_bench.adapter.field_names(llama_bench.call("/generate", INPUTS))
     assert names["adapter"] == "adapter_id"
     assert names["stopping.stop"] == "stop"
 
 
 def test_vllm_style_parameters_are_decoded(llama_bench: Any) -> None:
-    """Beside the prompt; without a maximum length, the target's default applies."""
+    """They stand beside the prompt; without a maximum length, the model's default applies."""
     body = PROMPT | {
         "temperature": 0.5,
         "n": 2,
@@ -222,6 +224,7 @@ def test_vllm_style_parameters_are_decoded(llama_bench: Any) -> None:
         "include_stop_str_in_output": True,
     }
     request = llama_bench.decode("/generate", body)
+
     assert (request.n, request.best_of) == (3, None)
     assert request.sampling.top_k is None
     assert request.stopping.stop_token_ids == (5, 7)
@@ -231,12 +234,13 @@ def test_vllm_style_parameters_are_decoded(llama_bench: Any) -> None:
     assert llama_bench.adapter.field_names(llama_bench.call("/generate", PROMPT))["n"] == "n"
 
 
-# --- answers of the server's own ------------------------------------------------------------------
+# --- MindIE's own responses -----------------------------------------------------------------------
 
 
 def test_native_stream_with_details(llama_bench: Any) -> None:
     encoder = llama_bench.encoder("/infer", INPUTS | DETAILS | {"stream": True})
     sent = llama_bench.stream(encoder, HELLO[0], 0.1, HELLO[1], Timing(decode=0.02), HELLO[2], *END)
+
     assert sent == (
         b'data: {"prefill_time":100,"decode_time":null,"token":{"id":[1],"text":"Hello"}}\n\n'
         b'data: {"prefill_time":null,"decode_time":20,"token":{"id":[2],"text":"!"}}\n\n'
@@ -260,6 +264,7 @@ def test_native_unary_response(llama_bench: Any) -> None:
     assert llama_bench.whole(llama_bench.encoder("/infer", INPUTS), *HELLO, *END).body == (
         b'{"generated_text":"Hello!"}'
     )
+
     reply = llama_bench.whole(
         llama_bench.encoder("/infer_token", {"input_id": [5]} | DETAILS), *HELLO, *END
     )
@@ -269,7 +274,7 @@ def test_native_unary_response(llama_bench: Any) -> None:
     )
 
 
-# --- answers after TGI ----------------------------------------------------------------------------
+# --- responses like TGI's -------------------------------------------------------------------------
 
 
 def test_tgi_style_stream_with_details(llama_bench: Any) -> None:
@@ -300,12 +305,14 @@ def test_tgi_style_unary_response(llama_bench: Any) -> None:
         llama_bench.whole(llama_bench.encoder("/", INPUTS), *HELLO, *END).body
         == b"[" + plain + b"]"
     )
+
     detailed = llama_bench.encoder("/generate", INPUTS | DETAILS)
     assert llama_bench.whole(detailed, *HELLO, *END).body == (
         b'{"details":{"prompt_tokens":2,"finish_reason":"eos_token","generated_tokens":2,'
         b'"prefill":[],"seed":7,"tokens":[{"id":1,"logprob":null,"special":null,"text":null},'
         b'{"id":2,"logprob":null,"special":null,"text":null}]},"generated_text":"Hello!"}'
     )
+
     uncounted = llama_bench.whole(
         llama_bench.encoder("/generate", INPUTS | DETAILS),
         TextDelta("x"),
@@ -315,11 +322,11 @@ def test_tgi_style_unary_response(llama_bench: Any) -> None:
     assert msgspec.json.decode(uncounted.body)["details"]["generated_tokens"] == 1
 
 
-# --- answers after vLLM ---------------------------------------------------------------------------
+# --- responses like vLLM's ------------------------------------------------------------------------
 
 
 def test_vllm_style_stream_is_nul_separated_json(llama_bench: Any) -> None:
-    """Bare objects, each with a NUL byte behind it, and no end."""
+    """JSON objects, each followed by a NUL byte, without an end mark."""
     encoder = llama_bench.encoder("/generate", PROMPT | {"stream": True})
     assert llama_bench.stream(encoder, *HELLO, *END) == b'{"text":["Hello"]}\0{"text":["!"]}\0'
     assert encoder.content_type == "text/event-stream"
@@ -337,6 +344,7 @@ def test_vllm_style_stream_of_two_choices(llama_bench: Any) -> None:
         ChoiceEnd("eos", 1),
         StreamEnd(),
     )
+
     assert sent == b'{"text":["x",""]}\0{"text":["","y"]}\0'
 
 
@@ -345,6 +353,7 @@ def test_vllm_style_unary_response_includes_the_prompt(llama_bench: Any) -> None
         llama_bench.whole(llama_bench.encoder("/generate", PROMPT), *HELLO, *END).body
         == b'{"text":["a bHello!"]}'
     )
+
     media = {"prompt": [{"text": "see "}, {"image_url": "u"}]}
     assert llama_bench.whole(llama_bench.encoder("/generate", media), *HELLO, *END).body == (
         b'{"text":["see Hello!"]}'

@@ -1,4 +1,4 @@
-"""/v1/tokenizer: what is cut, and how its tokens are told."""
+"""/v1/tokenizer: truncation, and the format of tokens."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ INVALID = "Inputs in request body is invalid."
     ids=lambda value: repr(value)[:40],
 )
 def test_invalid_tokenizer_inputs_return_422(bench: Any, body: Any, message: str) -> None:
-    """What is wrong with the text is told first: there is a model where a server runs."""
+    """The input is checked before the model, since a server always has one."""
     one = bench("rc1")
     assert one.refused(PATH, body) == (422, message)
 
@@ -41,6 +41,7 @@ def test_tokenizer_text_is_read_from_inputs(bench: Any) -> None:
     call = one.call(PATH, {"inputs": "hi"})
     assert call.endpoint.task == "tokenize"
     assert one.adapter.read_routing_info(call).model == "m"
+
     request = one.adapter.decode_request(call)
     assert isinstance(request, TokenizeRequest)
     assert (request.model, request.prompt, request.return_texts) == ("m", "hi", True)
@@ -58,11 +59,15 @@ def test_tokenizer_text_is_read_from_inputs(bench: Any) -> None:
 def test_tokenizer_response_lists_token_texts_and_count(
     bench: Any, body: Any, tokens: bytes
 ) -> None:
-    """A token without a text is counted all the same."""
+    """A token without a text counts as well."""
     one = bench(model="m")
     call = one.call(PATH, {"inputs": "ab", **body})
-    encoder = one.adapter.create_encoder(call, one.adapter.decode_request(call), one.about("m"))
+    encoder = one.adapter.create_encoder(
+        call, one.adapter.decode_request(call), one.build_response_context("m")
+    )
+
     reply = encoder.encode_unary(aggregate([TokenList((1, 7, 8), ("", "a", "b")), StreamEnd()]))
+
     assert reply.body == b'{"token_number":3,"tokens":' + tokens + b"}"
     assert ("Connection", "close") in reply.headers
     assert encoder.encode_events([]) == b""

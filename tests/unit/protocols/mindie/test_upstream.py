@@ -1,4 +1,4 @@
-"""Requests for workers, by release, and what they can't carry."""
+"""Requests for workers, by release, and their losses."""
 
 import json
 from typing import Any
@@ -11,6 +11,7 @@ from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,
+    ExtraFields,
     FilePart,
     GenerationRequest,
     ImagePart,
@@ -37,6 +38,10 @@ RAW = PromptOptions(mode="raw")
 TEXT = "/v2/models/m/generate"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+UNKNOWN_FIELDS = (
+    ExtraFields("", {("later",): 1}),
+    ExtraFields("text_input[0]", {("type",): "x"}, ("text_input[0]",)),
+)
 MESSAGES = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 LONGEST = 2147483647
@@ -54,7 +59,7 @@ def make_chat(*messages: Message, **fields: Any) -> GenerationRequest:
 
 
 def encode_path_and_body(request: Request, profile: str = "2x", **options: Any) -> tuple[str, Any]:
-    """The path, and the body: of text the parameters, of a chat all but what is plain."""
+    """Return the path, and the parameters of a text, or a chat's body without plain fields."""
     wire = MindIE(profile, **options).encode_request(request)
     assert (wire.method, wire.headers[0]) == ("POST", ("Content-Type", "application/json"))
     body = json.loads(wire.body)
@@ -190,7 +195,7 @@ def test_other_generate_parameters_are_encoded(
         ({"sampling": SamplingParams(seed=2**63 - 1, typical_p=0.5)}, set()),
         (
             {"response_options": ResponseOptions(token_ids=True)},
-            {("return_token_ids", "dropped", "")},
+            {("token_ids", "dropped", "response_options.token_ids")},
         ),
         ({"priority": 5, "timeout": 3.0, "response_options": ResponseOptions(timing=True)}, set()),
         ({"extra": {"x": Raw(b"1")}}, {("x", "dropped", "")}),
@@ -223,7 +228,7 @@ def test_rc1_generate_reports_unsupported_parameters() -> None:
     }
 
 
-# --- what only completions can do -----------------------------------------------------------------
+# --- features of completions only -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,7 +267,7 @@ def test_logprobs_are_dropped_for_profiles_without_completions() -> None:
     assert list_unsupported_parameters(request, "1x") == {("top", "dropped", "logprobs.top")}
 
 
-# --- conversations --------------------------------------------------------------------------------
+# --- chat -----------------------------------------------------------------------------------------
 
 
 def test_chat_is_sent_to_chat_completions_with_req_id_header() -> None:
@@ -466,6 +471,7 @@ def test_chat_messages_are_encoded_by_part_type() -> None:
         {"role": "assistant", "content": "", "tool_calls": [WIRE_CALL]},
         {"role": "tool", "content": "", "tool_call_id": "c"},
     ]
+
     [unsupported] = MindIE().unsupported_parameters(make_chat(*TALK), {"messages": "turns"})
     assert (unsupported.field, unsupported.reason, unsupported.detail, unsupported.path) == (
         *("turns", "dropped", "files", "messages"),
@@ -481,6 +487,7 @@ def test_rc1_messages_keep_only_text_and_report_the_rest() -> None:
         ("user", "file"),
         ("assistant", "no"),
     ]
+
     [unsupported] = MindIE("rc1").unsupported_parameters(make_chat(*TALK), {})
     assert unsupported.detail == "audio, files, images, tool calls, videos"
 
@@ -499,7 +506,7 @@ def test_reasoning_parts_in_messages_are_dropped() -> None:
     }
 
 
-# --- conversations made into text -----------------------------------------------------------------
+# --- conversations as text ------------------------------------------------------------------------
 
 
 class UppercaseRenderer:
@@ -536,6 +543,7 @@ def test_max_iter_times_clamps_max_tokens(max_tokens: int | None) -> None:
     request = make_completion(stopping=StopConditions(max_tokens=max_tokens))
 
     assert encode_path_and_body(request, max_iter_times=5) == (TEXT, {"max_new_tokens": 5})
+
     losses = {("max_tokens", "clamped", "stopping.max_tokens")} if max_tokens else set()
     assert list_unsupported_parameters(request, max_iter_times=5) == losses
 
@@ -550,3 +558,15 @@ def test_embedding_request_raises_unsupported_feature() -> None:
     ):
         with pytest.raises(UnsupportedFeature, match="embeddings"):
             ask(request)
+
+
+def test_unknown_fields_beside_the_parameters_are_passed_on_and_those_of_parts_are_reported() -> (
+    None
+):
+    request = make_completion(field_extra=UNKNOWN_FIELDS)
+
+    body = json.loads(MindIE("2x").encode_request(request).body)
+    losses = MindIE("2x").unsupported_parameters(request, {})
+
+    assert (body["text_input"], body["later"]) == ("a b", 1)
+    assert [one.field for one in losses] == ["text_input[0].type"]

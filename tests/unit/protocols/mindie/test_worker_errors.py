@@ -1,4 +1,4 @@
-"""Workers' refusals, and what they mean to a client."""
+"""The meaning of workers' errors for a client."""
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from protocols.core.errors import (
     RequestTooLarge,
     UnsupportedFeature,
     WorkerFailed,
+    WorkerModelNotFound,
 )
 from protocols.mindie.endpoints import MindIE
 
@@ -35,8 +36,8 @@ FULL = (
     [
         (422, make_error("Parameter top_k must be in -1", INVALID), UnsupportedFeature),
         (422, make_error("Failed to parse request context to json", INVALID), UnsupportedFeature),
-        (422, make_error("Got model X, but not found in server", INVALID), WorkerFailed),
-        (404, make_error("Model nope not found.", "NotFoundError"), WorkerFailed),
+        (422, make_error("Got model X, but not found in server", INVALID), WorkerModelNotFound),
+        (404, make_error("Model nope not found.", "NotFoundError"), WorkerModelNotFound),
         (404, "", WorkerFailed),
         (
             422,

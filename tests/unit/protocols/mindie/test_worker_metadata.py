@@ -1,4 +1,4 @@
-"""What a worker is asked beside the requests: whether it is there, how much it takes, to stop."""
+"""Other requests to a worker: health, limits, and stopping a request."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Calls as a client makes them, without a socket."""
+"""Decodes requests as a client sends them, without a socket."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ MakeCall = Callable[..., ClientRequest]
 
 @pytest.fixture
 def make() -> MakeCall:
-    """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
+    """Resolve the path like the server; ``body`` is a JSON value or bytes."""
 
     def call(path: str, body: Any = b"", *, method: str = "POST") -> ClientRequest:
         match = PathRouter([AdapterMount(Ollama())]).find_endpoint(method, path)
@@ -26,7 +26,7 @@ def make() -> MakeCall:
 
 
 class SteppingClock:
-    """A clock that goes on by a second with each look."""
+    """A clock that advances by a second each time it is read."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -37,5 +37,5 @@ class SteppingClock:
 
 
 @pytest.fixture
-def about() -> ResponseContext:
+def response_context() -> ResponseContext:
     return ResponseContext("r1", 1716825108, "llama3", "1", "llama-3-8b", SteppingClock())

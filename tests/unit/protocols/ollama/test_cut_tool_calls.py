@@ -1,4 +1,4 @@
-"""A tool call that the token limit cut: the rest of the answer is kept."""
+"""When max_tokens truncates a tool call, the rest of the response is kept."""
 
 import json
 from collections.abc import Callable
@@ -46,11 +46,14 @@ READERS = [read_unary, read_stream]
 
 @pytest.mark.parametrize("read", READERS)
 def test_call_cut_by_the_limit_is_left_out(
-    about: ResponseContext, read: Callable[..., list[dict[str, Any]]]
+    response_context: ResponseContext, read: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    lines = read(GenerationEncoder(about, "m", 0.0, is_chat=True), build_events("length"))
+    lines = read(
+        GenerationEncoder(response_context, "m", 0.0, is_chat=True), build_events("length")
+    )
 
     assert "".join(line["message"]["content"] for line in lines) == "Let me see."
+
     calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
     assert [call["function"]["name"] for call in calls] == ["f"]
     assert lines[-1]["done_reason"] == "length"
@@ -58,7 +61,9 @@ def test_call_cut_by_the_limit_is_left_out(
 
 @pytest.mark.parametrize("read", READERS)
 def test_other_arguments_that_are_no_object_are_an_error(
-    about: ResponseContext, read: Callable[..., list[dict[str, Any]]]
+    response_context: ResponseContext, read: Callable[..., list[dict[str, Any]]]
 ) -> None:
     with pytest.raises(WorkerFailed):
-        read(GenerationEncoder(about, "m", 0.0, is_chat=True), build_events("tool_calls"))
+        read(
+            GenerationEncoder(response_context, "m", 0.0, is_chat=True), build_events("tool_calls")
+        )

@@ -1,4 +1,4 @@
-"""Paths, model names, listings and errors."""
+"""Paths, model names, model lists and errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.catalog import ModelInfo, ModelState, VersionInfo
 from protocols.core.errors import (
     ClientDisconnected,
     ContextTooLong,
@@ -32,7 +32,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 class CatalogStub:
-    """A catalog of three models, the second without a version that can answer."""
+    """A catalog of three models, the second of which is not ready."""
 
     ready = True
 
@@ -94,6 +94,68 @@ def test_ps_lists_models_that_are_ready(make: MakeCall) -> None:
 
     assert (first["name"], first["context_length"]) == ("Llama3:latest", 4096)
     assert (second["name"], "context_length" in second) == ("org/vec:latest", False)
+
+
+class LoadingCatalogStub(CatalogStub):
+    """The first model is loaded on demand; what is asked of it is recorded."""
+
+    def __init__(self, *states: ModelState | None) -> None:
+        super().__init__()
+        versions = [VersionInfo(str(i), "a", 50, state=one) for i, one in enumerate(states)]
+        self._models[0] = ModelInfo("Llama3", tuple(versions))
+        self.requested: list[tuple[str, float | None]] = []
+
+    def keep_model(self, model: ModelInfo, seconds: float | None) -> bool:
+        self.requested.append((model.name, seconds))
+        return model.name == "Llama3"
+
+
+LOADED = ModelState(loaded=True, on_demand=True, memory_bytes=7, expires_in=60)
+UNLOADED = ModelState(loaded=False, on_demand=True)
+PERMANENT = ModelState(loaded=True, on_demand=True, memory_bytes=5)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([UNLOADED], None),
+        ([UNLOADED, None], (0, "2318")),
+        ([LOADED], (7, "1970-01-01T00:01:")),
+        ([LOADED, LOADED], (14, "1970-01-01T00:01:")),
+        ([LOADED, PERMANENT], (12, "2318")),
+        ([LOADED, None], (7, "2318")),
+    ],
+)
+def test_ps_tells_which_models_are_in_memory_and_for_how_long(
+    make: MakeCall, states: list[ModelState | None], expected: tuple[int, str] | None
+) -> None:
+    call = make("/api/ps", method="GET")
+    response = Ollama().handle_info_request(call, LoadingCatalogStub(*states))
+    models = {one["name"]: one for one in msgspec.json.decode(response.body)["models"]}
+    shown = models.get("Llama3:latest")
+    assert (shown is None) == (expected is None)
+    if shown is not None and expected is not None:
+        assert shown["size"] == expected[0]
+        assert shown["expires_at"].startswith(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "seconds", "loss"),
+    [
+        ("/api/chat", {"model": "Llama3"}, None, None),
+        ("/api/chat", {"model": "Llama3", "keep_alive": "1m"}, 60, None),
+        ("/api/embed", {"model": "Llama3", "keep_alive": 0, "input": []}, 0, None),
+        ("/api/chat", {"model": "gone:7b"}, None, None),
+        ("/api/chat", {"model": "gone:7b", "keep_alive": 0}, 0, "keep_alive=dropped"),
+    ],
+)
+def test_request_without_content_loads_its_model_or_gets_an_error(
+    make: MakeCall, path: str, body: dict[str, Any], seconds: float | None, loss: str | None
+) -> None:
+    catalog = LoadingCatalogStub(UNLOADED)
+    response = Ollama().handle_info_request(make(path, body), catalog)
+    assert catalog.requested == [(body["model"], seconds)]
+    assert dict(response.headers).get("x-interlingua-loss") == loss
 
 
 @pytest.mark.parametrize("name", ["Llama3", "llama3:LATEST", "llama", "LLAMA:latest"])
@@ -247,7 +309,7 @@ def test_errors_of_models_depend_on_the_path(make: MakeCall) -> None:
         assert msgspec.json.decode(response.body)["error"] == unknown_text
 
 
-def test_error_headers_say_what_to_do() -> None:
+def test_error_headers_have_retry_advice() -> None:
     adapter = Ollama()
 
     def headers(error: GatewayError) -> dict[str, str]:

@@ -34,7 +34,7 @@ VECTORS = ModelInfo("m", (), task="embedding")
 
 @pytest.fixture
 def read(make: MakeCall) -> Any:
-    """Decodes a chat, or what ``path`` says."""
+    """Decode a chat request, or one for ``path``."""
 
     def decode(
         fields: dict[str, Any], path: str = "/api/chat", model: ModelInfo | None = None
@@ -98,7 +98,9 @@ def test_options_that_are_off_set_nothing(read: Any, options: dict[str, Any]) ->
 def test_fields_without_a_place_are_extra(read: Any) -> None:
     body = {"keep_alive": "5m", "shift": True, "options": {"num_ctx": 5, "foo": 1}}
 
-    assert read(body).extra.keys() == {"keep_alive", "shift", "options.num_ctx", "options.foo"}
+    request = read(body)
+    assert request.extra.keys() == {"shift", "options.num_ctx", "options.foo"}
+    assert request.keep_alive == 300
 
 
 @pytest.mark.parametrize(
@@ -112,11 +114,11 @@ def test_fields_without_a_place_are_extra(read: Any) -> None:
 def test_options_of_a_wrong_type_are_rejected(
     read: Any, options: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read({"options": options})
 
-    assert caught.value.message == text
-    assert caught.value.param == f"options.{next(iter(options))}"
+    assert excinfo.value.message == text
+    assert excinfo.value.param == f"options.{next(iter(options))}"
 
 
 def test_truncate_is_the_rule_for_long_prompts(read: Any) -> None:
@@ -141,7 +143,10 @@ def test_think_is_the_effort_of_a_thinking_model(read: Any, think: bool | str, e
 
 
 def test_think_of_other_models_is_off_or_an_error(read: Any) -> None:
-    assert read({"think": False}, model=DEFAULT).reasoning is None
+    request = read({"think": False}, model=DEFAULT)
+    assert request.reasoning is None
+    assert request.response_options.hides_reasoning
+    assert not read({}, model=DEFAULT).response_options.hides_reasoning
     with pytest.raises(UnsupportedFeature, match='"m" does not support thinking'):
         read({"think": True}, model=DEFAULT)
 
@@ -176,10 +181,10 @@ def test_keep_alive_is_seconds_or_a_duration(value: Any, seconds: float | None) 
     ],
 )
 def test_other_values_of_keep_alive_are_rejected(read: Any, value: Any, text: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read({"keep_alive": value})
 
-    assert text in caught.value.message
+    assert text in excinfo.value.message
 
 
 def test_format_is_json_or_a_schema(read: Any) -> None:
@@ -244,8 +249,8 @@ def test_invalid_images_are_rejected(read: Any, images: Any) -> None:
         read({"messages": [{**HI, "images": images}]})
 
 
-def call(name: str, **more: Any) -> dict[str, Any]:
-    return {"function": {"name": name, "arguments": {"x": 1}}, **more}
+def call(name: str, **fields: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": {"x": 1}}, **fields}
 
 
 def test_tool_results_are_paired_by_id_by_name_and_by_order(read: Any) -> None:
@@ -266,6 +271,7 @@ def test_tool_results_are_paired_by_id_by_name_and_by_order(read: Any) -> None:
         ToolCall("call_00000003", "f", '{"x":1}'),
         ToolCall("call_00000004", "h", "{}"),
     )
+
     ids = [one.tool_call_id for one in answers]
     assert ids == ["one", "call_00000003", "call_00000002", "call_00000004"]
 
@@ -313,6 +319,7 @@ def test_prompt_is_a_message(read: Any) -> None:
     request = read(body, "/api/generate")
 
     assert request.kind == "chat"
+
     image = ImagePart(f"data:image/png;base64,{PNG}")
     assert request.messages == (
         Message("system", (TextPart("s"),)),
@@ -332,10 +339,10 @@ def test_suffix_needs_a_model_that_inserts(read: Any) -> None:
         read({"prompt": "a", "suffix": "z"}, "/api/generate", DEFAULT)
 
 
-@pytest.mark.parametrize("more", [{"template": "t"}, {"system": "s"}, {"context": [1]}], ids=str)
-def test_raw_prompt_excludes_what_templates_use(read: Any, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"template": "t"}, {"system": "s"}, {"context": [1]}], ids=str)
+def test_raw_prompt_excludes_what_templates_use(read: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter, match="raw mode does not support template"):
-        read({"prompt": "a", "raw": True, **more}, "/api/generate")
+        read({"prompt": "a", "raw": True, **fields}, "/api/generate")
 
 
 def test_raw_prompt_excludes_images(read: Any) -> None:

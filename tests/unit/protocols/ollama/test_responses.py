@@ -1,4 +1,4 @@
-"""Responses: JSON, and streams of JSON lines."""
+"""Responses in JSON, and streams of JSON lines."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,21 +50,23 @@ def generate(make: MakeCall) -> ClientRequest:
     return make("/api/generate", {"model": "m", "prompt": "hi"})
 
 
-def create(call: ClientRequest, about: ResponseContext) -> Any:
+def create(call: ClientRequest, response_context: ResponseContext) -> Any:
     adapter = Ollama()
-    return adapter.create_encoder(call, adapter.decode_request(call), about)
+    return adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
 
 def stream(encoder: GenerationEncoder, events: Sequence[Event]) -> list[Any]:
-    """The lines of a stream, each event in a batch of its own."""
+    """Encode a stream, each event in a batch of its own, and return the lines."""
     wire = b"".join(encoder.encode_events([event]) for event in events)
     assert wire.endswith(b"\n")
     assert wire.isascii()
     return [msgspec.json.decode(line) for line in wire[:-1].split(b"\n")]
 
 
-def test_stream_has_a_line_for_each_piece(chat: ClientRequest, about: ResponseContext) -> None:
-    encoder = create(chat, about)
+def test_stream_has_a_line_for_each_piece(
+    chat: ClientRequest, response_context: ResponseContext
+) -> None:
+    encoder = create(chat, response_context)
 
     lines = stream(encoder, (TextDelta("a\u2028"), TextDelta(""), TextDelta("🗼"), *END))
 
@@ -77,8 +79,10 @@ def test_stream_has_a_line_for_each_piece(chat: ClientRequest, about: ResponseCo
     assert (lines[-1]["prompt_eval_count"], lines[-1]["eval_count"]) == (2, 3)
 
 
-def test_generate_has_the_text_as_response(generate: ClientRequest, about: ResponseContext) -> None:
-    lines = stream(create(generate, about), (ReasoningDelta("hm"), TextDelta("a"), *END))
+def test_generate_has_the_text_as_response(
+    generate: ClientRequest, response_context: ResponseContext
+) -> None:
+    lines = stream(create(generate, response_context), (ReasoningDelta("hm"), TextDelta("a"), *END))
 
     assert [(line["response"], line.get("thinking")) for line in lines] == [
         ("", "hm"),
@@ -87,7 +91,25 @@ def test_generate_has_the_text_as_response(generate: ClientRequest, about: Respo
     ]
 
 
-def test_reasoning_and_refusals_are_lines(chat: ClientRequest, about: ResponseContext) -> None:
+def test_think_false_shows_no_thinking(
+    chat: ClientRequest, response_context: ResponseContext
+) -> None:
+    """Given a worker that reasons although it was asked not to."""
+    message = b'{"role":"user","content":"hi"}'
+    body = b'{"model":"m","messages":[%b],"think":false}' % message
+    call = msgspec.structs.replace(chat, body=body)
+    events = (ReasoningDelta("hm"), TextDelta("a"), *END)
+
+    lines = stream(create(call, response_context), events)
+    unary = msgspec.json.decode(create(call, response_context).encode_unary(aggregate(events)).body)
+
+    assert [line["message"] for line in lines[:1]] == [{"role": "assistant", "content": "a"}]
+    assert unary["message"] == {"role": "assistant", "content": "a"}
+
+
+def test_reasoning_and_refusals_are_lines(
+    chat: ClientRequest, response_context: ResponseContext
+) -> None:
     events = (
         ReasoningDelta("hm"),
         ReasoningDelta(""),
@@ -97,7 +119,7 @@ def test_reasoning_and_refusals_are_lines(chat: ClientRequest, about: ResponseCo
         StreamEnd(),
     )
 
-    first, second, last = stream(create(chat, about), events)
+    first, second, last = stream(create(chat, response_context), events)
 
     assert first["message"] == {"role": "assistant", "content": "", "thinking": "hm"}
     assert second["message"]["content"] == "no"
@@ -105,8 +127,12 @@ def test_reasoning_and_refusals_are_lines(chat: ClientRequest, about: ResponseCo
     assert "eval_count" not in last
 
 
-def test_tool_calls_are_one_line_with_objects(chat: ClientRequest, about: ResponseContext) -> None:
-    first, last = stream(create(chat, about), (*CALL, ChoiceEnd("tool_calls"), StreamEnd()))
+def test_tool_calls_are_one_line_with_objects(
+    chat: ClientRequest, response_context: ResponseContext
+) -> None:
+    first, last = stream(
+        create(chat, response_context), (*CALL, ChoiceEnd("tool_calls"), StreamEnd())
+    )
 
     assert first["message"]["tool_calls"] == [
         {"id": "c1", "function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
@@ -117,39 +143,42 @@ def test_tool_calls_are_one_line_with_objects(chat: ClientRequest, about: Respon
 
 @pytest.mark.parametrize("arguments", ['{"x', "[1]", "5"])
 def test_arguments_that_are_no_object_are_an_error(
-    chat: ClientRequest, about: ResponseContext, arguments: str
+    chat: ClientRequest, response_context: ResponseContext, arguments: str
 ) -> None:
     events = (ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, arguments), *END)
 
     with pytest.raises(WorkerFailed, match="'f' with arguments that are not a JSON object"):
-        create(chat, about).encode_events(events)
+        create(chat, response_context).encode_events(events)
 
 
 def test_logprobs_are_on_the_line_of_their_token(
-    chat: ClientRequest, about: ResponseContext
+    chat: ClientRequest, response_context: ResponseContext
 ) -> None:
     top = (TopLogprob("b", float("-inf")),)
     delta = TextDelta("a", logprobs=(TokenLogprob("a", None, top, data=b"\xff"),))
 
-    first, _ = stream(create(chat, about), (delta, *END))
+    first, _ = stream(create(chat, response_context), (delta, *END))
 
     alternative = {"token": "b", "logprob": -9999.0, "bytes": [98]}
     expected = {"token": "a", "logprob": -9999.0, "bytes": [255], "top_logprobs": [alternative]}
+
     assert first["logprobs"] == [expected]
     assert first["message"]["content"] == "a"
 
 
-def test_error_is_the_last_line(chat: ClientRequest, about: ResponseContext) -> None:
-    wire = create(chat, about).encode_error_event(StreamBroken("the worker stöpped"))
+def test_error_is_the_last_line(chat: ClientRequest, response_context: ResponseContext) -> None:
+    wire = create(chat, response_context).encode_error_event(StreamBroken("the worker stöpped"))
 
     assert wire == b'{"error":"the worker st\\u00f6pped"}\n'
 
 
-def test_unary_response_is_one_object(chat: ClientRequest, about: ResponseContext) -> None:
+def test_unary_response_is_one_object(
+    chat: ClientRequest, response_context: ResponseContext
+) -> None:
     token = TokenLogprob("a", -0.5)
     events = (ReasoningDelta("hm"), TextDelta("a", logprobs=(token,)), *CALL, *END)
 
-    response = create(chat, about).encode_unary(aggregate(events))
+    response = create(chat, response_context).encode_unary(aggregate(events))
 
     body = msgspec.json.decode(response.body)
     assert body["message"]["content"] == "a"
@@ -161,29 +190,34 @@ def test_unary_response_is_one_object(chat: ClientRequest, about: ResponseContex
 
 
 def test_unary_response_without_choices_is_empty(
-    generate: ClientRequest, about: ResponseContext
+    generate: ClientRequest, response_context: ResponseContext
 ) -> None:
-    response = create(generate, about).encode_unary(aggregate([StreamEnd()]))
+    response = create(generate, response_context).encode_unary(aggregate([StreamEnd()]))
 
     assert msgspec.json.decode(response.body)["response"] == ""
 
 
 def test_durations_of_the_worker_are_preferred(
-    generate: ClientRequest, about: ResponseContext
+    generate: ClientRequest, response_context: ResponseContext
 ) -> None:
     timing = Timing(queue=0.25, prefill=0.5)
 
-    response = create(generate, about).encode_unary(aggregate([timing, TextDelta("a"), *END]))
+    response = create(generate, response_context).encode_unary(
+        aggregate([timing, TextDelta("a"), *END])
+    )
 
     body = msgspec.json.decode(response.body)
     assert body["load_duration"] == 250_000_000
     assert body["prompt_eval_duration"] == 500_000_000
+
     parts = ("load_duration", "prompt_eval_duration", "eval_duration")
     assert sum(body[name] for name in parts) == body["total_duration"]
 
 
-def test_durations_are_measured(about: ResponseContext) -> None:
-    timer = ResponseTimer(about.clock, 0.0)  # each look at the clock takes a second
+def test_durations_are_measured(response_context: ResponseContext) -> None:
+    timer = ResponseTimer(
+        response_context.clock, 0.0
+    )  # each reading of the clock advances it by a second
     timer.record_events([StreamStart()])
     timer.record_events([TextDelta("a")])
     timer.record_events([TextDelta("b")])
@@ -192,23 +226,27 @@ def test_durations_are_measured(about: ResponseContext) -> None:
     assert timer.measure() == (3 * second, second, second, second)
 
 
-def test_timing_of_a_stream_is_used(chat: ClientRequest, about: ResponseContext) -> None:
-    *_, last = stream(create(chat, about), (Timing(queue=0.5), TextDelta("a"), *END))
+def test_timing_of_a_stream_is_used(chat: ClientRequest, response_context: ResponseContext) -> None:
+    *_, last = stream(create(chat, response_context), (Timing(queue=0.5), TextDelta("a"), *END))
 
     assert last["load_duration"] == 500_000_000
 
 
-def test_length_is_a_reason(chat: ClientRequest, about: ResponseContext) -> None:
-    *_, last = stream(create(chat, about), (TextDelta("a"), ChoiceEnd("length"), StreamEnd()))
+def test_length_is_a_reason(chat: ClientRequest, response_context: ResponseContext) -> None:
+    *_, last = stream(
+        create(chat, response_context), (TextDelta("a"), ChoiceEnd("length"), StreamEnd())
+    )
 
     assert last["done_reason"] == "length"
 
 
-def test_embed_is_normalized_and_shortened(make: MakeCall, about: ResponseContext) -> None:
+def test_embed_is_normalized_and_shortened(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     events = (Embedding(0, (3.0, 4.0, 9.0)), Embedding(1, (0.0, 0.0, 1.0)), Usage(5), StreamEnd())
     call = make("/api/embed", {"model": "m", "input": ["a", "b"], "dimensions": 2})
 
-    encoder = create(call, about)
+    encoder = create(call, response_context)
     body = msgspec.json.decode(encoder.encode_unary(aggregate(events)).body)
 
     assert body["embeddings"] == [[0.6, 0.8], [0.0, 0.0]]
@@ -218,20 +256,28 @@ def test_embed_is_normalized_and_shortened(make: MakeCall, about: ResponseContex
     assert encoder.encode_error_event(StreamBroken("x")) == b'{"error":"x"}'
 
 
-def test_embed_without_usage_has_no_count(make: MakeCall, about: ResponseContext) -> None:
+def test_embed_without_usage_has_no_count(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     call = make("/api/embed", {"model": "m", "input": "a", "dimensions": 0})
 
-    response = create(call, about).encode_unary(aggregate([Embedding(0, (2.0,)), StreamEnd()]))
+    response = create(call, response_context).encode_unary(
+        aggregate([Embedding(0, (2.0,)), StreamEnd()])
+    )
 
     body = msgspec.json.decode(response.body)
     assert body["embeddings"] == [[1.0]]
     assert "prompt_eval_count" not in body
 
 
-def test_embeddings_is_the_vector_of_the_worker(make: MakeCall, about: ResponseContext) -> None:
+def test_embeddings_is_the_vector_of_the_worker(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     call = make("/api/embeddings", {"model": "m", "prompt": "a"})
 
-    response = create(call, about).encode_unary(aggregate([Embedding(0, (3.0, 4.0)), StreamEnd()]))
+    response = create(call, response_context).encode_unary(
+        aggregate([Embedding(0, (3.0, 4.0)), StreamEnd()])
+    )
 
     assert response.body == b'{"embedding":[3.0,4.0]}'
 

@@ -1,4 +1,4 @@
-"""Azure OpenAI: the profile's paths, errors, content-filter fields and workers."""
+"""Azure OpenAI: the profile's paths, errors, content filter fields and workers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -130,23 +130,23 @@ def test_listings_have_models_and_deployments() -> None:
 # --- responses ------------------------------------------------------------------------------------
 
 
-def encode(adapter: OpenAI, about: ResponseContext, path: str = CHAT) -> Any:
+def encode(adapter: OpenAI, response_context: ResponseContext, path: str = CHAT) -> Any:
     call = make_call(path, {**HI, "model": "m", "prompt": "a", "input": "a"})
-    return adapter.create_encoder(call, adapter.decode_request(call), about)
+    return adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
 
-def test_response_has_the_request_id_of_azure(about: ResponseContext) -> None:
+def test_response_has_the_request_id_of_azure(response_context: ResponseContext) -> None:
     for path in ("chat/completions", "completions", "embeddings"):
-        encoder = encode(AZURE, about, f"/openai/deployments/mock/{path}")
-        assert dict(encoder.headers())["apim-request-id"] == about.id
+        encoder = encode(AZURE, response_context, f"/openai/deployments/mock/{path}")
+        assert dict(encoder.headers())["apim-request-id"] == response_context.id
     assert (
         "prompt_filter_results"
-        not in encode(AZURE, about).encode_unary(aggregate(EVENTS)).body.decode()
+        not in encode(AZURE, response_context).encode_unary(aggregate(EVENTS)).body.decode()
     )
 
 
-def test_synthetic_filter_results_are_in_all_choices(about: ResponseContext) -> None:
-    encoder = encode(OpenAI("azure", filter_results="synthetic"), about)
+def test_synthetic_filter_results_are_in_all_choices(response_context: ResponseContext) -> None:
+    encoder = encode(OpenAI("azure", filter_results="synthetic"), response_context)
 
     body = json.loads(encoder.encode_unary(aggregate(EVENTS)).body)
 
@@ -156,8 +156,8 @@ def test_synthetic_filter_results_are_in_all_choices(about: ResponseContext) -> 
     assert "apim-request-id" in dict(encoder.headers())
 
 
-def test_synthetic_filter_results_begin_a_stream(about: ResponseContext) -> None:
-    encoder = encode(OpenAI("azure", filter_results="synthetic"), about)
+def test_synthetic_filter_results_begin_a_stream(response_context: ResponseContext) -> None:
+    encoder = encode(OpenAI("azure", filter_results="synthetic"), response_context)
     assert encoder.encode_events([Usage(1, 2)]) == b""
 
     events: Sequence[Event] = EVENTS
@@ -166,6 +166,7 @@ def test_synthetic_filter_results_begin_a_stream(about: ResponseContext) -> None
     first, *others, done, end = wire.split("\n\n")
     chunk = json.loads(first.removeprefix("data: "))
     assert (chunk["choices"], chunk["prompt_filter_results"][0]["prompt_index"]) == ([], 0)
+
     choices = [json.loads(one.removeprefix("data: "))["choices"] for one in others]
     assert all("content_filter_results" in one[0] for one in choices if one)
     assert (done, end) == ("data: [DONE]", "")
@@ -173,9 +174,11 @@ def test_synthetic_filter_results_begin_a_stream(about: ResponseContext) -> None
     assert b"error" in encoder.encode_error_event(WorkerFailed("x"))
 
 
-def test_synthetic_filter_results_are_not_for_embeddings(about: ResponseContext) -> None:
+def test_synthetic_filter_results_are_not_for_embeddings(response_context: ResponseContext) -> None:
     encoder = encode(
-        OpenAI("azure", filter_results="synthetic"), about, "/openai/deployments/m/embeddings"
+        OpenAI("azure", filter_results="synthetic"),
+        response_context,
+        "/openai/deployments/m/embeddings",
     )
 
     reply = encoder.encode_unary(aggregate([Embedding(0, (1.0,)), Usage(1), StreamEnd()]))
@@ -212,6 +215,7 @@ def test_error_has_a_code_of_azure(error: GatewayError, status: int, code: str, 
 
 def test_errors_without_a_call_are_of_azure() -> None:
     assert json.loads(AZURE.encode_error(PathNotFound("x"), None).body)["error"]["code"] == "404"
+
     limited = AZURE.encode_error(RateLimitExceeded("x", retry_after=2), None)
     assert b"Requests to this operation" in limited.body
     assert dict(limited.headers)["Retry-After"] == "2"
@@ -252,6 +256,7 @@ def test_filtered_prompt_without_categories() -> None:
     error = AZURE.read_error(400, {}, b'{"error":{"code":"content_filter"}}')
 
     assert isinstance(error, ContentFiltered)
+
     body = json.loads(AZURE.encode_error(error, None).body)["error"]
 
     assert body["innererror"]["content_filter_result"] == {}
@@ -287,36 +292,42 @@ def test_worker_has_the_deployment_in_its_path(
 
     assert adapter.encode_request(REQUEST).path == path
     assert adapter.health_request.path == health
+
     embedding = adapter.encode_request(EmbeddingRequest(model="e", inputs=("a",)))
     assert embedding.path == path.replace("gpt%204%2Fo", "e").replace(
         "chat/completions", "embeddings"
     )
 
 
-def test_request_is_passed_through_to_the_deployment(about: ResponseContext) -> None:
+def test_request_is_passed_through_to_the_deployment(response_context: ResponseContext) -> None:
     call = make_call(CHAT, {**HI, "model": "other", "temperature": 0.5})
 
-    passed = AZURE.prepare_passthrough(AZURE, call, about)
+    passed = AZURE.prepare_passthrough(AZURE, call, response_context)
 
     assert passed is not None
-    expected = f"/openai/deployments/{about.backend_model}/chat/completions?{VERSION}"
+
+    expected = f"/openai/deployments/{response_context.backend_model}/chat/completions?{VERSION}"
     assert passed.upstream_request.path == expected
-    assert dict(passed.build_headers())["apim-request-id"] == about.id
-    from_openai = AZURE.prepare_passthrough(OpenAI(), call, about)
+    assert dict(passed.build_headers())["apim-request-id"] == response_context.id
+
+    from_openai = AZURE.prepare_passthrough(OpenAI(), call, response_context)
     assert from_openai is not None
     assert "apim-request-id" not in dict(from_openai.build_headers())
 
 
-def test_only_azure_clients_get_the_chunks_of_an_azure_worker(about: ResponseContext) -> None:
+def test_only_azure_clients_get_the_chunks_of_an_azure_worker(
+    response_context: ResponseContext,
+) -> None:
     call = make_call(CHAT, {**HI, "model": "other", "stream": True})
     first = {"id": "", "object": "", "created": 0, "model": "", "choices": []}
     wire = b"data: %b\n\n" % json.dumps({**first, "prompt_filter_results": []}).encode()
 
-    azure = AZURE.prepare_passthrough(AZURE, call, about)
-    others = AZURE.prepare_passthrough(OpenAI(), call, about)
+    azure = AZURE.prepare_passthrough(AZURE, call, response_context)
+    others = AZURE.prepare_passthrough(OpenAI(), call, response_context)
 
     assert azure is not None
     assert others is not None
+
     forwarded, _ = azure.create_reader().feed([wire])
     assert forwarded is not None
     assert b"prompt_filter_results" in forwarded
@@ -337,11 +348,12 @@ def test_only_azure_clients_get_the_chunks_of_an_azure_worker(about: ResponseCon
     ],
 )
 def test_implausible_usage_does_not_reach_azure_clients(
-    about: ResponseContext, usage: Any, shown: Any
+    response_context: ResponseContext, usage: Any, shown: Any
 ) -> None:
     call = make_call(CHAT, {**HI, "model": "other", "stream": True})
-    passed = AZURE.prepare_passthrough(AZURE, call, about)
+    passed = AZURE.prepare_passthrough(AZURE, call, response_context)
     assert passed is not None
+
     chunk = {"id": "c", "created": 1, "model": "w", "choices": []}
 
     data, _ = passed.create_reader().feed(
@@ -349,30 +361,34 @@ def test_implausible_usage_does_not_reach_azure_clients(
     )
 
     assert data is not None
-    assert json.loads(data[6:]) == chunk | {"usage": shown, "model": about.model}
+    assert json.loads(data[6:]) == chunk | {"usage": shown, "model": response_context.model}
 
 
-def test_broken_usage_ends_in_an_error(about: ResponseContext) -> None:
+def test_broken_usage_ends_in_an_error(response_context: ResponseContext) -> None:
     call = make_call(CHAT, {**HI, "model": "other", "stream": True})
-    passed = AZURE.prepare_passthrough(AZURE, call, about)
+    passed = AZURE.prepare_passthrough(AZURE, call, response_context)
+
     assert passed is not None
     with pytest.raises(GatewayError):
         passed.create_reader().feed([b'data: {"usage": {"prompt\n\n'])
 
 
-def test_request_is_translated_where_the_gateway_changes_it(about: ResponseContext) -> None:
+def test_request_is_translated_where_the_gateway_changes_it(
+    response_context: ResponseContext,
+) -> None:
     call = make_call(CHAT, {**HI, "model": "other"})
     own_data = make_call(CHAT, {**HI, "model": "other", "data_sources": []})
 
-    assert AZURE.prepare_passthrough(AZURE, own_data, about) is None
+    assert AZURE.prepare_passthrough(AZURE, own_data, response_context) is None
+
     synthetic = OpenAI("azure", filter_results="synthetic")
-    assert AZURE.prepare_passthrough(synthetic, call, about) is None
+    assert AZURE.prepare_passthrough(synthetic, call, response_context) is None
 
 
 # --- the Responses API below /openai/v1 -----------------------------------------------------------
 
 
-def test_responses_api_stands_below_v1_with_openais_errors() -> None:
+def test_responses_api_is_below_v1_and_has_the_errors_of_openai() -> None:
     adapter = OpenAI("azure")
     paths = {one.operation: one.path for one in adapter.endpoints if "responses" in one.path}
     assert paths["response"] == "/openai/v1/responses"
@@ -381,8 +397,10 @@ def test_responses_api_stands_below_v1_with_openais_errors() -> None:
     endpoint = next(one for one in adapter.endpoints if one.operation == "response")
     call = ClientRequest(endpoint, {}, {}, "", b'{"model":"m","input":"hi"}', endpoint.path)
     request = adapter.decode_request(call)
+
     assert isinstance(request, GenerationRequest)
     assert [message.role for message in request.messages] == ["user"]
+
     error = StoredObjectNotFound("no", id="r", param="previous_response_id")
     body = json.loads(adapter.encode_error(error, call).body)
     assert body["error"]["code"] == "previous_response_not_found"

@@ -1,4 +1,4 @@
-"""Our answers, read by the types of OpenAI's own client, strictly."""
+"""Encoded responses are valid for the types of OpenAI's client, strictly."""
 
 from collections.abc import Sequence
 
@@ -58,51 +58,60 @@ def accumulate_events(events: Sequence[Event]) -> ResponseAccumulator:
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_chat_response_matches_openai_types(about: ResponseContext, name: str) -> None:
-    reply = ChatEncoder(ResponseStyle(), CHAT, about).encode_unary(
+def test_chat_response_matches_openai_types(response_context: ResponseContext, name: str) -> None:
+    reply = ChatEncoder(ResponseStyle(), CHAT, response_context).encode_unary(
         accumulate_events(TURNS[name]).result()
     )
     assert ChatCompletion.model_validate_json(reply.body, strict=True).choices[0].index == 0
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_chat_stream_matches_openai_types(about: ResponseContext, name: str) -> None:
-    encoder = ChatEncoder(ResponseStyle(), replace(CHAT, stream=True), about)
+def test_chat_stream_matches_openai_types(response_context: ResponseContext, name: str) -> None:
+    encoder = ChatEncoder(ResponseStyle(), replace(CHAT, stream=True), response_context)
     lines = encoder.encode_events(TURNS[name]).decode().split("\n\n")
+
     assert lines[-2:] == ["data: [DONE]", ""]
+
     for line in lines[:-2]:
         ChatCompletionChunk.model_validate_json(line.removeprefix("data: "), strict=True)
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_encoded_stream_is_decoded_to_the_same_response(about: ResponseContext, name: str) -> None:
-    """The stream of one gateway is the worker of the next."""
+def test_encoded_stream_is_decoded_to_the_same_response(
+    response_context: ResponseContext, name: str
+) -> None:
+    """A gateway's stream may be a worker's stream for another gateway."""
     request = replace(CHAT, stream=True)
-    wire = ChatEncoder(ResponseStyle(), request, about).encode_events(TURNS[name])
+    wire = ChatEncoder(ResponseStyle(), request, response_context).encode_events(TURNS[name])
     decoder = OpenAI().create_decoder(request)
     again = accumulate_events([*decoder.feed(wire), *decoder.close()]).result()
     first = accumulate_events(TURNS[name]).result()
-    for answer in (first, again):
-        answer.metadata = first.metadata
-        for choice in answer.choices:
+    for response in (first, again):
+        response.metadata = first.metadata
+        for choice in response.choices:
             choice.matched_stop = None
             choice.finish_reason = (
                 "eos" if choice.finish_reason in ("stop", "tool_calls") else choice.finish_reason
             )
+
     assert again == first
 
 
-def test_completion_response_matches_openai_types(about: ResponseContext) -> None:
-    reply = CompletionEncoder(ResponseStyle(), TEXT, about).encode_unary(
+def test_completion_response_matches_openai_types(response_context: ResponseContext) -> None:
+    reply = CompletionEncoder(ResponseStyle(), TEXT, response_context).encode_unary(
         accumulate_events(TURNS["text"]).result()
     )
     assert Completion.model_validate_json(reply.body, strict=True).choices[0].text == "ab"
 
 
-def test_embeddings_response_matches_openai_types(about: ResponseContext) -> None:
-    encoder = EmbeddingEncoder(ResponseStyle(), EmbeddingRequest(model="m", inputs=("a",)), about)
+def test_embeddings_response_matches_openai_types(response_context: ResponseContext) -> None:
+    encoder = EmbeddingEncoder(
+        ResponseStyle(), EmbeddingRequest(model="m", inputs=("a",)), response_context
+    )
     reply = encoder.encode_unary(
         accumulate_events([Embedding(0, (0.5,)), Usage(1), StreamEnd()]).result()
     )
+
     response = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
+
     assert response.data[0].embedding == [0.5]

@@ -1,4 +1,4 @@
-"""Which encoder the adapter creates for a request."""
+"""The adapter creates the encoder that fits a request."""
 
 from typing import Any
 
@@ -19,8 +19,14 @@ BODIES: list[tuple[str, dict[str, Any], type]] = [
 
 @pytest.mark.parametrize(("operation", "body", "kind"), BODIES)
 def test_each_operation_has_its_encoder_type(
-    make_call: MakeCall, about: ResponseContext, operation: str, body: dict[str, Any], kind: type
+    make_call: MakeCall,
+    response_context: ResponseContext,
+    operation: str,
+    body: dict[str, Any],
+    kind: type,
 ) -> None:
     adapter = OpenAI()
     call = make_call(operation, {"model": "m", **body})
-    assert type(adapter.create_encoder(call, adapter.decode_request(call), about)) is kind
+    assert (
+        type(adapter.create_encoder(call, adapter.decode_request(call), response_context)) is kind
+    )

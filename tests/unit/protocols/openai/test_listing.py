@@ -1,4 +1,4 @@
-"""The list of models: cases W82 and W83."""
+"""The model list: cases W82 and W83."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.catalog import ModelFeatures, ModelInfo, ModelState, VersionInfo
 from protocols.core.errors import ModelNotFound
 from protocols.core.interfaces import ClientRequest
 from protocols.openai.endpoints import OpenAI
@@ -61,8 +61,36 @@ def test_model_list_leaves_out_aliases_that_are_not_listed(
     catalog = ModelCatalogStub()
     hidden = [replace(model, list_aliases=False) for model in MODELS]
     monkeypatch.setattr(catalog, "list_models", lambda: hidden)
+
     reply = OpenAI().handle_info_request(make_call("models"), catalog)
+
     assert [card["id"] for card in json.loads(reply.body)["data"]] == ["mock", "org/m1"]
+
+
+def test_model_response_says_what_the_engine_understands_of_a_local_model(
+    make_call: Callable[..., ClientRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of OpenAI ignore the key; it is there only for versions that the gateway runs."""
+    features = ModelFeatures(chat=True, problem="no marks", schema=True, context_length=512)
+    state = ModelState(loaded=True, features=features)
+    versions = (replace(VERSION, state=state), replace(VERSION, name="remote"))
+    catalog = ModelCatalogStub()
+    monkeypatch.setattr(catalog, "list_models", lambda: [ModelInfo("mock", versions)])
+    reply = OpenAI().handle_info_request(make_call("models"), catalog)
+    (card,) = json.loads(reply.body)["data"]
+    assert card["interlingua"] == {
+        "versions": {
+            "1": {
+                "loaded": True,
+                "features": {
+                    "chat": True,
+                    "problem": "no marks",
+                    "schema": True,
+                    "context_length": 512,
+                },
+            }
+        }
+    }
 
 
 @pytest.mark.parametrize("name", ["org/m1", "mock", "gpt"])

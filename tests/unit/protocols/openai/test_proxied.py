@@ -1,4 +1,4 @@
-"""The model of a request that is forwarded: where it stands, and what replaces it."""
+"""The model of a forwarded request is found and replaced."""
 
 import json
 from typing import Any
@@ -52,13 +52,14 @@ def test_each_operation_has_its_path_of_openais_api() -> None:
             "images/edits", "images/variations", "moderations",
         )
     }  # fmt: skip
-    assert OpenAI(prefix="/x").get_proxied_path("speech", "m") == "/x/audio/speech"
+    assert OpenAI().get_proxied_path("speech", "m") == "/v1/audio/speech"
     assert isinstance(RestrictedAdapter(ADAPTER, ()), SupportsProxy)
 
 
 def test_model_of_a_json_body_is_replaced_and_the_rest_kept() -> None:
     body = b'{"input":"\\u00e9", "model": "a", "n":1.0}'
     model = find(body, "application/json")
+
     assert model.name == "a"
     assert model.write("b") == (
         "application/json", b'{"input":"\\u00e9","model":"b","n":1.0}'
@@ -77,7 +78,7 @@ def test_invalid_json_body_is_refused(body: bytes, error: type[ClientError]) -> 
         find(body, "application/json")
 
 
-def test_json_is_written_anew_with_one_model_whatever_its_content_type() -> None:
+def test_json_is_encoded_again_with_one_model_for_any_content_type() -> None:
     body = b'{"model":"a","input":"x","model":"b"}'
     for content_type in (None, "application/x-www-form-urlencoded", "multipart/mixed; boundary=b"):
         model = find(body, content_type)
@@ -92,6 +93,7 @@ def test_model_of_a_form_is_found_in_any_part_and_replaced(
 ) -> None:
     body = build_body(*parts)
     model = find(body, f"Multipart/Form-Data; boundary={boundary}")
+
     assert model.name == "m-1"
     assert model.write("other") == (FORM, body.replace(b"m-1", b"other"))
     assert model.write("") == (FORM, body)
@@ -101,13 +103,14 @@ def test_model_of_a_form_is_found_in_any_part_and_replaced(
 def test_files_and_batches_are_refused_by_name(operation: str) -> None:
     endpoints = [one for one in ADAPTER.endpoints if one.operation == operation]
     assert {one.task for one in endpoints} == {"inform"}
+
     for endpoint in endpoints:
         call = ClientRequest(endpoint, {"id": "x"}, {}, "", b"", endpoint.path)
-        with pytest.raises(UnsupportedFeature) as caught:
+        with pytest.raises(UnsupportedFeature) as excinfo:
             ADAPTER.handle_info_request(call, NO_CATALOG)
-        answer = ADAPTER.encode_error(caught.value, call)
-        assert answer.status == 400
-        assert operation[:4].title() in json.loads(answer.body)["error"]["message"]
+        response = ADAPTER.encode_error(excinfo.value, call)
+        assert response.status == 400
+        assert operation[:4].title() in json.loads(response.body)["error"]["message"]
 
 
 # --- Azure: the deployment in the path is the model -----------------------------------------------
@@ -145,6 +148,7 @@ def test_deployment_of_the_path_counts_instead_of_the_body(body: bytes) -> None:
 def test_form_without_a_model_gets_the_deployment_as_a_field() -> None:
     body = build_body(FILE)
     model = find_deployment(body, FORM)
+
     content_type, written = model.write("w")
 
     assert model.name == "tts"
@@ -168,6 +172,7 @@ def test_azures_workers_have_paths_of_deployments() -> None:
         "/openai/deployments/a%20b/audio/speech?api-version=2024-10-21"
     )
     assert AZURE.get_proxied_path("moderation", "m") is None
+
     newest = OpenAI("azure", api_version="v1")
     assert newest.get_proxied_path("moderation", "m") == "/openai/v1/moderations"
 

@@ -1,4 +1,4 @@
-"""What is left to a client, in headers."""
+"""Headers tell clients their remaining requests and tokens."""
 
 import pytest
 
@@ -27,6 +27,7 @@ def test_duration_is_formatted_and_rounded_up(seconds: float, text: str) -> None
 def test_rate_limit_headers_include_each_configured_limit() -> None:
     adapter: RateLimitHeaders = OpenAI()
     requests, tokens = RateLimitStatus(60, 59, 1.0), RateLimitStatus(150_000, 149_984, 0.0064)
+
     assert adapter.rate_limit_headers(None, None) == ()
     assert [name for name, _ in adapter.rate_limit_headers(requests, None)] == [
         "x-ratelimit-limit-requests",

@@ -1,4 +1,4 @@
-"""What routing needs is told from the fields that are read anyway, as it is told of any body."""
+"""The fast path for routing information equals that for any body."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def create_client_request(body: bytes, client_id: str | None = None) -> ClientRe
 
 
 def read_routing_info_both_ways(body: bytes, client_id: str | None = None) -> Any:
-    """What is told at once, which must be what is told of any body."""
+    """Return the routing information, which must be equal by both paths."""
     results: list[Any] = []
     for peek in (ADAPTER.read_routing_info, lambda call: _read_any_routing_info(call, client_id)):
         try:
@@ -73,7 +73,7 @@ def test_routing_info_of_malformed_body_equals_full_parsing(body: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("fields", "expected"),
     [
         (b"", RoutingInfo("a")),
         (b',"stream":true', RoutingInfo("a", stream=True)),
@@ -84,5 +84,10 @@ def test_routing_info_of_malformed_body_equals_full_parsing(body: bytes) -> None
         (b',"request_id":"r-1"', RoutingInfo("a", client_id="r-1")),
     ],
 )
-def test_routing_info_has_model_and_stream(more: bytes, expected: RoutingInfo) -> None:
-    assert read_routing_info_both_ways(b'{"model":"a"' + more + b"}") == expected
+def test_routing_info_has_model_and_stream(fields: bytes, expected: RoutingInfo) -> None:
+    assert read_routing_info_both_ways(b'{"model":"a"' + fields + b"}") == expected
+
+
+def test_heartbeat_interval_has_a_minimum() -> None:
+    with pytest.raises(ValueError, match=r"heartbeat_interval of openai must be at least 0\.1"):
+        OpenAI(heartbeat_interval=0)

@@ -1,4 +1,4 @@
-"""Calls as a client makes them, without a socket."""
+"""Decodes requests as a client sends them, without a socket."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ MakeCall = Callable[..., ClientRequest]
 
 @pytest.fixture
 def make() -> MakeCall:
-    """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
+    """Resolve the path like the server; ``body`` is a JSON value or bytes."""
 
     def call(
         path: str,
@@ -37,6 +37,6 @@ def make() -> MakeCall:
 
 
 @pytest.fixture
-def about() -> ResponseContext:
+def response_context() -> ResponseContext:
     context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     return ResponseContext("r1", 1716825108, "llama3", "1", "llama-3-8b", context.clock)

@@ -1,4 +1,4 @@
-"""What servers answer: whole, in a stream, and when they fail."""
+"""Responses of servers are decoded: unary, streams, and errors."""
 
 import json
 import re
@@ -18,6 +18,7 @@ from protocols.core.errors import (
     StreamBroken,
     UnsupportedFeature,
     WorkerFailed,
+    WorkerModelNotFound,
 )
 from protocols.core.events import (
     ChoiceEnd,
@@ -51,13 +52,15 @@ SERVED = ResponseMetadata("llama3", created=1716825108)
 DONE = "data: [DONE]\n\n"
 
 
-def make_chunk(choice: dict[str, Any] | None, *, kind: str = "chat.completion", **more: Any) -> str:
+def make_chunk(
+    choice: dict[str, Any] | None, *, kind: str = "chat.completion", **fields: Any
+) -> str:
     chunk = {
         "choices": [] if choice is None else [choice],
         "created": 1716825108,
         "model": "llama3",
         "object": f"{kind}.chunk",
-        **more,
+        **fields,
     }
     return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
 
@@ -107,14 +110,14 @@ CALLED = (
 )  # fmt: skip
 
 
-def make_response(choice: dict[str, Any], **more: Any) -> str:
+def make_response(choice: dict[str, Any], **fields: Any) -> str:
     return json.dumps(
         {
             "choices": [{"finish_reason": "stop", "index": 0, "logprobs": None, **choice}],
             "created": 1716825108,
             "model": "llama3",
             "object": "chat.completion",
-            **more,
+            **fields,
         }
     )
 
@@ -261,9 +264,10 @@ def test_stream_without_last_newline_or_done_is_complete() -> None:
 
 
 def test_n_choices_are_expected_only_with_beam_search() -> None:
-    """Without, the worker was asked for one, and its answer is complete with one."""
+    """Without it, the worker is asked for one choice, which completes its response."""
     request = GenerationRequest(model="m", kind="chat", n=2, stream=True)
     assert decode_response(STREAM.removesuffix(DONE), request)[-1] == StreamEnd()
+
     beams = GenerationRequest(model="m", kind="chat", n=2, sampling=SamplingParams(beam_width=2))
     with pytest.raises(StreamBroken):
         decode_response(STREAM.removesuffix(DONE), beams)
@@ -337,7 +341,7 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (
         404,
         b'{"error":"Mediapipe graph definition with requested name is not found"}',
-        WorkerFailed,
+        WorkerModelNotFound,
         "know the model",
     ),
     (406, b'{"error":"Unsupported method"}', WorkerFailed, "406"),
@@ -369,7 +373,7 @@ def test_worker_status_and_body_map_to_error_type(
     ("inner", "tokens", "limit"),
     [
         (LONG, 20, 8),
-        ("Number of prompt tokens: 5 + max tokens value: 9 exceeds model max length: 8", 5, 8),
+        ("Number of prompt tokens: 5 + max tokens value: 9 exceeds model max length: 8", 14, 8),
         ("Input length exceeds pipeline capabilities: 9 > 8", 9, 8),
         ("Input length 9 longer than allowed 8", 9, 8),
         ("Input length exceeds the maximum allowed length", None, None),
@@ -416,11 +420,11 @@ def test_retry_after_of_503_defaults_to_one_second(
 def test_error_in_a_response_raises_its_error(
     wire: str, kind: type[GatewayError], size: int
 ) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind) as excinfo:
         decode_response(wire, size=size)
-    assert type(caught.value) is kind
-    assert "Mediapipe" not in caught.value.message
-    assert "memory" not in caught.value.message
+    assert type(excinfo.value) is kind
+    assert "Mediapipe" not in excinfo.value.message
+    assert "memory" not in excinfo.value.message
 
 
 def test_error_instead_of_embeddings_is_raised() -> None:

@@ -1,4 +1,4 @@
-"""Paths, statuses, listings: what belongs to no single request."""
+"""Paths, statuses and model lists."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ from protocols.ovms.endpoints import OVMS
 
 
 class ModelCatalogStub:
-    """A catalog of two models, the second without a version that can answer."""
+    """A catalog of two models, the second of which is not ready."""
 
     def __init__(self, *, ready: bool = True) -> None:
         self.ready = ready
@@ -122,6 +122,7 @@ def test_error_status_and_text(error: GatewayError, status: int, text: str) -> N
 def test_graph_error_text(error: GatewayError, inner: str) -> None:
     reply = OVMS().encode_error(error, None)
     text = msgspec.json.decode(reply.body)["error"]
+
     assert reply.status == 400
     assert text == (
         "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
@@ -138,32 +139,36 @@ def test_retry_after_header_is_rounded_up(error: GatewayError, seconds: str) -> 
 
 
 def test_error_of_a_streaming_request_has_the_stream_content_type(make: Any) -> None:
-    """The header is written before the graph runs; its error is then a bare object."""
+    """The header is sent before the graph runs; its error is then a plain JSON object."""
     body = {"model": "llama3", "stream": True}
     reply = OVMS().encode_error(UnsupportedFeature("x"), make("/v3/chat/completions", body))
     assert (reply.status, reply.headers) == (400, (("Content-Type", "text/event-stream"),))
     assert reply.body.startswith(b'{"error":"Mediapipe')
-    front = OVMS().encode_error(ModelNotFound("m", model="m"), make("/v3/chat/completions", body))
-    assert front.headers == (("Content-Type", "application/json"),)
+
+    gateway = OVMS().encode_error(ModelNotFound("m", model="m"), make("/v3/chat/completions", body))
+    assert gateway.headers == (("Content-Type", "application/json"),)
 
 
 @pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/nope", "/v3/a/b", "/v1/embeddings"])
 def test_get_is_an_info_request_and_put_returns_406(path: str) -> None:
     adapter = OVMS(v1=True)
     paths = PathRouter([AdapterMount(adapter)])
+
     match = paths.find_endpoint("GET", path)
+
     assert match.endpoint.task == "inform"
-    with pytest.raises(MethodNotAllowed) as caught:
+    with pytest.raises(MethodNotAllowed) as excinfo:
         paths.find_endpoint("PUT", path)
-    assert adapter.encode_error(caught.value, None).status == 406
+    assert adapter.encode_error(excinfo.value, None).status == 406
 
 
 def test_get_on_chat_completions_is_an_invalid_url(make: Any) -> None:
     adapter = OVMS()
     call = make("/v3/chat/completions", method="GET")
-    with pytest.raises(PathNotFound) as caught:
+    with pytest.raises(PathNotFound) as excinfo:
         adapter.handle_info_request(call, ModelCatalogStub())
-    reply = adapter.encode_error(caught.value, call)
+
+    reply = adapter.encode_error(excinfo.value, call)
     assert (reply.status, reply.body) == (400, b'{"error":"Invalid request URL"}')
 
 
@@ -171,6 +176,7 @@ def test_model_list_and_model_entry(make: Any) -> None:
     adapter = OVMS()
     listed = adapter.handle_info_request(make("/v3/models", method="GET"), ModelCatalogStub())
     one = b'{"id":"llama3","object":"model","created":7,"owned_by":"OVMS"}'
+
     assert listed.body == b'{"data":[' + one + b'],"object":"list"}'
     assert (
         adapter.handle_info_request(
@@ -178,6 +184,7 @@ def test_model_list_and_model_entry(make: Any) -> None:
         ).body
         == one
     )
+
     alias = adapter.handle_info_request(
         make("/v3/models/llama", method="GET"), ModelCatalogStub()
     ).body
@@ -186,18 +193,19 @@ def test_model_list_and_model_entry(make: Any) -> None:
 
 def test_model_name_in_path_may_contain_a_slash(make: Any) -> None:
     call = make("/v3/models/org/m1", method="GET")
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(ModelNotFound) as excinfo:
         OVMS().handle_info_request(call, ModelCatalogStub())
-    assert caught.value.model == "org/m1"
+    assert excinfo.value.model == "org/m1"
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 def test_kserve_infer_returns_model_not_found(make: Any, version: str) -> None:
     adapter = OVMS(kserve=True)
     call = make(f"/v2/models/llama3{version}/infer")
-    with pytest.raises(ModelNotFound) as caught:
+
+    with pytest.raises(ModelNotFound) as excinfo:
         adapter.handle_info_request(call, ModelCatalogStub())
-    assert adapter.encode_error(caught.value, call).status == 404
+    assert adapter.encode_error(excinfo.value, call).status == 404
     with pytest.raises(MethodNotAllowed):
         PathRouter([AdapterMount(adapter)]).find_endpoint(
             "GET", f"/v2/models/llama3{version}/infer"
@@ -208,9 +216,10 @@ def test_kserve_infer_returns_model_not_found(make: Any, version: str) -> None:
 def test_unknown_or_unavailable_model_returns_500(make: Any, name: str) -> None:
     adapter = OVMS()
     call = make(f"/v3/models/{name}", method="GET")
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(ModelNotFound) as excinfo:
         adapter.handle_info_request(call, ModelCatalogStub())
-    reply = adapter.encode_error(caught.value, call)
+
+    reply = adapter.encode_error(excinfo.value, call)
     assert (reply.status, reply.body) == (500, b'{"error":"Model not found"}')
 
 
@@ -231,6 +240,7 @@ def test_server_metadata_and_health_endpoints(
 ) -> None:
     call = make(path, method="GET")
     assert call.endpoint.public is ("/models/" not in path)
+
     reply = OVMS(kserve=True).handle_info_request(call, ModelCatalogStub(ready=ready))
     assert (reply.status, reply.body) == (status, body)
 

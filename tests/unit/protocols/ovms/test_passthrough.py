@@ -1,4 +1,4 @@
-"""Calls that are passed on between servers of one release, and their answers."""
+"""Requests and responses are passed through between servers of one release."""
 
 import json
 from typing import Any
@@ -22,10 +22,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 class PassthroughClient:
-    """Hands calls of a client to a worker."""
+    """Passes a client's requests to a worker's adapter."""
 
-    def __init__(self, make: MakeCall, about: ResponseContext) -> None:
-        self._make, self._about = make, about
+    def __init__(self, make: MakeCall, response_context: ResponseContext) -> None:
+        self._make, self._about = make, response_context
 
     def relay(
         self,
@@ -33,9 +33,9 @@ class PassthroughClient:
         body: Any,
         worker: str = "2026",
         client: ClientAdapter | None = None,
-        **more: Any,
+        **fields: Any,
     ) -> PassthroughRequest | None:
-        call = self._make(path, body, **more)
+        call = self._make(path, body, **fields)
         return OVMS(worker).prepare_passthrough(client or OVMS(worker), call, self._about)
 
     def taken(self, path: str, body: Any, worker: str = "2026") -> PassthroughRequest:
@@ -45,8 +45,8 @@ class PassthroughClient:
 
 
 @pytest.fixture
-def passthrough_client(make: MakeCall, about: ResponseContext) -> PassthroughClient:
-    return PassthroughClient(make, about)
+def passthrough_client(make: MakeCall, response_context: ResponseContext) -> PassthroughClient:
+    return PassthroughClient(make, response_context)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,10 @@ def test_valid_request_is_passed_through(
 ) -> None:
     relay = passthrough_client.taken(path, body)
     assert relay.upstream_request.path == "/v3" + path.removeprefix("/v3").removeprefix("/v1")
-    assert json.loads(relay.upstream_request.body) == body | {"model": "llama-3-8b"}
-    assert list(json.loads(relay.upstream_request.body)) == list(body)
+    usage = {"stream_options": {"include_usage": True}} if body.get("stream") else {}
+    sent = json.loads(relay.upstream_request.body)
+    assert sent == body | usage | {"model": "llama-3-8b"}
+    assert list(sent)[: len(body)] == list(body)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +121,12 @@ def test_profile_2024_passes_fewer_fields_through(passthrough_client: Passthroug
         == 0.5
     )
     assert passthrough_client.relay(TEXTS, TEXT, "2024") is not None
+
     parts = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
     assert passthrough_client.relay(CHATS, CHAT | {"messages": parts}, "2024") is None
     assert passthrough_client.relay(CHATS, CHAT | {"messages": parts}) is not None
-    for more in ({"ignore_eos": True}, {"stop": "x"}, {"logprobs": True}, {"tools": [TOOL]}):
-        assert passthrough_client.relay(CHATS, CHAT | more, "2024") is None
+    for fields in ({"ignore_eos": True}, {"stop": "x"}, {"logprobs": True}, {"tools": [TOOL]}):
+        assert passthrough_client.relay(CHATS, CHAT | fields, "2024") is None
 
 
 def test_client_of_another_profile_or_protocol_is_translated(
@@ -145,6 +148,7 @@ def test_passthrough_request_fields_for_load_balancing_are_read(
     chat = passthrough_client.taken(CHATS, CHAT | {"stream": True, "user": "ann"}).request
     assert isinstance(chat, GenerationRequest)
     assert (chat.stream, chat.labels, chat.model) == (True, {"user": "ann"}, "llama-3-8b")
+
     vectors = passthrough_client.taken(EMBEDS, EMBED).request
     assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a", "b")
@@ -159,7 +163,7 @@ def test_passthrough_response_headers_equal_ovms(passthrough_client: Passthrough
         )
 
 
-# --- the way back ---------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 ANSWER = (
     b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":"Hi",'
@@ -181,17 +185,20 @@ EVENTS = [
 
 
 def test_unary_response_shows_the_public_model_name(passthrough_client: PassthroughClient) -> None:
-    passage = passthrough_client.taken(CHATS, CHAT).create_reader()
-    passage.feed([ANSWER])
-    data, events = passage.close()
+    reader = passthrough_client.taken(CHATS, CHAT).create_reader()
+    reader.feed([ANSWER])
+
+    data, events = reader.close()
+
     assert data == ANSWER.replace(b"llama-3-8b", b"llama3")
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
     assert isinstance(events[-1], StreamEnd)
 
 
 def test_stream_shows_the_public_model_name(passthrough_client: PassthroughClient) -> None:
-    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
-    data, events = passage.feed([b"".join(EVENTS)])
+    reader = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
+    data, events = reader.feed([b"".join(EVENTS)])
+
     assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
     assert isinstance(events[-1], StreamEnd)
@@ -201,46 +208,68 @@ def test_text_chunks_of_a_stream_are_passed_through_unparsed(
     passthrough_client: PassthroughClient,
 ) -> None:
     text = EVENTS[1].replace(b'"stop"', b"null").replace(b'"created":1', b'"created":1, "odd":1.50')
-    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
-    data, events = passage.feed([EVENTS[0], text, text, *EVENTS[1:]])
+    reader = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
+
+    data, events = reader.feed([EVENTS[0], text, text, *EVENTS[1:]])
+
     assert data is not None
     assert data.count(text.replace(b"llama-3-8b", b"llama3")) == 1
     assert {json.loads(one[6:])["created"] for one in data.split(b"\n\n")[:-2]} == {1}
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"] * 3
 
 
+def test_null_usage_in_passed_through_chunks_is_removed_unless_the_client_requested_usage(
+    passthrough_client: PassthroughClient,
+) -> None:
+    """The worker was asked for usage, and so writes ``"usage": null`` in each chunk."""
+    first, text = (
+        event.replace(b'"created":1', b'"created":1, "usage": null')
+        for event in (EVENTS[0], EVENTS[1].replace(b'"stop"', b"null"))
+    )
+    with_usage = {"stream_options": {"include_usage": True}}
+    for options, count in (({}, 0), (with_usage, 1)):
+        body = CHAT | {"stream": True} | options
+        data, _ = passthrough_client.taken(CHATS, body).create_reader().feed([first, text, text])
+        assert data is not None
+        assert (data.count(b'"usage": null') > 0) == (count > 0)
+
+
 def test_embeddings_response_is_passed_through_unparsed(
     passthrough_client: PassthroughClient,
 ) -> None:
     body = b'{"object":"list","data":[{"embedding":[1.50]},{"embedding":[1]}]}'
-    passage = passthrough_client.taken(EMBEDS, EMBED).create_reader()
-    passage.feed([body])
-    assert passage.close() == (body, [ResponseMetadata(), StreamEnd()])
+    reader = passthrough_client.taken(EMBEDS, EMBED).create_reader()
+
+    reader.feed([body])
+
+    assert reader.close() == (body, [ResponseMetadata(), StreamEnd()])
 
 
 def test_graph_error_in_a_stream_raises_worker_failed(
     passthrough_client: PassthroughClient,
 ) -> None:
-    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
-    passage.feed([EVENTS[0]])
+    reader = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
+    reader.feed([EVENTS[0]])
     error_body = b"Mediapipe execution failed. MP status - INTERNAL: boom"
-    data, _ = passage.feed([b'{"error":"' + error_body + b'"}'])
+
+    data, _ = reader.feed([b'{"error":"' + error_body + b'"}'])
+
     assert not data
     with pytest.raises(WorkerFailed):
-        passage.close()
+        reader.close()
 
 
 def test_truncated_stream_raises_stream_broken(passthrough_client: PassthroughClient) -> None:
-    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
-    passage.feed([EVENTS[0]])
+    reader = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
+    reader.feed([EVENTS[0]])
     with pytest.raises(StreamBroken):
-        passage.close()
+        reader.close()
 
 
 def test_error_body_with_status_200_raises_its_error(passthrough_client: PassthroughClient) -> None:
     error_body = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
-        passage = passthrough_client.taken(path, body).create_reader()
-        passage.feed([error_body])
+        reader = passthrough_client.taken(path, body).create_reader()
+        reader.feed([error_body])
         with pytest.raises(ContextTooLong):
-            passage.close()
+            reader.close()

@@ -1,4 +1,4 @@
-"""What a client may say, and the server's words for what it may not."""
+"""Valid requests, and the server's errors for invalid ones."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def decode_or_encode_error(adapter: OVMS, call: ClientRequest) -> HttpResponse |
 
 
 def decode_error(adapter: OVMS, call: ClientRequest) -> tuple[int, str]:
-    """Status and text of the refusal: as the server, first ``peek`` and then ``decode``."""
+    """Return status and text of the error: like the server, first ``peek`` and then ``decode``."""
     reply = decode_or_encode_error(adapter, call)
     assert reply is not None
     body = msgspec.json.decode(reply.body)
@@ -83,6 +83,7 @@ def test_documented_chat_request_is_decoded(make: Any, profile: str) -> None:
     call = make(CHAT, SEED)
     adapter = OVMS(profile)
     assert adapter.read_routing_info(call) == RoutingInfo("llama3", stream=False)
+
     request = decode_generation(call, adapter)
     assert request.kind == "chat"
     assert request.messages == (
@@ -95,7 +96,7 @@ def test_documented_chat_request_is_decoded(make: Any, profile: str) -> None:
 
 
 def test_documented_request_with_unquoted_key_returns_412(make: Any) -> None:
-    """The page prints ``stream: false`` without its quotes."""
+    """The documentation prints ``stream: false`` without quotes."""
     body = b'{"model":"llama3","messages":[{"role":"user","content":"hello"}],stream: false}'
     expected = 412, "The file is not valid json - Cannot parse JSON body"
     assert decode_error(OVMS(), make(CHAT, body)) == expected
@@ -131,11 +132,12 @@ def test_scalar_chat_parameters_are_decoded(make: Any) -> None:
         )
     )
     sampling, stopping = request.sampling, request.stopping
+
     assert (sampling.frequency_penalty, sampling.presence_penalty) == (1.0, -2.0)
     assert (sampling.repetition_penalty, sampling.length_penalty) == (1.5, 0.5)
     assert (sampling.temperature, sampling.top_p, sampling.min_p) == (2.0, 0.0, 0.5)
     assert (sampling.top_k, sampling.seed, sampling.beam_width) == (40, 4294967295, 4)
-    assert stopping.max_tokens == 9  # max_completion_tokens wins
+    assert stopping.max_tokens == 9  # max_completion_tokens takes precedence
     assert (stopping.stop, stopping.include_stop) == (("a", "b"), True)
     assert (stopping.ignore_eos, stopping.skip_special_tokens) == (True, False)
     assert (request.n, request.best_of) == (3, None)
@@ -164,6 +166,7 @@ def test_null_means_that_the_parameter_is_absent(make: Any) -> None:
         "max_completion_tokens", "chat_template_kwargs", "include_stop_str_in_output",
     )  # fmt: skip
     request = decode_generation(make(CHAT, build_chat_body(**dict.fromkeys(names))))
+
     assert request == decode_generation(make(CHAT, build_chat_body()))
 
 
@@ -202,9 +205,9 @@ def test_v1_paths_are_decoded_as_chat(make: Any, path: str) -> None:
     assert decode_generation(make(path, build_chat_body())).kind == "chat"
 
 
-# --- the front door -------------------------------------------------------------------------------
+# --- checks before the graph ----------------------------------------------------------------------
 
-FRONT_DOOR = [
+INVALID_BEFORE_THE_GRAPH = [
     (CHAT, b"{", "Cannot parse JSON body"),
     (CHAT, b"", "Cannot parse JSON body"),
     (CHAT, b'{"model":"\xff"}', "Cannot parse JSON body"),
@@ -219,7 +222,7 @@ FRONT_DOOR = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "detail"), FRONT_DOOR)
+@pytest.mark.parametrize(("path", "body", "detail"), INVALID_BEFORE_THE_GRAPH)
 def test_malformed_json_or_model_returns_412(make: Any, path: str, body: Any, detail: str) -> None:
     expected = 412, f"The file is not valid json - {detail}"
     assert decode_error(OVMS(), make(path, body)) == expected
@@ -234,6 +237,7 @@ def test_stream_field_of_embeddings_is_ignored(make: Any) -> None:
 def test_model_name_of_non_json_request_is_the_path(make: Any, content_type: str | None) -> None:
     call = make(CHAT, build_chat_body(), content_type=content_type)
     assert OVMS().read_routing_info(call).model == "chat/completions"
+
     expected = format_graph_error("Non-json request received in text generation calculator")
     assert decode_error(OVMS(), call) == expected
 
@@ -242,6 +246,7 @@ def test_model_name_of_empty_model_field_is_the_path(make: Any) -> None:
     assert (
         OVMS().read_routing_info(make(CHAT, build_chat_body(model=""))).model == "chat/completions"
     )
+
     json = "application/json; charset=utf-8"
     assert (
         OVMS().read_routing_info(make(CHAT, build_chat_body(), content_type=json)).model == "llama3"
@@ -458,6 +463,7 @@ def test_messages_of_every_role_and_part_type_are_decoded(make: Any) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "f"},
         {"role": "user"},
     ]
+
     assert decode_generation(make(CHAT, build_chat_body(messages=sent))).messages == (
         Message(
             "user",
@@ -518,8 +524,10 @@ def test_response_format_is_decoded(make: Any) -> None:
 
     assert output({"type": "text"}) is None
     assert output({"type": "json_object"}) == JsonObjectFormat()
+
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
     assert output(schema) == JsonSchemaFormat(msgspec.Raw(b'{"type":"object"}'), "s")
+
     nothing = format_graph_error("response_format type is not supported")
     assert (
         decode_error(OVMS(), make(CHAT, build_chat_body(response_format={"type": "x"}))) == nothing
@@ -580,9 +588,11 @@ def test_embedding_input_count_is_limited_to_500(make: Any) -> None:
     most = OVMS().decode_request(make(EMBED, {"model": "gte", "input": ["a"] * 500}))
     assert isinstance(most, EmbeddingRequest)
     assert len(most.inputs) == 500
+
     text = "The number of input documents exceeds allowed configured value: 500"
     call = make(EMBED, {"model": "gte", "input": ["a"] * 501})
     assert decode_error(OVMS(), call) == format_graph_error(text, "EmbeddingsExecutor")
+
     ids = OVMS().decode_request(make(EMBED, {"model": "gte", "input": list(range(501))}))
     assert isinstance(ids, EmbeddingRequest)
     assert len(ids.inputs) == 1
@@ -603,8 +613,10 @@ def test_profile_2024_limits_max_tokens_with_ignore_eos(make: Any) -> None:
         decode_generation(make(CHAT, build_chat_body(ignore_eos=True)), early).stopping.max_tokens
         == 4000
     )
+
     most = build_chat_body(ignore_eos=True, max_tokens=4000)
     assert decode_generation(make(CHAT, most), early).stopping.max_tokens == 4000
+
     call = make(CHAT, build_chat_body(ignore_eos=True, max_tokens=4001))
     text = "when ignore_eos is true max_tokens can not be greater than 4000"
     assert decode_error(early, call) == format_graph_error(text)
@@ -615,6 +627,7 @@ def test_profile_2024_ignores_unknown_parameters(make: Any) -> None:
         stop=5, tools="x", min_p=9, logprobs=7, stream=True, stream_options=1, top_k=0
     )
     request = decode_generation(make(CHAT, body), OVMS("2024"))
+
     assert request.stopping.stop == ()
     assert request.tools == ()
     assert request.sampling.top_k is None
@@ -644,5 +657,6 @@ def test_profile_2024_beam_search_parameters_are_decoded(make: Any) -> None:
     body = build_chat_body(n=2, best_of=4, diversity_penalty=1, length_penalty=0.5, temperature=0.7)
     request = decode_generation(make(CHAT, body), OVMS("2024"))
     sampling = request.sampling
+
     assert (sampling.beam_width, sampling.diversity_penalty, request.n) == (4, 1.0, 2)
     assert (sampling.length_penalty, sampling.temperature) == (0.5, 0.7)

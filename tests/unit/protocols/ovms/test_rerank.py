@@ -1,4 +1,4 @@
-"""Reranking: requests and responses of clients, and of workers."""
+"""Reranking: requests and responses of clients and of workers."""
 
 import json
 from typing import Any
@@ -73,9 +73,10 @@ def test_request_is_decoded() -> None:
 )
 def test_invalid_request_has_the_text_of_the_graph(fields: dict[str, Any], text: str) -> None:
     call = make_call({**BODY, **fields})
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         OVMS_ADAPTER.decode_request(call)
-    reply = OVMS_ADAPTER.encode_error(caught.value, call)
+
+    reply = OVMS_ADAPTER.encode_error(excinfo.value, call)
 
     assert reply.status == 400
     assert json.loads(reply.body)["error"].endswith(f'"RerankExecutor" failed: {text}')
@@ -126,6 +127,7 @@ def test_workers_get_the_query_and_all_documents() -> None:
 def test_responses_of_workers_are_decoded() -> None:
     decoder = OVMS_ADAPTER.create_decoder(ONE)
     results = [{"index": 1, "relevance_score": 0.5}, {"index": 0, "relevance_score": 0.25}]
+
     decoder.feed(json.dumps({"results": results}).encode())
 
     assert list(decoder.close()) == [

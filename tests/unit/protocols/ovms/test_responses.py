@@ -1,4 +1,4 @@
-"""Answers as bytes: the order of keys, the handshake, the frames, the bare error."""
+"""Responses, byte for byte: order of keys, frames, and errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,12 +35,12 @@ USED = Usage(2, 3)
 
 
 def create_encoder(
-    make: Any, about: ResponseContext, path: str, *, profile: str = "2026", **fields: Any
+    make: Any, response_context: ResponseContext, path: str, *, profile: str = "2026", **fields: Any
 ) -> ResponseEncoder:
     body = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
     call = make(path, {"model": "llama3"} | body | fields)
     adapter = OVMS(profile)
-    return adapter.create_encoder(call, adapter.decode_request(call), about)
+    return adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
 
 def encode_unary_body(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
@@ -56,26 +56,30 @@ def build_text_events(reason: FinishReason = "eos") -> list[Event]:
     ]  # fmt: skip
 
 
-# --- whole ----------------------------------------------------------------------------------------
+# --- unary responses ------------------------------------------------------------------------------
 
 
-def test_documented_chat_response_of_profile_2024(make: Any, about: ResponseContext) -> None:
-    """The seed's own example, byte for byte, by the release that it describes."""
+def test_documented_chat_response_of_profile_2024(
+    make: Any, response_context: ResponseContext
+) -> None:
+    """The example in the documentation of that release."""
     events: list[Event] = [
         TextDelta("\n\nHow can I help you?"),
         ChoiceEnd("eos"),
         USED,
         StreamEnd(),
     ]
-    assert encode_unary_body(create_encoder(make, about, CHAT, profile="2024"), events) == (
+    assert encode_unary_body(
+        create_encoder(make, response_context, CHAT, profile="2024"), events
+    ) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
         b'"\\n\\nHow can I help you?","role":"assistant"}}],"created":1716825108,'
         b'"model":"llama3","object":"chat.completion"}'
     )
 
 
-def test_unary_chat_response_of_profile_2026(make: Any, about: ResponseContext) -> None:
-    assert encode_unary_body(create_encoder(make, about, CHAT), build_text_events()) == (
+def test_unary_chat_response_of_profile_2026(make: Any, response_context: ResponseContext) -> None:
+    assert encode_unary_body(create_encoder(make, response_context, CHAT), build_text_events()) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
         b'"Hello world!","role":"assistant","tool_calls":[]}}],"created":1716825108,'
         b'"model":"llama3","object":"chat.completion",'
@@ -91,10 +95,10 @@ def test_unary_chat_response_of_profile_2026(make: Any, about: ResponseContext) 
     ],
 )
 def test_unary_completion_response_per_profile(
-    make: Any, about: ResponseContext, profile: str, usage: bytes
+    make: Any, response_context: ResponseContext, profile: str, usage: bytes
 ) -> None:
     assert encode_unary_body(
-        create_encoder(make, about, TEXT, profile=profile), build_text_events()
+        create_encoder(make, response_context, TEXT, profile=profile), build_text_events()
     ) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"text":"Hello world!"}],'
         b'"created":1716825108,"model":"llama3","object":"text_completion"' + usage + b"}"
@@ -113,28 +117,30 @@ def test_unary_completion_response_per_profile(
     ],
 )
 def test_finish_reason_names_by_profile(
-    make: Any, about: ResponseContext, reason: FinishReason, today: str, early: str
+    make: Any, response_context: ResponseContext, reason: FinishReason, today: str, early: str
 ) -> None:
     for profile, expected in (("2026", today), ("2024", early)):
         body = encode_unary_body(
-            create_encoder(make, about, CHAT, profile=profile), build_text_events(reason)
+            create_encoder(make, response_context, CHAT, profile=profile), build_text_events(reason)
         )
         assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == expected
 
 
 @pytest.mark.parametrize("profile", ["2026", "2024"])
 def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(
-    make: Any, about: ResponseContext, profile: str
+    make: Any, response_context: ResponseContext, profile: str
 ) -> None:
     end = ChoiceEnd("unknown", unknown_word="later")
     events: list[Event] = [TextDelta("a"), end, USED, StreamEnd()]
 
-    body = encode_unary_body(create_encoder(make, about, CHAT, profile=profile), events)
+    body = encode_unary_body(create_encoder(make, response_context, CHAT, profile=profile), events)
 
     assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == "later"
 
 
-def test_unary_response_with_reasoning_and_tool_calls(make: Any, about: ResponseContext) -> None:
+def test_unary_response_with_reasoning_and_tool_calls(
+    make: Any, response_context: ResponseContext
+) -> None:
     events: list[Event] = [
         ReasoningDelta("hm"),
         ToolCallStart(0, 0, "c1", "f"),
@@ -142,7 +148,8 @@ def test_unary_response_with_reasoning_and_tool_calls(make: Any, about: Response
         ChoiceEnd("tool_calls"),
         StreamEnd(),
     ]
-    body = encode_unary_body(create_encoder(make, about, CHAT), events)
+    body = encode_unary_body(create_encoder(make, response_context, CHAT), events)
+
     assert (
         b'"message":{"content":"","reasoning_content":"hm","role":"assistant","tool_calls":['
         in body
@@ -150,10 +157,10 @@ def test_unary_response_with_reasoning_and_tool_calls(make: Any, about: Response
     assert (
         b'{"id":"c1","type":"function","function":{"name":"f","arguments":"{\\"x\\":1}"}}' in body
     )
-    assert b"usage" not in body  # never a made-up figure
+    assert b"usage" not in body  # usage is never invented
 
 
-def test_chat_logprobs(make: Any, about: ResponseContext) -> None:
+def test_chat_logprobs(make: Any, response_context: ResponseContext) -> None:
     events: list[Event] = [
         TextDelta("é", logprobs=(TokenLogprob("é", -0.5),)),
         ChoiceEnd("eos"),
@@ -162,19 +169,19 @@ def test_chat_logprobs(make: Any, about: ResponseContext) -> None:
     assert (
         b'"logprobs":{"content":[{"token":"\xc3\xa9","logprob":-0.5,"bytes":[195,169],'
         b'"top_logprobs":[]}]}'
-    ) in encode_unary_body(create_encoder(make, about, CHAT, logprobs=True), events)
+    ) in encode_unary_body(create_encoder(make, response_context, CHAT, logprobs=True), events)
 
 
-def test_completion_logprobs_use_byte_offsets(make: Any, about: ResponseContext) -> None:
+def test_completion_logprobs_use_byte_offsets(make: Any, response_context: ResponseContext) -> None:
     tokens = (TokenLogprob("é", None), TokenLogprob("b", -1.5))
     events: list[Event] = [TextDelta("éb", logprobs=tokens), ChoiceEnd("eos"), StreamEnd()]
     assert (
         b'"logprobs":{"tokens":["\xc3\xa9","b"],"token_logprobs":[null,-1.5],'
         b'"top_logprobs":[{"\xc3\xa9":null},{"b":-1.5}],"text_offset":[0,2]}'
-    ) in encode_unary_body(create_encoder(make, about, TEXT, logprobs=1), events)
+    ) in encode_unary_body(create_encoder(make, response_context, TEXT, logprobs=1), events)
 
 
-def test_unary_response_with_two_choices(make: Any, about: ResponseContext) -> None:
+def test_unary_response_with_two_choices(make: Any, response_context: ResponseContext) -> None:
     events: list[Event] = [
         TextDelta("a", 0),
         ChoiceEnd("eos", 0),
@@ -183,18 +190,24 @@ def test_unary_response_with_two_choices(make: Any, about: ResponseContext) -> N
         StreamEnd(),
     ]
     choices = msgspec.json.decode(
-        encode_unary_body(create_encoder(make, about, CHAT, n=2, best_of=2), events)
+        encode_unary_body(create_encoder(make, response_context, CHAT, n=2, best_of=2), events)
     )["choices"]
+
     assert [(c["index"], c["finish_reason"]) for c in choices] == [(0, "stop"), (1, "length")]
 
 
-def test_echo_and_refusal_are_part_of_the_text(make: Any, about: ResponseContext) -> None:
+def test_echo_and_refusal_are_part_of_the_text(
+    make: Any, response_context: ResponseContext
+) -> None:
     echoed: list[Event] = [PromptEcho(0, "a b"), TextDelta("c"), ChoiceEnd("eos"), StreamEnd()]
     assert b'"text":"a bc"' in encode_unary_body(
-        create_encoder(make, about, TEXT, echo=True), echoed
+        create_encoder(make, response_context, TEXT, echo=True), echoed
     )
+
     refused: list[Event] = [RefusalDelta("no"), ChoiceEnd("eos"), StreamEnd()]
-    assert b'"content":"no"' in encode_unary_body(create_encoder(make, about, CHAT), refused)
+    assert b'"content":"no"' in encode_unary_body(
+        create_encoder(make, response_context, CHAT), refused
+    )
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -213,8 +226,8 @@ def format_chat_chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"")
     )  # fmt: skip
 
 
-def test_chat_stream_bytes_and_headers(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, CHAT, stream=True)
+def test_chat_stream_bytes_and_headers(make: Any, response_context: ResponseContext) -> None:
+    of = create_encoder(make, response_context, CHAT, stream=True)
     assert of.content_type == "text/event-stream"
     assert of.headers() == ()
     assert of.encode_events([StreamStart(2), ResponseMetadata(model="x")]) == b""
@@ -231,18 +244,23 @@ def test_chat_stream_bytes_and_headers(make: Any, about: ResponseContext) -> Non
     assert of.encode_events([USED, Timing(queue=1.0), StreamEnd()]) == b"data: [DONE]\n\n"
 
 
-def test_finish_reason_without_text_is_a_separate_chunk(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, CHAT, stream=True)
+def test_finish_reason_without_text_is_a_separate_chunk(
+    make: Any, response_context: ResponseContext
+) -> None:
+    of = create_encoder(make, response_context, CHAT, stream=True)
     of.encode_events([TextDelta("Hello")])
     assert of.encode_events([ChoiceEnd("eos")]) == format_chat_chunk(b"{}", b'"stop"')
-    empty = create_encoder(make, about, CHAT, stream=True)
+
+    empty = create_encoder(make, response_context, CHAT, stream=True)
     assert empty.encode_events([ChoiceEnd("eos"), StreamEnd()]) == (
         HANDSHAKE + format_chat_chunk(b"{}", b'"stop"') + b"data: [DONE]\n\n"
     )
 
 
-def test_stream_with_include_usage(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, CHAT, stream=True, stream_options={"include_usage": True})
+def test_stream_with_include_usage(make: Any, response_context: ResponseContext) -> None:
+    of = create_encoder(
+        make, response_context, CHAT, stream=True, stream_options={"include_usage": True}
+    )
     assert of.encode_events(build_text_events()) == (
         HANDSHAKE
         + format_chat_chunk(b'{"content":"Hello"}', usage=b',"usage":null')
@@ -254,13 +272,16 @@ def test_stream_with_include_usage(make: Any, about: ResponseContext) -> None:
     )  # fmt: skip
 
 
-def test_chat_stream_with_reasoning_and_tool_calls(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, CHAT, stream=True)
+def test_chat_stream_with_reasoning_and_tool_calls(
+    make: Any, response_context: ResponseContext
+) -> None:
+    of = create_encoder(make, response_context, CHAT, stream=True)
     events: list[Event] = [
         ReasoningDelta("hm"),
         ToolCallStart(0, 0, "c1", "f"),
         ToolCallDelta(0, 0, '{"x"'),
     ]
+
     assert of.encode_events(events) == (
         HANDSHAKE
         + format_chat_chunk(b'{"reasoning_content":"hm"}')
@@ -272,8 +293,8 @@ def test_chat_stream_with_reasoning_and_tool_calls(make: Any, about: ResponseCon
     assert of.encode_events([ChoiceEnd("tool_calls")]) == format_chat_chunk(b"{}", b'"tool_calls"')
 
 
-def test_completion_stream(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, TEXT, stream=True)
+def test_completion_stream(make: Any, response_context: ResponseContext) -> None:
+    of = create_encoder(make, response_context, TEXT, stream=True)
     tail = b',"created":1716825108,"model":"llama3","object":"text_completion.chunk"}\n\n'
     begun = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}]' + tail
     chunk = (
@@ -282,13 +303,17 @@ def test_completion_stream(make: Any, about: ResponseContext) -> None:
     ended = (
         b'data: {"choices":[{"index":0,"logprobs":null,"text":"","finish_reason":"stop"}]' + tail
     )
+
     assert of.encode_events([TextDelta("Hi")]) == begun + chunk
     assert of.encode_events([ChoiceEnd("eos"), StreamEnd()]) == ended + b"data: [DONE]\n\n"
 
 
-def test_profile_2024_stream_has_no_role_chunk(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, CHAT, profile="2024", stream=True)
+def test_profile_2024_stream_has_no_role_chunk(
+    make: Any, response_context: ResponseContext
+) -> None:
+    of = create_encoder(make, response_context, CHAT, profile="2024", stream=True)
     head = b'data: {"choices":[{"finish_reason":'
+
     assert of.encode_events(build_text_events("length")[:2]) == (
         head + b'null,"index":0,"logprobs":null,"delta":{"content":"Hello"}}]' + TAIL + b"}\n\n"
     )
@@ -299,10 +324,11 @@ def test_profile_2024_stream_has_no_role_chunk(make: Any, about: ResponseContext
 
 
 def test_stream_error_is_a_json_object_without_sse_framing(
-    make: Any, about: ResponseContext
+    make: Any, response_context: ResponseContext
 ) -> None:
-    of = create_encoder(make, about, CHAT, stream=True)
+    of = create_encoder(make, response_context, CHAT, stream=True)
     of.encode_events([TextDelta("Hello")])
+
     assert of.encode_error_event(StreamBroken("the worker's answer stopped before its end")) == (
         b'{"error":"Mediapipe execution failed. MP status - INVALID_ARGUMENT: '
         b'CalculatorGraph::Run() failed: \\nCalculator::Process() for node \\"LLMExecutor\\" '
@@ -318,8 +344,8 @@ def build_embedding_events() -> list[Event]:
     return [Embedding(0, (3.0, 0.5)), Embedding(1, (1.0, -0.25)), Usage(3), StreamEnd()]
 
 
-def test_embeddings_response(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, "/v3/embeddings")
+def test_embeddings_response(make: Any, response_context: ResponseContext) -> None:
+    of = create_encoder(make, response_context, "/v3/embeddings")
     assert of.headers() == ()
     assert encode_unary_body(of, build_embedding_events()) == (
         b'{"object":"list","data":[{"object":"embedding","embedding":[3.0,0.5],"index":0},'
@@ -328,17 +354,19 @@ def test_embeddings_response(make: Any, about: ResponseContext) -> None:
     )
 
 
-def test_embeddings_encoder_writes_no_stream_events(make: Any, about: ResponseContext) -> None:
-    of = create_encoder(make, about, "/v3/embeddings")
+def test_embeddings_encoder_writes_no_stream_events(
+    make: Any, response_context: ResponseContext
+) -> None:
+    of = create_encoder(make, response_context, "/v3/embeddings")
     assert of.encode_events(build_embedding_events()) == b""
     assert b'node \\"EmbeddingsExecutor\\" failed: cut' in of.encode_error_event(
         StreamBroken("cut")
     )
 
 
-def test_base64_embeddings_response(make: Any, about: ResponseContext) -> None:
+def test_base64_embeddings_response(make: Any, response_context: ResponseContext) -> None:
     body = encode_unary_body(
-        create_encoder(make, about, "/v3/embeddings", encoding_format="base64"),
+        create_encoder(make, response_context, "/v3/embeddings", encoding_format="base64"),
         build_embedding_events(),
     )
     assert msgspec.json.decode(body)["data"][0]["embedding"] == "AABAQAAAAD8="

@@ -1,4 +1,4 @@
-"""Requests for servers of either release, and what they can't be asked."""
+"""Requests for servers of either release, and their losses."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ def make_completion(**fields: Any) -> GenerationRequest:
 
 
 def encode_body(request: Request, profile: str = "2026") -> Any:
-    """The body, less the model, and the messages where they are the plain ones."""
+    """Return the body without the model and plain messages."""
     body = json.loads(OVMS(profile).encode_request(request).body)
     assert body.pop("model") == "m"
     if body.get("messages") == HI:
@@ -57,7 +57,7 @@ def encode_body(request: Request, profile: str = "2026") -> Any:
 
 
 def list_unsupported_parameters(request: Request, profile: str = "2026") -> set[tuple[str, str]]:
-    """Where and how."""
+    """Return the paths and kinds of the losses."""
     unsupported = OVMS(profile).unsupported_parameters(request, {})
     return {(loss.path or loss.field, loss.reason) for loss in unsupported}
 
@@ -241,7 +241,7 @@ TODAY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         {"chat_template_kwargs": {"a": 1}},
         set(),
     ),
-    (make_chat(labels={"user": "u"}), {}, set()),
+    (make_chat(labels={"user": "u"}), {}, {("labels.user", "dropped")}),
     # prompts
     (make_completion(), {"prompt": "a b"}, set()),
     (make_completion(prompts=("a", "b")), {"prompt": "a"}, {("prompts", "dropped")}),
@@ -253,10 +253,11 @@ TODAY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
 def test_profile_2026_encodes_parameters_and_reports_losses(
     request_: GenerationRequest, body: dict[str, Any], losses: Lost
 ) -> None:
-    got = encode_body(request_)
+    encoded = encode_body(request_)
     if "prompt" not in body:
-        got.pop("prompt", None)
-    assert got == body
+        encoded.pop("prompt", None)
+
+    assert encoded == body
     assert list_unsupported_parameters(request_) == losses
 
 
@@ -345,6 +346,7 @@ CONVERSATION = (
 def test_chat_messages_are_encoded() -> None:
     request = make_chat(messages=CONVERSATION)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
     assert encode_body(request)["messages"] == [
         {
             "role": "developer",
@@ -431,8 +433,9 @@ def test_embedding_request_is_encoded(
 def test_unknown_fields_of_ovms_clients_are_forwarded() -> None:
     extra = {"num_assistant_tokens": Raw(b"3"), "top_logprobs": Raw(b"2")}
     own = make_chat(extra=extra, source="ovms")
-    assert encode_body(own) == {"num_assistant_tokens": 3}
-    assert list_unsupported_parameters(own) == {("top_logprobs", "dropped")}
+    assert encode_body(own) == {"num_assistant_tokens": 3, "top_logprobs": 2}
+    assert list_unsupported_parameters(own) == set()
+
     other = make_chat(extra=extra, source="other")
     assert encode_body(other) == {}
     assert list_unsupported_parameters(other) == {
@@ -442,9 +445,9 @@ def test_unknown_fields_of_ovms_clients_are_forwarded() -> None:
 
 
 def test_token_id_prompt_raises_unsupported_feature() -> None:
-    with pytest.raises(UnsupportedFeature) as caught:
+    with pytest.raises(UnsupportedFeature) as excinfo:
         OVMS().encode_request(make_completion(prompts=((1, 2),)))
-    assert caught.value.param == "prompt"
+    assert excinfo.value.param == "prompt"
 
 
 def test_losses_use_the_client_field_names() -> None:
@@ -458,6 +461,7 @@ def test_losses_use_the_client_field_names() -> None:
         stream=True,
         prompts=("a", "b"),
     )
+
     assert set(OVMS().unsupported_parameters(request, names)) == {
         UnsupportedParameter("random_seed", "approximated", "4294967296 to 0", "sampling.seed"),
         UnsupportedParameter("choices", "dropped", "without beam search", "n"),

@@ -1,4 +1,4 @@
-"""Calls as a client makes them, without a socket."""
+"""Decodes requests as a client sends them, without a socket."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ MakeCall = Callable[..., ClientRequest]
 
 @pytest.fixture
 def make() -> MakeCall:
-    """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
+    """Resolve the path like the server; ``body`` is a JSON value or bytes."""
 
     def call(path: str, body: Any = b"", *, method: str = "POST") -> ClientRequest:
         match = PathRouter([AdapterMount(TGI())]).find_endpoint(method, path)
@@ -26,5 +26,5 @@ def make() -> MakeCall:
 
 
 @pytest.fixture
-def about() -> ResponseContext:
+def response_context() -> ResponseContext:
     return ResponseContext("r1", 1716825108, "m", "1", "w", lambda: 0.0)

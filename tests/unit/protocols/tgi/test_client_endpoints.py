@@ -1,4 +1,4 @@
-"""Paths, what the server says of itself, tokens and errors."""
+"""Paths, metadata, tokenization and errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +77,7 @@ def test_info_describes_the_model_of_the_listener(make: MakeCall) -> None:
     assert (first["model_id"], first["max_total_tokens"], first["max_input_tokens"]) == (
         "one", 4096, 4095,
     )  # fmt: skip
+
     second = ask(call, TGI(model="vec", max_best_of=3, max_stop_sequences=9))
     assert (second["model_id"], second["model_pipeline_tag"]) == ("vec", "feature-extraction")
     assert (second["max_best_of"], second["max_stop_sequences"]) == (3, 9)
@@ -105,12 +106,12 @@ def test_models_are_listed(make: MakeCall) -> None:
     assert first == {"id": "one", "object": "model", "created": 7, "owned_by": "gateway"}
 
 
-def test_tokens_have_offsets_in_bytes(make: MakeCall, about: ResponseContext) -> None:
+def test_tokens_have_offsets_in_bytes(make: MakeCall, response_context: ResponseContext) -> None:
     adapter, call = TGI(model="m"), make("/tokenize", {"inputs": "hé du"})
     request = adapter.decode_request(call)
     tokens = TokenList((104, 195, 169, 9), ("h", "", "é", " du"))
 
-    encoder = adapter.create_encoder(call, request, about)
+    encoder = adapter.create_encoder(call, request, response_context)
     response = encoder.encode_unary(aggregate([tokens, StreamEnd()]))
 
     assert isinstance(request, TokenizeRequest)
@@ -125,10 +126,11 @@ def test_tokens_have_offsets_in_bytes(make: MakeCall, about: ResponseContext) ->
 
 
 def test_tokens_without_all_their_texts_are_a_failure(
-    make: MakeCall, about: ResponseContext
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
     adapter, call = TGI(model="m"), make("/tokenize", {"inputs": "ab"})
-    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), response_context)
+
     ids_only = aggregate([TokenList((97, 98)), StreamEnd()])
 
     with pytest.raises(WorkerFailed, match="did not send the text of each token"):
@@ -139,30 +141,30 @@ def test_limits_are_checked(make: MakeCall) -> None:
     adapter = TGI(model="m", max_stop_sequences=1)
     call = make("/generate", {"inputs": "a", "parameters": {"stop": ["a", "b"]}})
 
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         adapter.decode_request(call)
 
     text = "Input validation error: `stop` supports up to 1 stop sequences. Given: 2"
-    assert msgspec.json.decode(adapter.encode_error(caught.value, call).body)["error"] == text
+    assert msgspec.json.decode(adapter.encode_error(excinfo.value, call).body)["error"] == text
 
 
 def test_ranges_have_the_texts_of_the_server(make: MakeCall) -> None:
     call = make("/generate", {"inputs": "a", "parameters": {"best_of": 3}})
 
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         TGI().decode_request(call)
 
     text = "Input validation error: `best_of` must be > 0 and <= 2. Given: 3"
-    assert msgspec.json.decode(TGI().encode_error(caught.value, call).body)["error"] == text
+    assert msgspec.json.decode(TGI().encode_error(excinfo.value, call).body)["error"] == text
 
 
 def test_range_of_a_parameter_without_a_text_of_its_own(make: MakeCall) -> None:
     call = make("/generate", {"inputs": "a", "parameters": {"seed": -1}})
 
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         TGI().decode_request(call)
 
-    body = msgspec.json.decode(TGI().encode_error(caught.value, call).body)
+    body = msgspec.json.decode(TGI().encode_error(excinfo.value, call).body)
     assert body["error"] == "Input validation error: 'seed' must be at least 0, got -1"
 
 
@@ -199,7 +201,7 @@ def test_error_has_a_text_and_a_type(
     assert msgspec.json.decode(response.body) == {"error": text, "error_type": kind}
 
 
-def test_error_headers_say_what_to_do() -> None:
+def test_error_headers_have_retry_advice() -> None:
     def headers(error: GatewayError) -> dict[str, str]:
         return dict(TGI().encode_error(error, None).headers)
 
@@ -219,6 +221,7 @@ def test_field_names_are_those_of_the_client(make: MakeCall) -> None:
 
 def test_openapi_describes_v1_only_where_it_is_served() -> None:
     assert {"generate", "chat"} <= TGI().openapi_fragment().operations.keys()
+
     fragment = TGI(v1=False).openapi_fragment()
     assert "chat" not in fragment.operations
     assert "GenerateResponse" in fragment.schemas

@@ -1,4 +1,4 @@
-"""Requests of clients: generate, chat with TGI's own fields, vectors."""
+"""Requests of clients: generate, chat with TGI's own fields, and embeddings."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 @pytest.fixture
 def read(make: MakeCall) -> Any:
-    """Decodes a generate request with these parameters."""
+    """Decode a generate request with these parameters."""
 
     def decode(path: str = "/generate", adapter: TGI | None = None, **parameters: Any) -> Any:
         body = {"inputs": "a b", "parameters": parameters}
@@ -38,7 +38,7 @@ def read(make: MakeCall) -> Any:
 
 @pytest.fixture
 def chat(make: MakeCall) -> Any:
-    """Decodes a chat request with these fields."""
+    """Decode a chat request with these fields."""
 
     def decode(**fields: Any) -> Any:
         body = {"messages": HI, **fields}
@@ -235,7 +235,7 @@ def test_completion_has_no_limit_by_default(make: MakeCall) -> None:
     assert request.stopping.max_tokens is None
 
 
-# --- vectors --------------------------------------------------------------------------------------
+# --- embeddings -----------------------------------------------------------------------------------
 
 VECTORS = ModelInfo("m", (), task="embedding")
 

@@ -1,4 +1,4 @@
-"""Responses to clients: JSON, and streams of tokens."""
+"""Responses for clients: JSON, and streams of tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,19 +33,19 @@ B = TokenLogprob("b", None)
 
 
 @pytest.fixture
-def create(make: MakeCall, about: ResponseContext) -> Any:
-    """Makes the encoder for a request with these parameters."""
+def create(make: MakeCall, response_context: ResponseContext) -> Any:
+    """Create the encoder for a request with these parameters."""
 
     def encoder(path: str = "/generate", **parameters: Any) -> Any:
         adapter = TGI(model="m")
         call = make(path, {"inputs": "in", "parameters": parameters})
-        return adapter.create_encoder(call, adapter.decode_request(call), about)
+        return adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
     return encoder
 
 
 def stream(encoder: Any, events: Sequence[Event]) -> list[Any]:
-    """The events of a stream, each of ours in a batch of its own."""
+    """Encode a stream, with each event in a batch of its own."""
     wire = b"".join(encoder.encode_events([event]) for event in events)
     assert wire.isascii()
     blocks = wire.split(b"\n\n")
@@ -108,7 +108,7 @@ def test_delta_whose_tokens_do_not_spell_its_text_is_one_event(create: Any) -> N
     assert "top_tokens" not in only
 
 
-def test_token_id_of_a_delta_is_told(create: Any) -> None:
+def test_token_id_of_a_delta_is_sent(create: Any) -> None:
     [only] = stream(create("/generate_stream"), (TextDelta("a", token_ids=(9,)), *END))
 
     assert only["token"] == token("a", id=9)
@@ -177,7 +177,7 @@ def test_finish_reason_is_one_of_the_server(
 
 
 def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(create: Any) -> None:
-    """Even where the limit of tokens and a stop string would give another reason."""
+    """This holds even if max_tokens or a stop string suggests another reason."""
     end = ChoiceEnd("unknown", unknown_word="later")
     encoder = create(details=True, max_new_tokens=2, stop=["b"])
 
@@ -199,6 +199,7 @@ def test_unary_response_is_an_object(create: Any) -> None:
     encoder = create()
 
     assert unary(encoder, ReasoningDelta("hm"), TextDelta("a"), *END) == {"generated_text": "hma"}
+
     headers = dict(encoder.headers())
     assert (headers["x-generated-tokens"], headers["x-prompt-tokens"]) == ("2", "2")
     assert headers["x-compute-characters"] == "2"
@@ -232,7 +233,7 @@ def test_unary_details_without_logprobs_have_the_whole_text(create: Any) -> None
     assert unary(create(details=True), StreamEnd())["details"]["tokens"] == []
 
 
-def test_best_sequence_comes_first(create: Any) -> None:
+def test_best_sequence_is_first(create: Any) -> None:
     encoder = create("/", best_of=2, do_sample=True, details=True)
     events = (
         TextDelta("b", logprobs=(TokenLogprob("b", -2.0),)), ChoiceEnd("eos"),
@@ -247,16 +248,17 @@ def test_best_sequence_comes_first(create: Any) -> None:
     assert other["generated_tokens"] == 1
 
 
-def test_v1_has_the_usual_encoders(make: MakeCall, about: ResponseContext) -> None:
+def test_v1_has_the_encoders_of_openai(make: MakeCall, response_context: ResponseContext) -> None:
     adapter = TGI(model="m")
     chat = make("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
     text = make("/v1/completions", {"prompt": "a"})
 
     assert isinstance(
-        adapter.create_encoder(chat, adapter.decode_request(chat), about), ChatEncoder
+        adapter.create_encoder(chat, adapter.decode_request(chat), response_context), ChatEncoder
     )
     assert isinstance(
-        adapter.create_encoder(text, adapter.decode_request(text), about), CompletionEncoder
+        adapter.create_encoder(text, adapter.decode_request(text), response_context),
+        CompletionEncoder,
     )
 
 
@@ -265,22 +267,22 @@ def test_v1_has_the_usual_encoders(make: MakeCall, about: ResponseContext) -> No
     [(ResponseMetadata(), "3.3.6-native"), (ResponseMetadata(fingerprint="fp"), "fp")],
 )
 def test_v1_chat_has_a_fingerprint(
-    make: MakeCall, about: ResponseContext, metadata: ResponseMetadata, fingerprint: str
+    make: MakeCall, response_context: ResponseContext, metadata: ResponseMetadata, fingerprint: str
 ) -> None:
     adapter = TGI(model="m")
     call = make("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), response_context)
 
     body = unary(encoder, metadata, TextDelta("a"), *END)
 
     assert body["system_fingerprint"] == fingerprint
 
 
-def test_vectors_are_arrays(make: MakeCall, about: ResponseContext) -> None:
+def test_vectors_are_arrays(make: MakeCall, response_context: ResponseContext) -> None:
     adapter, call = TGI(model="m"), make("/", {"inputs": "a"})
     request = adapter.decode_request(call, ModelInfo("m", (), task="embedding"))
 
-    encoder = adapter.create_encoder(call, request, about)
+    encoder = adapter.create_encoder(call, request, response_context)
 
     response = encoder.encode_unary(aggregate([Embedding(0, (1.0, 2.0)), StreamEnd()]))
     assert response.body == b"[[1.0,2.0]]"

@@ -1,4 +1,4 @@
-"""Workers' answers: the exact bytes, and what they mean, whatever the packets."""
+"""Responses of workers are decoded, byte for byte, however they are split."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,6 +22,7 @@ from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -70,7 +71,7 @@ STREAM = (
     b'"generated_text":"Hello \xc3\xa9t\xc3\xa9","details":{"finish_reason":"eos_token",'
     b'"generated_tokens":3,"seed":null,"input_length":7}}\n\n'
 )
-WHOLE = (
+UNARY_RESPONSE = (
     b'{"generated_text":"Hello \xc3\xa9t\xc3\xa9","details":{"finish_reason":"length",'
     b'"generated_tokens":2,"seed":42,"prefill":[{"id":1,"text":"<s>","logprob":null},'
     b'{"id":5,"text":"a","logprob":-2.5},{"id":6,"text":" b","logprob":-3.5}],'
@@ -90,7 +91,7 @@ ENDED: list[Event] = [ChoiceEnd("eos"), Usage(7, 3), StreamEnd()]
 
 ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
     "a stream": (make_completion(stream=True), STREAM, [*HELLO_EVENTS, *ENDED]),
-    "a stream for a whole answer": (make_completion(), STREAM, [*HELLO_EVENTS, *ENDED]),
+    "a stream for a unary response": (make_completion(), STREAM, [*HELLO_EVENTS, *ENDED]),
     "CRLF and a blank after the colon": (
         make_completion(),
         STREAM.replace(b"\n", b"\r\n").replace(b"data:", b"data: "),
@@ -172,37 +173,32 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         ),
         [TextDelta("a", token_ids=(3, 4)), ChoiceEnd("unknown", unknown_word="new"), StreamEnd()],
     ),
-    "no end that is known": (
+    "a unary response": (
         make_completion(),
-        b'data:{"generated_text":"a","details":{}}\n\n',
-        [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
-    ),
-    "a whole answer": (
-        make_completion(),
-        WHOLE,
+        UNARY_RESPONSE,
         [TextDelta("Hello été", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
-    "a whole answer for a stream": (
+    "a unary response for a stream": (
         make_completion(stream=True),
         b"\n" + PLAIN + b"\n",
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
-    "a whole answer in an array": (
+    "a unary response in an array": (
         make_completion(),
         b"[" + PLAIN + b"]",
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
-    "a whole answer with a mark": (
+    "a unary response with a mark": (
         make_completion(),
         b"\xef\xbb\xbf" + PLAIN,
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
-    "a whole answer without details": (
+    "a unary response without details": (
         make_completion(),
         b'{"generated_text":"a"}',
         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
     ),
-    "a whole answer without text": (
+    "a unary response without text": (
         make_completion(),
         (
             b'{"generated_text":"","details":{"finish_reason":"eos_token","generated_tokens":1,'
@@ -210,9 +206,9 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         ),
         [ChoiceEnd("eos"), Usage(4, 1), StreamEnd()],
     ),
-    "a whole answer in full": (
+    "a unary response in full": (
         make_completion(response_options=IDS, logprobs=LogprobsOptions(1, prompt=1), echo=True),
-        WHOLE,
+        UNARY_RESPONSE,
         [
             PromptEcho(0, "a b", (TokenLogprob("a", -2.5, (), 5), TokenLogprob(" b", -3.5, (), 6))),
             TextDelta(
@@ -242,9 +238,9 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         PLAIN,
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
-    "special tokens of a whole answer": (
+    "special tokens of a unary response": (
         make_completion(stopping=RAW),
-        WHOLE,
+        UNARY_RESPONSE,
         [TextDelta("Hello été</s>", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
     "special tokens that are not told": (
@@ -312,10 +308,11 @@ def test_error_body_raises_its_error(
     wire = frame.replace("%s", body.decode()).encode()
     if "can't be read" in message and frame.endswith("\n\n%s"):
         kind, message = StreamBroken, "before its end"
+
     for reads in ([wire], split_into_bytes(wire)):
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind) as excinfo:
             decode_response(make_completion(), *reads)
-        assert message in caught.value.message
+        assert message in excinfo.value.message
 
 
 def test_error_in_a_stream_is_raised_after_earlier_events() -> None:
@@ -339,7 +336,7 @@ BROKEN: dict[str, tuple[bytes, type[WorkerError]]] = {
     "amid an event": (STREAM[:-30], StreamBroken),
     "no JSON": (b"data: [DONE]\n\n", WorkerFailed),
     "no stream": (b"<html>\n", StreamBroken),
-    "amid an answer": (WHOLE[:-5], WorkerFailed),
+    "amid an answer": (UNARY_RESPONSE[:-5], WorkerFailed),
     "another answer": (b'{"choices":[]}', WorkerFailed),
     "no answer": (b"[]", WorkerFailed),
     "not UTF-8": (b'{"generated_text":"\xff"}', WorkerFailed),
@@ -358,16 +355,34 @@ def test_malformed_response_raises_a_worker_error(wire: bytes, kind: type[Worker
             decode_response(make_completion(), *reads)
 
 
-def test_top_tokens_of_mismatched_length_raise_worker_failed() -> None:
-    wire = b'{"generated_text":"a","details":{"tokens":[{"id":1}],"top_tokens":[[],[]]}}'
-    with pytest.raises(WorkerFailed, match="fit together"):
-        decode_response(make_completion(logprobs=LogprobsOptions(1)), wire)
+@pytest.mark.parametrize("start", [b"", b"data:"], ids=["whole", "streamed"])
+def test_details_without_finish_reason_are_an_error(start: bytes) -> None:
+    wire = start + b'{"generated_text":"a"%b}\n\n'
+
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode_response(make_completion(), wire % b',"details":{}')
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode_response(make_completion(source="openai"), wire % b"")
+
+
+def test_top_tokens_of_mismatched_length_are_lost_and_the_text_is_kept() -> None:
+    wire = (
+        b'{"generated_text":"a","details":'
+        b'{"finish_reason":"length","tokens":[{"id":1}],"top_tokens":[[],[]]}}'
+    )
+
+    events = decode_response(make_completion(logprobs=LogprobsOptions(1)), wire)
+
+    assert ResponseExtra("", "response", ((("details", "top_tokens"), True),)) in events
+    assert [one.text for one in events if isinstance(one, TextDelta)] == ["a"]
 
 
 def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 40)
     decoder = TGI().create_decoder(make_completion())
+
     decoder.feed(b'{"generated_text":')
+
     with pytest.raises(WorkerFailed, match="larger than"):
         decoder.feed(b'"' + b"x" * 40)
 
@@ -379,12 +394,12 @@ def test_arbitrary_bytes_give_a_response_or_a_gateway_error(data: bytes, framed:
         make_completion(logprobs=LogprobsOptions(1), response_options=IDS, echo=True),
         make_chat(),
     ):
-        seen: Sequence[Event] = []
+        events: Sequence[Event] = []
         try:
-            seen = decode_response(request, wire)
+            events = decode_response(request, wire)
         except GatewayError:
             continue
-        assert type(seen[-1]) is StreamEnd
+        assert type(events[-1]) is StreamEnd
 
 
 tokens = st.fixed_dictionaries(
@@ -425,7 +440,9 @@ def test_response_like_json_decodes_the_same_in_any_packets(
     encoded = [msgspec.json.encode(body) for body in bodies]
     wire = b"".join(b"data:" + one + b"\n\n" for one in encoded) if framed else b"".join(encoded)
     request = make_completion(logprobs=LogprobsOptions(1), response_options=IDS, echo=True)
+
     cut = [wire[i : i + size] for i in range(0, len(wire), size)]
+
     assert decode_or_describe_error(request, [wire]) == decode_or_describe_error(request, cut)
 
 
@@ -443,10 +460,12 @@ def test_truncated_stream_never_emits_an_end_event(texts: list[str], data: st.Da
     )
     wire = begun[: data.draw(st.integers(0, len(begun)))]
     decoder = TGI().create_decoder(make_completion())
-    seen = list(decoder.feed(wire))
+
+    events = list(decoder.feed(wire))
+
     with pytest.raises(WorkerError):
-        seen += decoder.close()
-    assert not any(isinstance(event, ChoiceEnd | StreamEnd) for event in seen)
+        events += decoder.close()
+    assert not any(isinstance(event, ChoiceEnd | StreamEnd) for event in events)
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -524,6 +543,7 @@ CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
 def test_chat_response_is_decoded_in_any_packet_size(wire: bytes, events: list[Event]) -> None:
     assert decode_response(make_chat(), wire) == events
     assert decode_response(make_chat(), *split_into_bytes(wire)) == events
+
     fold = ResponseAccumulator()
     fold.add(events)
     assert fold.result().choices
@@ -550,6 +570,7 @@ def test_error_in_a_chat_stream_is_classified_by_its_message(
 ) -> None:
     text = body.split(b'"')[3]
     wire = b'data: {"error":{"message":"%s","http_status_code":422}}\n\n' % text + DONE
-    with pytest.raises(kind) as caught:
+
+    with pytest.raises(kind) as excinfo:
         decode_response(make_chat(), wire)
-    assert message in caught.value.message
+    assert message in excinfo.value.message

@@ -1,4 +1,4 @@
-"""A client's own bytes for a worker of the same protocol."""
+"""A client's bytes are passed through to a worker of the same protocol."""
 
 from typing import Any
 
@@ -25,17 +25,17 @@ ANSWER = b'{"generated_text":"bc","details":' + msgspec.json.encode(END | {"odd"
 
 def prepare(
     make: MakeCall,
-    about: ResponseContext,
+    response_context: ResponseContext,
     path: str = "/generate_stream",
     body: Any = BODY,
     client: Any = None,
 ) -> PassthroughRequest | None:
     client = client or TGI(model="m")
-    return TGI().prepare_passthrough(client, make(path, body), about)
+    return TGI().prepare_passthrough(client, make(path, body), response_context)
 
 
-def passed(*args: Any, **more: Any) -> PassthroughRequest:
-    passthrough = prepare(*args, **more)
+def passed(*args: Any, **options: Any) -> PassthroughRequest:
+    passthrough = prepare(*args, **options)
     assert passthrough is not None
     return passthrough
 
@@ -50,17 +50,17 @@ def passed(*args: Any, **more: Any) -> PassthroughRequest:
     ],
 )
 def test_body_reaches_the_worker_unchanged(
-    make: MakeCall, about: ResponseContext, path: str, body: Any
+    make: MakeCall, response_context: ResponseContext, path: str, body: Any
 ) -> None:
-    wire = passed(make, about, path, body).upstream_request
+    wire = passed(make, response_context, path, body).upstream_request
 
     assert (wire.path, wire.body) == (path, msgspec.json.encode(body))
 
 
 def test_name_of_the_gateways_model_stays_in_the_gateway(
-    make: MakeCall, about: ResponseContext
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
-    wire = passed(make, about, body=BODY | {"model": "m"}).upstream_request
+    wire = passed(make, response_context, body=BODY | {"model": "m"}).upstream_request
 
     assert msgspec.json.decode(wire.body) == BODY
 
@@ -78,34 +78,37 @@ def test_name_of_the_gateways_model_stays_in_the_gateway(
     ],
 )
 def test_other_bodies_are_translated(
-    make: MakeCall, about: ResponseContext, path: str, body: Any
+    make: MakeCall, response_context: ResponseContext, path: str, body: Any
 ) -> None:
-    assert prepare(make, about, path, body) is None
+    assert prepare(make, response_context, path, body) is None
 
 
-def test_other_endpoints_and_clients_are_translated(make: MakeCall, about: ResponseContext) -> None:
+def test_other_endpoints_and_clients_are_translated(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
     chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 
-    assert prepare(make, about, "/v1/chat/completions", chat) is None
-    assert prepare(make, about, "/tokenize", {"inputs": "a"}) is None
-    assert prepare(make, about, client=TGI(model="m", prompts="chat")) is None
-    assert prepare(make, about, client=OpenAI()) is None
+    assert prepare(make, response_context, "/v1/chat/completions", chat) is None
+    assert prepare(make, response_context, "/tokenize", {"inputs": "a"}) is None
+    assert prepare(make, response_context, client=TGI(model="m", prompts="chat")) is None
+    assert prepare(make, response_context, client=OpenAI()) is None
 
 
 def test_request_beyond_the_limits_of_the_worker_is_translated(
-    make: MakeCall, about: ResponseContext
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
     parameters = {"details": True, "decoder_input_details": True, "best_of": 3, "do_sample": True}
     body = {"inputs": "a", "parameters": parameters}
 
     client = TGI(model="m", max_best_of=4)
-    assert prepare(make, about, "/generate", body, client) is None
+    assert prepare(make, response_context, "/generate", body, client) is None
 
 
-def test_response_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
-    passthrough = passed(make, about, "/generate", PREFILL)
+def test_response_is_passed_on_as_it_is(make: MakeCall, response_context: ResponseContext) -> None:
+    passthrough = passed(make, response_context, "/generate", PREFILL)
     reader = passthrough.create_reader()
     reader.feed([ANSWER[:9], ANSWER[9:]])
+
     body, events = reader.close()
 
     assert body == ANSWER
@@ -113,12 +116,13 @@ def test_response_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) 
     assert dict(passthrough.build_headers())["Content-Type"] == "application/json"
 
 
-def test_stream_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
-    passthrough = passed(make, about, "/generate_stream")
+def test_stream_is_passed_on_as_it_is(make: MakeCall, response_context: ResponseContext) -> None:
+    passthrough = passed(make, response_context, "/generate_stream")
     reader = passthrough.create_reader()
     parts = [reader.feed([EVENTS[0] + EVENTS[1][:9]]), reader.feed([EVENTS[1][9:]]), reader.close()]
 
     assert b"".join(data for data, _ in parts if data) == b"".join(EVENTS)
+
     events = [event for _, batch in parts for event in batch]
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["b", "c"]
     assert events[-3:] == [ChoiceEnd("length"), Usage(1, 2), StreamEnd()]
@@ -126,26 +130,28 @@ def test_stream_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) ->
 
 
 def test_error_in_a_stream_is_written_by_the_gateway(
-    make: MakeCall, about: ResponseContext
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
-    passthrough = passed(make, about, "/generate_stream")
+    passthrough = passed(make, response_context, "/generate_stream")
     error = b'data:{"error":"secret host","error_type":"generation"}\n\n'
     reader = passthrough.create_reader()
+
     assert reader.feed([EVENTS[0] + error])[0] == EVENTS[0]
-    with pytest.raises(WorkerError) as caught:
+    with pytest.raises(WorkerError) as excinfo:
         reader.close()
 
     assert passthrough.create_encoder is not None
-    written = passthrough.create_encoder().encode_error_event(caught.value)
+
+    written = passthrough.create_encoder().encode_error_event(excinfo.value)
     assert written.startswith(b"data:")
     assert b"secret host" not in written
 
 
 @pytest.mark.parametrize("claim", [b"-1", b"4611686018427387904", b'"2"', b"2.5"])
 def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(
-    make: MakeCall, about: ResponseContext, claim: bytes
+    make: MakeCall, response_context: ResponseContext, claim: bytes
 ) -> None:
-    reader = passed(make, about).create_reader()
+    reader = passed(make, response_context).create_reader()
     count = b'"generated_tokens":%b'
 
     data, events = reader.feed([b"".join(EVENTS).replace(count % b"2", count % claim)])
@@ -154,10 +160,10 @@ def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(
     assert StreamEnd(has_ignored_usage=True) in [*events, *reader.close()[1]]
 
 
-def test_response_with_implausible_token_counts_is_encoded_anew(
-    make: MakeCall, about: ResponseContext
+def test_response_with_implausible_token_counts_is_encoded_again(
+    make: MakeCall, response_context: ResponseContext
 ) -> None:
-    reader = passed(make, about, "/generate", PREFILL).create_reader()
+    reader = passed(make, response_context, "/generate", PREFILL).create_reader()
 
     reader.feed([ANSWER.replace(b'"generated_tokens":2', b'"generated_tokens":-2')])
     body, events = reader.close()

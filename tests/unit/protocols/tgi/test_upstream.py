@@ -1,4 +1,4 @@
-"""Requests for workers, and what they can't carry."""
+"""Requests for workers, and their losses."""
 
 import json
 from typing import Any
@@ -41,7 +41,7 @@ HI = [{"role": "user", "content": "hi"}]
 SCHEMA = Raw(b'{"properties": {"a": {}}}')
 NO_USAGE = ResponseOptions(usage="none")
 F = Tool("f", parameters=Raw(b'{"type": "object"}'))
-F_SAID = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FUNCTION_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = ToolCall("1", "f", "{}")
 
 
@@ -190,12 +190,13 @@ def test_prompt_is_sent_to_generate_stream_with_its_parameters(
 
     assert (wire.method, wire.path) == ("POST", "/generate_stream")
     assert wire.headers == (("Content-Type", "application/json"),)
+
     always = {"details": True, "return_full_text": False, "do_sample": True}
     assert json.loads(wire.body) == {"inputs": "a b", "parameters": {**always, **parameters}}
     assert list_unsupported_parameters(TGI(), request_) == losses
 
 
-WHOLE: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
+UNARY_REQUESTS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (make_completion(response_options=NO_USAGE), {}, set()),
     (make_completion(best_of=2), {"best_of": 2}, set()),
     (make_completion(best_of=5), {"best_of": 2}, {("best_of", "clamped")}),
@@ -224,13 +225,14 @@ WHOLE: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "parameters", "losses"), WHOLE)
+@pytest.mark.parametrize(("request_", "parameters", "losses"), UNARY_REQUESTS)
 def test_parameters_that_need_a_unary_response_use_generate(
     request_: GenerationRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
 
     assert wire.path == "/generate"
+
     always = {"details": True, "return_full_text": False, "do_sample": True}
     assert json.loads(wire.body)["parameters"] == {**always, **parameters}
     assert list_unsupported_parameters(TGI(), request_) == losses
@@ -244,9 +246,9 @@ def test_streaming_request_without_usage_uses_generate_stream() -> None:
 
 
 def test_token_id_prompt_raises_unsupported_feature() -> None:
-    with pytest.raises(UnsupportedFeature, match="not token ids") as caught:
+    with pytest.raises(UnsupportedFeature, match="not token ids") as excinfo:
         TGI().encode_request(make_completion(prompts=((1, 2),)))
-    assert caught.value.param == "prompt"
+    assert excinfo.value.param == "prompt"
 
 
 def test_embeddings_are_rejected_and_their_parameters_reported() -> None:
@@ -264,6 +266,7 @@ def test_embeddings_are_rejected_and_their_parameters_reported() -> None:
 def test_losses_use_the_client_field_names() -> None:
     names = {"prompts": "text_input", "n": "choices", "stopping.stop": "stop_words"}
     request = make_completion(prompts=("a", "b"), n=2, stopping=StopConditions(stop=("x",)))
+
     assert set(TGI().unsupported_parameters(request, names)) == {
         UnsupportedParameter("text_input", "dropped", path="prompts"),
         UnsupportedParameter("choices", "dropped", path="n"),
@@ -327,11 +330,11 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
         set(),
     ),
     (make_chat(output=JsonObjectFormat()), {}, {("output", "dropped")}),
-    (make_chat(tools=(F,)), {"tools": [F_SAID]}, set()),
+    (make_chat(tools=(F,)), {"tools": [FUNCTION_TOOL]}, set()),
     (
         make_chat(tools=(F,), tool_choice=NamedTool("f"), output=RegexFormat("x")),
         {
-            "tools": [F_SAID],
+            "tools": [FUNCTION_TOOL],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         },
         {("output", "dropped")},
@@ -354,15 +357,19 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
         set(),
     ),
     (
-        make_chat(tools=(F,), parallel_tools=True),
-        {"tools": [F_SAID]},
+        make_chat(tools=(F,), parallel_tools=False),
+        {"tools": [FUNCTION_TOOL]},
         {("parallel_tools", "dropped")},
     ),
-    (make_chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}), {}, {("top_a", "dropped")}),
+    (
+        make_chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}),
+        {},
+        {("top_a", "dropped"), ("labels.user", "dropped")},
+    ),
     (
         make_chat(response_options=ResponseOptions(token_ids=True)),
         {},
-        {("return_token_ids", "dropped")},
+        {("response_options.token_ids", "dropped")},
     ),
     (
         GenerationRequest(
@@ -441,13 +448,14 @@ def test_chat_message_is_encoded_and_dropped_parts_reported(
     request = make_chat(messages=(message,))
 
     assert json.loads(TGI().encode_request(request).body)["messages"] == [written]
+
     losses = TGI().unsupported_parameters(request, {})
     assert losses == (
         (UnsupportedParameter("messages", "dropped", detail, "messages"),) if detail else ()
     )
 
 
-# --- what a server tells of itself ----------------------------------------------------------------
+# --- metadata -------------------------------------------------------------------------------------
 
 INFO = (
     b'{"model_id":"org/m1","model_sha":null,"model_pipeline_tag":"text-generation",'
@@ -460,6 +468,7 @@ INFO = (
 def test_metadata_request_reads_info_and_health_check_reads_health() -> None:
     adapter = TGI()
     assert isinstance(adapter, ModelMetadataReader)
+
     [question] = adapter.metadata_requests("m")
     assert (question.method, question.path, question.body) == ("GET", "/info", b"")
     assert (adapter.health_request.method, adapter.health_request.path) == ("GET", "/health")
@@ -486,6 +495,7 @@ def test_metadata_limits_apply_only_to_their_model() -> None:
     assert (
         list_unsupported_parameters(adapter, build_stopping_request(overflow="truncate")) == set()
     )
+
     other = GenerationRequest(model="other", kind="completion", prompts=("x",), best_of=4)
     assert json.loads(adapter.encode_request(other).body)["parameters"]["best_of"] == 2
 
@@ -510,6 +520,7 @@ def test_unreadable_metadata_leaves_the_defaults(
 ) -> None:
     adapter = TGI()
     assert adapter.load_metadata("m", answers) == capacity
+
     parameters = json.loads(adapter.encode_request(make_completion(best_of=9)).body)["parameters"]
     assert parameters["best_of"] == best_of
 
@@ -517,7 +528,9 @@ def test_unreadable_metadata_leaves_the_defaults(
 def test_max_input_length_of_earlier_releases_is_read() -> None:
     adapter = TGI()
     adapter.load_metadata("m", [b'{"max_input_length":9,"max_best_of":1}'])
+
     wire = adapter.encode_request(build_stopping_request(truncate_prompt=-1))
+
     assert json.loads(wire.body)["parameters"]["truncate"] == 9
     assert list_unsupported_parameters(adapter, make_completion(best_of=2)) == {
         ("best_of", "dropped")

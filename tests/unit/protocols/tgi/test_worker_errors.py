@@ -1,4 +1,4 @@
-"""What a worker's refusal means."""
+"""The meaning of workers' errors."""
 
 import pytest
 

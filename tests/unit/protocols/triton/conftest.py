@@ -1,4 +1,4 @@
-"""A client of the protocol without a socket, before the models of the conformance cases."""
+"""A Triton client without a socket, with the models of the conformance cases."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ MODELS = (
 
 
 class ClientResponse(Struct):
-    """An answer."""
+    """A response."""
 
     status: int
     kind: str
@@ -41,7 +41,7 @@ class ClientResponse(Struct):
 
 
 class Listing:
-    """A catalog."""
+    """A model catalog."""
 
     ready = True
 
@@ -58,9 +58,10 @@ class Listing:
 
 
 class Client:
-    """Asks, and has " w0", " w1" ... for an answer: as many as ``max_tokens``, by default 3.
+    """Sends requests; the response is " w0", " w1" ..., ``max_tokens`` words, by default 3.
 
-    Further keys of the request steer the model: ``fail_at`` is the word instead of which it fails.
+    Further keys of the request control the model: ``fail_at`` is the number of the word at which it
+    fails.
     """
 
     def __init__(self, profile: str | None = None, **options: Any) -> None:
@@ -116,7 +117,7 @@ class Client:
         assert isinstance(request, GenerationRequest)
         assert request.stream == envelope.stream, "the path to the socket is chosen by peek"
         encoder = self.adapter.create_encoder(
-            call, request, about(envelope.model, envelope.version)
+            call, request, build_response_context(envelope.model, envelope.version)
         )
         _, emulated = strip_echo_and_suffix(request)
         fold, stream = ResponseAccumulator(), b""
@@ -151,7 +152,7 @@ def words(request: GenerationRequest) -> list[list[Event]]:
     return [*batches, [Usage(4, count)], [StreamEnd()]]
 
 
-def about(model: str, version: str | None = None) -> ResponseContext:
+def build_response_context(model: str, version: str | None = None) -> ResponseContext:
     context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     served = version or next((m.versions[0].name for m in MODELS if m.name == model), "1")
     return ResponseContext("r1", 1716825108, model, served, "m", context.clock)
@@ -163,7 +164,7 @@ def _kind(headers: Sequence[tuple[str, str]]) -> str:
 
 @pytest.fixture
 def client() -> Client:
-    """Knows the default profile."""
+    """A client of the default profile."""
     return Client()
 
 
@@ -175,4 +176,4 @@ def client_of() -> Callable[..., Client]:
 
 @pytest.fixture
 def describe() -> Callable[..., ResponseContext]:
-    return about
+    return build_response_context

@@ -1,4 +1,4 @@
-"""Workers' answers that are broken, and whatever bytes there may be."""
+"""Invalid responses of workers, and arbitrary bytes, give errors."""
 
 import json
 from typing import Any
@@ -14,12 +14,12 @@ from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.triton.endpoints import Triton
 
 STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
-WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))
+UNARY = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 NAMED = {"model_name": "m", "model_version": "1"}
 
 
 def make_sse(*events: Any) -> str:
-    """As the real server frames them."""
+    """Format events like the real server."""
     return "".join(
         f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in events
     )
@@ -30,7 +30,7 @@ def make_response(text: Any, **outputs: Any) -> dict[str, Any]:
 
 
 def make_vllm_response(text: Any, reason: str = "None") -> dict[str, Any]:
-    """As a worker of vLLM's family, which tells ends."""
+    """Build a response of the vLLM backend with finish reasons."""
     return make_response(text, finish_reason=reason, num_output_tokens=1)
 
 
@@ -40,7 +40,7 @@ def decode(
     profile: str = "vllm",
     size: int = 1 << 26,
 ) -> list[Event]:
-    """The events of a body that comes in pieces of ``size`` bytes."""
+    """Decode a body in pieces of ``size`` bytes."""
     data = wire if isinstance(wire, bytes) else wire.encode()
     decoder = Triton(profile).create_decoder(request)
     events: list[Event] = []
@@ -93,9 +93,9 @@ def copy_request(request: GenerationRequest, **fields: Any) -> GenerationRequest
 def test_malformed_response_raises_its_error(
     profile: str, wire: str | bytes, error: type[GatewayError], size: int
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as excinfo:
         decode(wire, STREAM, profile, size)
-    assert type(caught.value) is error
+    assert type(excinfo.value) is error
 
 
 def test_status_200_error_of_a_decoupled_model_raises_worker_failed() -> None:
@@ -103,21 +103,22 @@ def test_status_200_error_of_a_decoupled_model_raises_worker_failed() -> None:
         "generate expects model to produce exactly 1 response, use generate stream for model that"
         " generates various number of responses"
     )
-    with pytest.raises(WorkerFailed) as caught:
-        decode(json.dumps({"error": text}), WHOLE)
-    assert caught.value.worker_text == text
+
+    with pytest.raises(WorkerFailed) as excinfo:
+        decode(json.dumps({"error": text}), UNARY)
+    assert excinfo.value.worker_text == text
 
 
 def test_empty_unary_response_raises_stream_broken() -> None:
     for profile in Triton.profiles:
         for wire in ("", "\n"):
             with pytest.raises(StreamBroken):
-                decode(wire, WHOLE, profile)
+                decode(wire, UNARY, profile)
 
 
 def test_missing_choices_raise_worker_failed() -> None:
     with pytest.raises(WorkerFailed, match="another number of choices"):
-        decode(json.dumps(make_vllm_response("a", "stop")), copy_request(WHOLE, n=2))
+        decode(json.dumps(make_vllm_response("a", "stop")), copy_request(UNARY, n=2))
 
 
 def test_events_before_an_error_are_emitted() -> None:
@@ -134,6 +135,7 @@ def test_events_before_an_error_are_emitted() -> None:
 def test_error_after_the_last_newline_is_raised() -> None:
     decoder = Triton().create_decoder(STREAM)
     decoder.feed(make_sse(make_vllm_response("a")).encode() + b'data: {"error":')
+
     decoder.feed(b'"engine exploded"}')
 
     with pytest.raises(WorkerFailed, match="answered with an error"):
@@ -143,7 +145,7 @@ def test_error_after_the_last_newline_is_raised() -> None:
 def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
     with pytest.raises(WorkerFailed, match="larger than"):
-        decode(json.dumps(make_response("x" * 100)), WHOLE)
+        decode(json.dumps(make_response("x" * 100)), UNARY)
     with pytest.raises(WorkerFailed, match="more than"):
         decode(make_sse(make_response("x" * (MAX_EVENT_BYTES + (2 << 20)))), STREAM, size=1 << 20)
 
@@ -151,9 +153,9 @@ def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch
 def test_megabyte_response_is_decoded_and_validated() -> None:
     wire = json.dumps(make_vllm_response("x" * (1 << 20), "stop"))
 
-    assert decode(wire, WHOLE)[2:] == [ChoiceEnd("eos"), StreamEnd()]
+    assert decode(wire, UNARY)[2:] == [ChoiceEnd("eos"), StreamEnd()]
     with pytest.raises(WorkerFailed):
-        decode(wire[:-1] + ',"y":NaN}', WHOLE)
+        decode(wire[:-1] + ',"y":NaN}', UNARY)
 
 
 @forall(
@@ -163,7 +165,7 @@ def test_arbitrary_bytes_give_events_or_a_gateway_error(
     pieces: list[bytes], stream: bool, start: str
 ) -> None:
     decoder = Triton().create_decoder(
-        copy_request(STREAM if stream else WHOLE, logprobs=LogprobsOptions(1))
+        copy_request(STREAM if stream else UNARY, logprobs=LogprobsOptions(1))
     )
     try:
         for piece in pieces:

@@ -1,7 +1,7 @@
-"""The public conformance cases TR-01 to TR-52, byte for byte, in their order.
+"""The conformance cases TR-01 to TR-52, byte for byte and in order.
 
-Left out, since they concern no codec: 50 (a queue), and of 39 what is answered to ``stream`` on the
-path that does not stream: the original fails there with status 200; we ask for a whole answer.
+Two are left out, since they concern no codec: 50 (a queue), and the part of 39 with ``stream`` on
+the unary path, where the original fails with status 200 and the gateway requests a unary response.
 """
 
 from collections.abc import Callable
@@ -277,6 +277,7 @@ def test_49_batch_request_returns_lists(client_of: Callable[..., Any]) -> None:
         "exclude_input_in_output": [True, True],
     }
     response = client_of("trtllm").post(TRT, body)
+
     assert response.body == (
         b'{"model_name":"trt_like","model_version":"1","text_output":[" w0 w1"," w0 w1"]}'
     )

@@ -1,4 +1,4 @@
-"""Workers' answers: the bytes that real servers send, and what they mean."""
+"""Responses of real servers are decoded, byte for byte."""
 
 import json
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -31,12 +32,12 @@ from protocols.triton import decoder as triton_decoder
 from protocols.triton.endpoints import Triton
 
 STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
-WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))
+UNARY = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 NAMED = {"model_name": "m", "model_version": "1"}
 
 
 def make_sse(*events: Any) -> str:
-    """As the real server frames them."""
+    """Format events like the real server."""
     return "".join(
         f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in events
     )
@@ -49,7 +50,7 @@ def make_response(text: Any, **outputs: Any) -> dict[str, Any]:
 def make_vllm_response(
     text: Any, reason: Any = "None", tokens: Any = 1, **outputs: Any
 ) -> dict[str, Any]:
-    """As the vLLM backend tells everything that it is asked for."""
+    """Build a response of the vLLM backend with all requested details."""
     return make_response(text, finish_reason=reason, num_output_tokens=tokens, **outputs)
 
 
@@ -59,7 +60,7 @@ def decode(
     profile: str | Triton = "vllm",
     size: int = 1 << 20,
 ) -> list[Event]:
-    """The events of a body that comes in pieces of ``size`` bytes; who served it is left out."""
+    """Decode a body in pieces of ``size`` bytes, without the metadata."""
     data = wire if isinstance(wire, bytes) else wire.encode()
     adapter = profile if isinstance(profile, Triton) else Triton(profile)
     decoder = adapter.create_decoder(request)
@@ -145,7 +146,13 @@ STREAMS: dict[str, tuple[str, str, Any]] = {
     "a number that JSON does not have": (
         "vllm",
         make_sse(make_vllm_response("a"), '{"text_output":"b","finish_reason":"length","x":-Inf}'),
-        ENDED,
+        [
+            TextDelta("a"),
+            ResponseExtra("", "response", ((("x",), float("-inf")),)),
+            TextDelta("b"),
+            ChoiceEnd("length"),
+            StreamEnd(),
+        ],
     ),
     "one JSON body": (
         "vllm",
@@ -234,16 +241,16 @@ UNARY_RESPONSES: dict[str, tuple[str, str, Any]] = {
 def test_unary_response_is_decoded_in_any_packet_size(name: str, size: int) -> None:
     profile, wire, events = UNARY_RESPONSES[name]
 
-    assert decode(wire, WHOLE, profile, size) == events
+    assert decode(wire, UNARY, profile, size) == events
 
 
 def test_stream_without_events_ends_with_unknown_finish_reason() -> None:
     none = [ChoiceEnd("unknown"), StreamEnd()]
-    nothing_asked = copy_request(STREAM, stopping=StopConditions(max_tokens=0))
+    no_tokens = copy_request(STREAM, stopping=StopConditions(max_tokens=0))
 
     assert decode("", STREAM, "plain") == decode("\ufeff\n", STREAM, "trtllm") == none
     assert decode(make_sse(NAMED, make_response([])), STREAM, "plain") == none
-    assert decode("", nothing_asked, "vllm") == none
+    assert decode("", no_tokens, "vllm") == none
     assert decode("", copy_request(STREAM, n=2), "trtllm") == [
         ChoiceEnd("unknown", 0),
         ChoiceEnd("unknown", 1),
@@ -291,7 +298,7 @@ def test_outputs_of_several_choices_are_decoded() -> None:
     ]
     assert decode(
         json.dumps(make_vllm_response(["a", "b"], ["stop", "length"], [1, 2])),
-        copy_request(WHOLE, n=2),
+        copy_request(UNARY, n=2),
     ) == [
         TextDelta("a", 0),
         ChoiceEnd("eos", 0),
@@ -313,7 +320,7 @@ def test_outputs_of_several_choices_are_decoded() -> None:
     ],
 )
 def test_finish_reason_and_matched_stop_are_decoded(reason: str, stop: str, end: ChoiceEnd) -> None:
-    request = copy_request(WHOLE, stopping=StopConditions(stop_token_ids=(7,)))
+    request = copy_request(UNARY, stopping=StopConditions(stop_token_ids=(7,)))
     wire = json.dumps(make_response("a", finish_reason=reason, stop_reason=stop))
 
     assert decode(wire, request, "llmapi") == [TextDelta("a"), end, StreamEnd()]
@@ -337,11 +344,11 @@ def test_usage_is_emitted_for_each_event_on_request() -> None:
     ]
 
 
-# --- the prompt in front --------------------------------------------------------------------------
+# --- echoed prompts -------------------------------------------------------------------------------
 
 
 def create_echoing_adapter(decoupled: bool = True) -> Triton:
-    """Workers of a family that gives the prompt back, and can't be told not to."""
+    """Create an adapter for a backend that always echoes the prompt."""
     adapter = Triton("vllm")
     policy = {"decoupled": decoupled}
     config = {"input": [{"name": "text_input"}], "model_transaction_policy": policy}
@@ -352,13 +359,13 @@ def create_echoing_adapter(decoupled: bool = True) -> Triton:
 def test_echoed_prompt_is_removed_if_the_model_cannot_exclude_input() -> None:
     whole = [TextDelta(" w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()]
 
-    assert decode(json.dumps(make_response("hi w0 w1")), WHOLE, create_echoing_adapter()) == whole
-    assert decode(json.dumps(make_response(" w0 w1")), WHOLE, create_echoing_adapter()) == whole
+    assert decode(json.dumps(make_response("hi w0 w1")), UNARY, create_echoing_adapter()) == whole
+    assert decode(json.dumps(make_response(" w0 w1")), UNARY, create_echoing_adapter()) == whole
     assert (
         decode(make_sse(make_response("hi w0 w1")), STREAM, create_echoing_adapter(decoupled=False))
         == whole
     )
-    assert decode(json.dumps(make_response("hi w0")), WHOLE, "vllm")[0] == TextDelta(
+    assert decode(json.dumps(make_response("hi w0")), UNARY, "vllm")[0] == TextDelta(
         "hi w0", tokens=2
     )
 
@@ -383,7 +390,7 @@ def build_logprob_candidates(*tokens: tuple[str, str, Any, int | None]) -> dict[
 
 
 def test_logprob_candidates_are_decoded() -> None:
-    request = copy_request(WHOLE, logprobs=LogprobsOptions(2))
+    request = copy_request(UNARY, logprobs=LogprobsOptions(2))
     column = [
         build_logprob_candidates(("5", "a", -0.5, 1), ("6", "b", -1.5, 2)),
         build_logprob_candidates(("7", "c", -3.5, 9), ("6", "b", -1.5, 2), ("5", "a", -0.5, 1)),
@@ -392,11 +399,11 @@ def test_logprob_candidates_are_decoded() -> None:
     ]
     a, b = TopLogprob("a", -0.5, 5), TopLogprob("b", -1.5, 6)
 
-    [answer, *_] = decode(
+    [response, *_] = decode(
         json.dumps(make_vllm_response("acd", "stop", 3, logprobs=json.dumps(column))), request
     )
 
-    assert answer == TextDelta(
+    assert response == TextDelta(
         "acd",
         tokens=3,
         logprobs=(
@@ -411,21 +418,24 @@ def test_logprob_candidates_are_decoded() -> None:
     ("top", "ranks"), [(0, []), (1, [-0.5]), (-1, [-0.5, -1.5, float("-inf"), float("-inf")])]
 )
 def test_top_logprobs_are_limited_to_the_requested_number(top: int, ranks: list[float]) -> None:
-    request = copy_request(WHOLE, logprobs=LogprobsOptions(top))
-    more = ',"8":{"logprob":-Infinity,"rank":3},"9":{"logprob":NaN,"rank":4}}]'
+    request = copy_request(UNARY, logprobs=LogprobsOptions(top))
+    other_tokens = ',"8":{"logprob":-Infinity,"rank":3},"9":{"logprob":NaN,"rank":4}}]'
     column = (
-        json.dumps([build_logprob_candidates(("6", "b", -1.5, 2), ("5", "a", -0.5, 1))])[:-2] + more
+        json.dumps([build_logprob_candidates(("6", "b", -1.5, 2), ("5", "a", -0.5, 1))])[:-2]
+        + other_tokens
     )
 
-    [answer, *_] = decode(json.dumps(make_vllm_response("b", "stop", 1, logprobs=column)), request)
+    [response, *_] = decode(
+        json.dumps(make_vllm_response("b", "stop", 1, logprobs=column)), request
+    )
 
-    assert isinstance(answer, TextDelta)
-    assert [one.logprob for one in answer.logprobs[0].top] == ranks
+    assert isinstance(response, TextDelta)
+    assert [one.logprob for one in response.logprobs[0].top] == ranks
 
 
 def test_logprobs_have_one_column_per_choice() -> None:
     columns = [json.dumps([build_logprob_candidates(("5", "a", -0.5, 1))]), "null", None]
-    request = copy_request(WHOLE, logprobs=LogprobsOptions(), n=3)
+    request = copy_request(UNARY, logprobs=LogprobsOptions(), n=3)
 
     events = decode(json.dumps(make_response(["a", "b", "c"], logprobs=columns)), request)
 
@@ -444,7 +454,7 @@ def test_logprobs_have_one_column_per_choice() -> None:
 )
 def test_output_log_probs_numbers_are_decoded(texts: Any, numbers: Any, expected: Any) -> None:
     request = copy_request(
-        WHOLE, logprobs=LogprobsOptions(), n=len(texts) if isinstance(texts, list) else 1
+        UNARY, logprobs=LogprobsOptions(), n=len(texts) if isinstance(texts, list) else 1
     )
 
     events = decode(json.dumps(make_response(texts, output_log_probs=numbers)), request, "trtllm")
@@ -461,15 +471,17 @@ def test_unrequested_logprobs_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("column", ["[", "7", '[{"5": 1}]', "[" * 9000])
-def test_malformed_logprobs_raise_worker_failed(column: str) -> None:
-    with pytest.raises(WorkerFailed):
-        decode(
-            json.dumps(make_response("a", logprobs=column)),
-            copy_request(WHOLE, logprobs=LogprobsOptions()),
-        )
+def test_malformed_logprobs_are_lost_and_the_text_is_kept(column: str) -> None:
+    events = decode(
+        json.dumps(make_response("a", logprobs=column)),
+        copy_request(UNARY, logprobs=LogprobsOptions()),
+    )
+
+    assert ResponseExtra("", "response", ((("logprobs",), True),)) in events
+    assert [one.text for one in events if isinstance(one, TextDelta)] == ["a"]
 
 
-# --- an answer of one text ------------------------------------------------------------------------
+# --- a response with one text ---------------------------------------------------------------------
 
 SCALARS = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=3)
 VALUES = SCALARS | st.lists(SCALARS, max_size=2)
@@ -494,12 +506,12 @@ ODD = st.sampled_from(
 
 
 def list_response_fields(response: triton_decoder.ParsedResponse) -> Any:
-    """It, whatever its lists are made of."""
+    """Return a response whose lists are of this type."""
     return [tuple(one) if isinstance(one, list) else one for one in astuple(response)]
 
 
 def copy_output_names() -> dict[str, str]:
-    """The same names as the family's, as if they were a model's own."""
+    """Return the backend's output names as if a model had configured them."""
     return {**triton_decoder.map_output_names({})}
 
 
@@ -507,22 +519,22 @@ def copy_output_names() -> dict[str, str]:
 def test_default_names_fast_path_equals_the_general_parser(fields: dict[str, Any]) -> None:
     body = json.dumps(fields).encode()
 
-    response = triton_decoder.parse_response(body, WHOLE, triton_decoder.map_output_names({}))
+    response = triton_decoder.parse_response(body, UNARY, triton_decoder.map_output_names({}))
 
     assert list_response_fields(response) == list_response_fields(
-        triton_decoder.parse_response(body, WHOLE, copy_output_names())
+        triton_decoder.parse_response(body, UNARY, copy_output_names())
     )
 
 
 @given(DEFAULT_FIELDS, ODD, VALUES)
 def test_fast_path_equals_the_general_parser_for_odd_fields(
-    fields: dict[str, Any], odd: str, got: Any
+    fields: dict[str, Any], odd: str, value: Any
 ) -> None:
-    body = json.dumps({**fields, odd: got}).encode()
+    body = json.dumps({**fields, odd: value}).encode()
 
     def parse(names: Mapping[str, str]) -> Any:
         try:
-            return list_response_fields(triton_decoder.parse_response(body, WHOLE, names))
+            return list_response_fields(triton_decoder.parse_response(body, UNARY, names))
         except GatewayError as error:
             return type(error), error.message
 
@@ -533,14 +545,15 @@ def test_fast_path_equals_the_general_parser_for_odd_fields(
 def test_malformed_body_raises_worker_failed_in_both_parsers(body: bytes) -> None:
     for names in (triton_decoder.map_output_names({}), copy_output_names()):
         with pytest.raises(WorkerFailed):
-            triton_decoder.parse_response(body, WHOLE, names)
+            triton_decoder.parse_response(body, UNARY, names)
 
 
-def test_stream_event_with_extra_fields_is_decoded() -> None:
+def test_unknown_outputs_of_a_stream_are_reported() -> None:
     odd = make_response("b", more=1)
 
-    assert decode(make_sse(make_response("a"), odd, make_response("c")), profile="plain")[:3] == [
+    assert decode(make_sse(make_response("a"), odd, make_response("c")), profile="plain")[:4] == [
         TextDelta("a"),
+        ResponseExtra("", "response", ((("more",), 1),)),
         TextDelta("b"),
         TextDelta("c"),
     ]
@@ -553,7 +566,7 @@ def test_custom_output_name_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "events"),
+    ("fields", "events"),
     [
         (
             {},
@@ -586,8 +599,8 @@ def test_custom_output_name_is_decoded() -> None:
         ({"text_output": "", "model_name": None}, [ChoiceEnd("unknown"), StreamEnd()]),
     ],
 )
-def test_single_text_response_is_decoded(more: dict[str, Any], events: list[Any]) -> None:
-    body = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **more}
+def test_single_text_response_is_decoded(fields: dict[str, Any], events: list[Any]) -> None:
+    body = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **fields}
 
-    decoder = Triton("vllm").create_decoder(WHOLE)
+    decoder = Triton("vllm").create_decoder(UNARY)
     assert [*decoder.feed(json.dumps(body).encode()), *decoder.close()] == events

@@ -1,4 +1,4 @@
-"""The examples of the generate extension's page: a request of any client, and its answers."""
+"""The examples in the generate extension's documentation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,10 +52,13 @@ def test_documented_generate_response(
     reply = encoder.encode_unary(
         UnaryResponse([UnaryChoice(0, "model output", finish_reason="eos")])
     )
-    answer = b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"model output"}'
+    response = (
+        b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"model output"}'
+    )
     framed = variant == "generate_stream"
+
     assert reply.status == 200
-    assert reply.body == (b"data: " + answer + b"\n\n" if framed else answer)
+    assert reply.body == (b"data: " + response + b"\n\n" if framed else response)
 
 
 def test_documented_generate_error(client: Any) -> None:

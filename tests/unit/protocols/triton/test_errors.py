@@ -1,4 +1,4 @@
-"""Every error as an answer, to the letter and as HTTP means it."""
+"""Every error as a response, byte for byte, with its HTTP status."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 
 from protocols.core.errors import (
     ClientDisconnected,
-    ClientError,
     ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
@@ -30,10 +29,12 @@ from protocols.core.errors import (
     StreamBroken,
     Unauthorized,
     UnknownFinishReason,
+    UnsupportedEncoding,
     UnsupportedEndpoint,
     UnsupportedFeature,
     VersionNotFound,
     WorkerFailed,
+    WorkerModelNotFound,
     WorkerUnreachable,
 )
 from protocols.triton.formats import CHUNKED_EVENT_HEADERS, JSON_HEADERS
@@ -62,12 +63,14 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
     (StoredObjectNotFound("not stored", id="7"), 400, 400, "not stored"),
     (UnsupportedFeature("can't"), 400, 400, "can't"),
     (UnsupportedEndpoint("not there"), 400, 400, "not there"),
+    (UnsupportedEncoding("not br"), 400, 400, "not br"),
     (ClientDisconnected("gone"), 400, 400, "gone"),
     (Overloaded("-"), 503, 503, QUEUE),
     (RetriesExhausted("-"), 503, 503, QUEUE),
     (DeadlineExceeded("-"), 503, 503, "Request timeout expired"),
     (WorkerUnreachable("nobody there"), 503, 503, "nobody there"),
     (WorkerFailed("exploded"), 400, 400, "exploded"),
+    (WorkerModelNotFound("not that one"), 400, 400, "not that one"),
     (UnknownFinishReason("who knows"), 400, 400, "who knows"),
     (StreamBroken("broken"), 400, 400, "broken"),
     (InternalError("our fault"), 500, 500, "our fault"),
@@ -77,7 +80,7 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
 def list_error_classes(kind: type[GatewayError]) -> set[type[GatewayError]]:
     classes = {kind}
     for one in kind.__subclasses__():
-        if one.__module__ == GatewayError.__module__:  # what is no error of the tree reaches nobody
+        if one.__module__ == GatewayError.__module__:  # errors outside this module reach no client
             classes |= list_error_classes(one)
     return classes
 
@@ -182,13 +185,14 @@ def test_strict_errors_have_content_type_text_plain(
         client_of().ask(method, path, body),
         client_of(status="sane").ask(method, path, body),
     )
+
     assert strict.kind == ("text/plain" if plain else "application/json")
     assert sane.kind == "application/json"
     assert strict.error == sane.error
 
 
 NOT_GZIP = MalformedRequest("the body is not gzip", problem="encoding")
-NOT_READ = ClientError("the body's content encoding is not one that is read here")
+NOT_READ = UnsupportedEncoding("the body's content encoding is not one that is read here")
 IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
 PACKED: list[tuple[str, str, GatewayError, tuple[int, str]]] = [
     ("models/m/generate", "gzip", NOT_GZIP, (400, IDENTITY)),

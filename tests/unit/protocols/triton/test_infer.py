@@ -1,4 +1,4 @@
-"""The tensor endpoint, for text: JSON and raw bytes, either way. Seen from a running server."""
+"""The infer endpoint for text: JSON and binary, as recorded from a running server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +80,7 @@ def test_infer_with_binary_input_and_output(trtllm_client: Any) -> None:
         b'{"id":"b","model_name":"trt_like","model_version":"1","outputs":[{"name":"text_output",'
         b'"datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":12}}]}'
     )
+
     assert (response.status, response.kind) == (200, "application/octet-stream")
     assert response.headers["Inference-Header-Content-Length"] == str(len(expected))
     assert response.body == expected + pack_texts(b"hi w0 w1")
@@ -97,7 +98,9 @@ def test_infer_with_mixed_json_and_binary_tensors(trtllm_client: Any) -> None:
         "parameters": {"binary_data_output": True},
     }
     response = trtllm_client.post(PATH, *make_binary(head, TWO, b"\1"))
+
     head_length = int(response.headers["Inference-Header-Content-Length"])
+
     assert msgspec.json.decode(response.body[:head_length])["outputs"] == [
         {"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": ["hi w0 w1"]},
         {"name": "num_output_tokens", "datatype": "INT32", "shape": [1, 1],
@@ -139,7 +142,9 @@ def test_num_input_tokens_of_a_batch_is_the_sum(trtllm_client: Any) -> None:
             "data": [True, True]}  # fmt: skip
     inputs = [{**TEXT, "shape": [2, 1], "data": ["a", "b"]},
               {**TOKENS, "shape": [2, 1], "data": [1, 1]}, flag]  # fmt: skip
+
     outputs = msgspec.json.decode(trtllm_client.post(PATH, {"inputs": inputs}).body)["outputs"]
+
     assert outputs[1] == {
         "name": "num_input_tokens", "datatype": "INT32", "shape": [1, 1], "data": [4],
     }  # fmt: skip
@@ -151,6 +156,7 @@ def test_vllm_profile_shapes_have_no_batch_dimension(client: Any) -> None:
     assert outputs == [
         {"name": "text_output", "datatype": "BYTES", "shape": [2], "data": ["hi w0", "hi w0"]}
     ]
+
     response = client.post("/v2/models/vllm_like/infer", {"inputs": [TEXT]})
     assert response.error == (
         f"{TAG}unexpected shape for input 'text_input' for model 'vllm_like'. Expected [1], got"
@@ -162,6 +168,7 @@ def test_raw_body_is_deduced_as_the_single_input(client_of: Callable[..., Any]) 
     response = client_of("plain").post("/v2/models/vllm_like/infer", b"hi", {HEADER: "0"})
     assert response.kind == "application/octet-stream"
     assert response.body.endswith(b"}" + pack_texts(b" w0 w1 w2"))
+
     refused = client_of("trtllm").post(PATH, b"hi", {HEADER: "0"})
     assert (refused.status, refused.error) == (
         400,
@@ -180,6 +187,7 @@ def test_infer_priority_and_timeout_are_decoded(trtllm_client: Any) -> None:
     request = trtllm_client.decode(body, "infer", "trt_like")
     assert (request.priority, request.timeout) == (255, 1.5)
     assert request.extra == {"x": msgspec.Raw(b"1")}
+
     nothing = {"inputs": [TEXT, TOKENS], "parameters": {"priority": 0, "timeout": 0}}
     request = trtllm_client.decode(nothing, "infer", "trt_like")
     assert (request.priority, request.timeout) == (None, None)
@@ -199,7 +207,9 @@ def test_ragged_log_probs_are_padded_with_zeros(
         UnaryChoice(0, "aa", tokens=2, logprobs=[half, half]),
         UnaryChoice(1, "a", tokens=1, logprobs=[half]),
     ]
+
     outputs = msgspec.json.decode(of.encode_unary(UnaryResponse(choices)).body)["outputs"]
+
     assert [(one["name"], one["shape"], one["data"]) for one in outputs] == [
         ("text_output", [1, 2], ["aa", "a"]),
         ("cum_log_probs", [1, 2], [-1.0, -0.5]),
@@ -214,6 +224,7 @@ def test_infer_response_is_written_at_the_end_of_the_events(
     of = trtllm_client.adapter.create_encoder(
         call, trtllm_client.adapter.decode_request(call), describe("trt_like")
     )
+
     assert of.encode_events([TextDelta("x")]) == b""
     assert of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]).endswith(
         b'"data":["x"]}]}'
@@ -225,6 +236,7 @@ def test_infer_response_is_written_at_the_end_of_the_events(
 def test_infer_accepts_gzip_and_rejects_other_encodings(trtllm_client: Any) -> None:
     body = {"inputs": [TEXT, TOKENS]}
     assert trtllm_client.post(PATH, body, {"content-encoding": "gzip"}).status == 200
+
     response = trtllm_client.post(PATH, body, {"content-encoding": "br"})
     assert (response.status, response.kind, response.error) == (
         501, "text/plain", "Unsupported compression type",

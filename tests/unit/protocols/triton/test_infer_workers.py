@@ -1,4 +1,4 @@
-"""Workers by the infer endpoint: embeddings, scores, and text of servers without generate."""
+"""Workers with the infer endpoint: embeddings, scores, and text without generate."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
 def make_adapter(
     inputs: list[Any], outputs: list[Any], *, fields: dict[str, str] | None = None
 ) -> Triton:
-    """An adapter that has read the metadata of a server without configurations."""
+    """Make an adapter that has read the metadata of a server without configurations."""
     adapter = Triton("plain", fields=fields)
     metadata = {"name": "m", "platform": "", "inputs": inputs, "outputs": outputs}
     adapter.load_metadata("m", [None, json.dumps(metadata).encode()])
@@ -97,6 +97,7 @@ def test_shape_is_that_of_the_model(shape: tuple[int, ...], sent: list[int]) -> 
     adapter = make_adapter(
         [tensor("TEXT", "BYTES", *shape)], [tensor("VECTOR", "FP32", -1, 4)], fields=fields
     )
+
     _, body = encode(adapter, EMBED)
 
     assert body["inputs"][0]["name"] == "TEXT"
@@ -114,6 +115,7 @@ def test_shape_of_a_configuration_has_the_batch(size: int, shape: list[int]) -> 
         "input": [{"name": "text_input", "data_type": "TYPE_STRING", "dims": dims}],
         "output": [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [4]}],
     }
+
     adapter.load_metadata("m", [json.dumps(config).encode(), b"{}"])
 
     assert encode(adapter, EMBED)[1]["inputs"][0]["shape"] == shape
@@ -156,6 +158,7 @@ def test_text_is_generated_by_infer_where_generate_is_missing() -> None:
             "parameters": {"temperature": 0.5},
         },
     )
+
     events = decode(
         adapter, PROMPT, {"model_name": "m", "outputs": [{"name": "ANSWER", "data": ["hello"]}]}
     )
@@ -164,6 +167,7 @@ def test_text_is_generated_by_infer_where_generate_is_missing() -> None:
     ]
     assert ChoiceEnd("unknown") in events
     assert events[-1] == StreamEnd()
+
     anonymous = decode(adapter, PROMPT, {"outputs": [{"name": "ANSWER", "data": ["hello"]}]})
     assert not any(isinstance(event, ResponseMetadata) for event in anonymous)
 
@@ -185,11 +189,11 @@ def test_missing_fields_are_named_with_the_tensors_of_the_worker(request_: Any) 
         [tensor("PROMPT", "BYTES", -1), tensor("LIMIT", "INT32", 1)], [tensor("OUT", "FP32", -1)]
     )
 
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailed) as excinfo:
         adapter.encode_request(request_)
 
-    assert "takes the inputs PROMPT (BYTES), LIMIT (INT32) and returns OUT" in caught.value.message
-    assert "fields: {" in caught.value.message
+    assert "takes the inputs PROMPT (BYTES), LIMIT (INT32) and returns OUT" in excinfo.value.message
+    assert "fields: {" in excinfo.value.message
 
 
 def test_missing_fields_of_a_model_without_tensors_are_named() -> None:

@@ -1,4 +1,4 @@
-"""The endpoints that tell of the server and its models."""
+"""The metadata endpoints of the server and its models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +16,7 @@ INPUTS = [
 def test_server_metadata(client: Any) -> None:
     response = client.get("/v2")
     server = msgspec.json.decode(response.body)
+
     assert list(server) == ["name", "version", "extensions"]
     assert server["name"] == "triton"
     assert "binary_tensor_data" in server["extensions"]
@@ -32,6 +33,7 @@ def test_health_response_body_is_empty(client_of: Callable[..., Any], path: str)
 def test_draining_gateway_is_live_and_not_ready(client: Any) -> None:
     client.catalog.ready = False
     assert client.get("/v2/health/live").status == 200
+
     response = client.get("/v2/health/ready")
     assert (response.status, response.body) == (400, b"")
 
@@ -63,6 +65,7 @@ def test_model_config(client_of: Callable[..., Any]) -> None:
         "optional": False,
     }  # fmt: skip
     assert config["model_transaction_policy"] == {"decoupled": False}
+
     vllm = msgspec.json.decode(client_of().get("/v2/models/vllm_like/config").body)
     assert (vllm["backend"], vllm["model_transaction_policy"]) == ("vllm", {"decoupled": True})
     assert vllm["input"][0]["data_type"] == "TYPE_STRING"
@@ -139,6 +142,7 @@ def test_model_without_workers_has_no_available_versions(client: Any) -> None:
         assert response.status == 404
         assert response.error == "Request for unknown model: 'asleep' has no available versions"
     response = client.get("/v2/models/asleep/versions/1")
+
     assert response.status == 503
     assert response.error == "Request for unknown model: 'asleep' version 1 is not at ready state"
 
@@ -151,6 +155,7 @@ def test_model_load_and_unload_are_rejected(client: Any) -> None:
             "explicit model load / unload is not allowed if polling is enabled"
         )
     response = client.post("/v2/repository/models/nope/unload")
+
     assert (response.status, response.body, response.kind) == (200, b"", "application/json")
     assert client.post("/v2/repository/models/nope/load", b"{").status == 500
 

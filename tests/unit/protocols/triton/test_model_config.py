@@ -1,4 +1,4 @@
-"""Requests for workers, held against what their models' configurations tell."""
+"""Requests for workers follow their models' configurations."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
 
 
 def create_adapter(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
-    """With what the configuration of model m tells, where inputs are given."""
+    """Create an adapter that has read the configuration of model m."""
     decoupled = options.pop("decoupled", True)
     outputs = options.pop("outputs", ("text_output",))
     adapter = Triton(profile, **options)
@@ -55,7 +55,7 @@ def _add_input_defaults(one: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def encode_body(request: Request, adapter: Triton | str = "vllm", path: str = "generate") -> Any:
-    """The body less the prompt and what is set in every request; the packed parameters unpacked."""
+    """Return the body without the prompt and the constant fields, with parameters unpacked."""
     adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
     wire = adapter.encode_request(request)
     assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
@@ -69,7 +69,7 @@ def encode_body(request: Request, adapter: Triton | str = "vllm", path: str = "g
 def list_unsupported_parameters(
     request: Request, adapter: Triton | str = "vllm", **names: str
 ) -> set[tuple[str, str]]:
-    """What is lost, but for the template that none of these have."""
+    """Return the losses, without that of the chat template."""
     adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
     unsupported = adapter.unsupported_parameters(
         request, {path.replace("__", "."): wire for path, wire in names.items()}
@@ -107,7 +107,7 @@ def test_vllm_without_sampling_parameters_tensor_uses_parameters() -> None:
         sampling=SamplingParams(temperature=1, seed=2**63, bad_words=("x",)),
         stopping=StopConditions(stop=("a",), ignore_eos=True),
         output=JsonObjectFormat(),
-        n=1,
+        n=2,
     )
 
     body = encode_body(request, adapter)
@@ -173,9 +173,9 @@ def test_values_are_converted_to_the_tensor_type_and_shape(
 
 
 def test_unreadable_model_config_leaves_the_profile_defaults() -> None:
-    for answer in (None, b"", b"{}", b"\xff", b"[" * 9000, b'{"input": [{"name": 1}]}'):
+    for response in (None, b"", b"{}", b"\xff", b"[" * 9000, b'{"input": [{"name": 1}]}'):
         adapter = Triton("trtllm")
-        assert adapter.load_metadata("m", [answer]) is None
+        assert adapter.load_metadata("m", [response]) is None
         assert adapter.encode_request(make_completion()) == Triton("trtllm").encode_request(
             make_completion()
         )
@@ -190,6 +190,7 @@ def test_model_config_cache_is_bounded() -> None:
     adapter.load_metadata("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
 
     assert "max_tokens" in json.loads(adapter.encode_request(make_completion()).body)
+
     warm = GenerationRequest(
         model="m7", kind="chat", messages=MESSAGES, sampling=SamplingParams(temperature=1)
     )
@@ -225,10 +226,12 @@ def test_custom_field_names_are_sent() -> None:
         **expected,
         "parameters": {"LENGTH": 3},
     }
+
     adapter = create_adapter(
         "plain", ("PROMPT",), ("STREAM", "BOOL"), ("LENGTH", "INT32"), fields=fields
     )
     assert encode_body(request, adapter, "generate_stream") == {**expected, "LENGTH": 3}
+
     adapter = Triton(fields={"structured_outputs": "guided_decoding"})
     packed = encode_body(make_completion(output=JsonObjectFormat()), adapter)["sampling_parameters"]
     assert packed == {"guided_decoding": '{"json_object":true}'}
@@ -239,7 +242,7 @@ def test_custom_name_of_unknown_field_is_rejected() -> None:
         Triton("plain", fields={"PROMPT": "text_input", "TEXT": "x"})
 
 
-# --- what a client of the same protocol sent beside ----------------------------------------------
+# --- further fields of a Triton client ------------------------------------------------------------
 
 
 def build_request_with_extra(source: str = "triton", **fields: str) -> GenerationRequest:
@@ -282,7 +285,7 @@ def test_unknown_fields_of_triton_clients_are_forwarded(
     flat = {**body, **body.get("parameters", {}), **body.get("sampling_parameters", {})}
     if where is None:
         is_kept = name in {"stream", "temperature"} or name not in flat
-        assert is_kept, "what is here is our own"
+        assert is_kept, "the table has only our own keys"
         assert (name, "dropped") in list_unsupported_parameters(request, adapter)
     else:
         assert (body[where] if where else body)[name] == json.loads(raw)

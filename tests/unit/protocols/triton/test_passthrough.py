@@ -1,4 +1,4 @@
-"""Calls that are passed on as they are, and their answers."""
+"""Requests and responses that are passed through unchanged."""
 
 import itertools
 import json
@@ -18,6 +18,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     UpstreamErrorText,
     WorkerFailed,
+    WorkerModelNotFound,
 )
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
 from protocols.core.interfaces import (
@@ -31,7 +32,7 @@ from protocols.core.request import GenerationRequest
 from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.openai.endpoints import OpenAI
 from protocols.triton.endpoints import Triton
-from tests.unit.protocols.triton.conftest import about
+from tests.unit.protocols.triton.conftest import build_response_context
 
 VLLM = Triton("vllm")
 HI = b'{"text_input":"hi","max_tokens":2}'
@@ -46,8 +47,8 @@ def create_client_request(variant: str, body: bytes, **headers: str) -> ClientRe
 
 
 def create_response_context(shown: str = "chat", served: str = "llama") -> ResponseContext:
-    whole = about(shown)
-    return ResponseContext(whole.id, whole.created, shown, "1", served, whole.clock)
+    base = build_response_context(shown)
+    return ResponseContext(base.id, base.created, shown, "1", served, base.clock)
 
 
 def require_passthrough(
@@ -66,7 +67,7 @@ def read_generation_request(variant: str, body: bytes) -> GenerationRequest:
     return request
 
 
-# --- the way there --------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["generate", "generate_stream"])
@@ -131,6 +132,7 @@ def test_infer_and_compressed_requests_are_translated() -> None:
         )
         is None
     )
+
     packed = create_client_request("generate", HI, content_encoding="gzip")
     assert VLLM.prepare_passthrough(Triton("vllm"), packed, create_response_context()) is None
 
@@ -184,7 +186,7 @@ def test_passthrough_content_type_equals_triton(variant: str, kind: str) -> None
     assert dict(require_passthrough(variant).build_headers())["Content-Type"] == kind
 
 
-# --- the way back: whole --------------------------------------------------------------------------
+# --- unary responses ------------------------------------------------------------------------------
 
 ANSWER = b'{"model_name":"llama","model_version":"1","odd":[1.50],"text_output":"hi all\\u00e9"}'
 
@@ -194,11 +196,11 @@ def read_passthrough(
 ) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
-        data, more = passage.feed([piece])
+        data, next_events = passage.feed([piece])
         out.append(data)
-        events += more
-    data, more = passage.close()
-    return [*out, data], [*events, *more]
+        events += next_events
+    data, next_events = passage.close()
+    return [*out, data], [*events, *next_events]
 
 
 def join_output(out: Sequence[bytes | None]) -> bytes:
@@ -219,10 +221,12 @@ def test_only_the_model_name_value_is_replaced() -> None:
     assert read_passthrough(require_passthrough("generate").create_reader(), body)[0][
         -1
     ] == body.replace(b'"model_name": "llama"', b'"model_name": "chat"')
+
     versioned = require_passthrough("generate", served="llama/versions/2")
     assert read_passthrough(versioned.create_reader(), ANSWER)[0][-1] == ANSWER.replace(
         b"llama", b"chat"
     )
+
     same = require_passthrough("generate", shown="llama")
     assert read_passthrough(same.create_reader(), ANSWER)[0][-1] == ANSWER
 
@@ -275,6 +279,7 @@ def test_implausible_token_counts_of_a_response_do_not_reach_the_client(
 ) -> None:
     out, events = read_passthrough(require_passthrough("generate").create_reader(), worker)
     assert out[-1] == client
+
     word = "cancelled" if b"cancelled" in worker else None
     end = ChoiceEnd("unknown", unknown_word=word)
     assert events[-2:] == [end, StreamEnd(has_ignored_usage=True)]
@@ -301,22 +306,22 @@ def test_megabyte_response_is_passed_through_and_validated() -> None:
 def test_malformed_passthrough_response_raises_its_error(
     body: bytes, error: type[GatewayError]
 ) -> None:
-    with pytest.raises(GatewayError) as caught:
+    with pytest.raises(GatewayError) as excinfo:
         read_passthrough(require_passthrough("generate").create_reader(), body)
-    assert type(caught.value) is error
-    assert caught.value.upstream_error is None
+    assert type(excinfo.value) is error
+    assert excinfo.value.upstream_error is None
 
 
 def test_error_with_status_200_keeps_its_status_and_text() -> None:
     text = "generate expects model to produce exactly 1 response, use generate stream"
-    with pytest.raises(UnsupportedFeature) as caught:
+    with pytest.raises(UnsupportedFeature) as excinfo:
         read_passthrough(
             require_passthrough("generate").create_reader(), json.dumps({"error": text}).encode()
         )
-    assert caught.value.upstream_error == UpstreamErrorText(200, text)
+    assert excinfo.value.upstream_error == UpstreamErrorText(200, text)
 
 
-# --- the way back: a stream -----------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def format_stream_event(**value: Any) -> bytes:
@@ -345,6 +350,7 @@ def test_stream_is_passed_through_in_any_packet_size(cuts: list[int]) -> None:
 def test_only_complete_events_are_passed_through() -> None:
     passage = require_passthrough("generate_stream").create_reader()
     assert passage.feed([STREAM[0][:-1]]) == (b"", ())
+
     data, events = passage.feed([b"\ndata: {"])
     assert data == STREAM[0].replace(b"llama", b"chat")
     assert events == [TextDelta("Hel")]
@@ -367,6 +373,7 @@ def test_model_name_with_blanks_or_escapes_is_replaced() -> None:
         assert json.loads(body)["model_name"] == "chat"
     other = ANSWER.replace(b'"llama"', b'"ensemble"')
     assert read_passthrough(require_passthrough("generate").create_reader(), other)[0][-1] == other
+
     odd = ANSWER.replace(b'"llama"', b'"ll\xffma"')
     assert read_passthrough(require_passthrough("generate").create_reader(), odd)[0][-1] == odd
 
@@ -386,7 +393,9 @@ def test_implausible_token_counts_of_a_stream_do_not_reach_the_client() -> None:
         format_stream_event(text_output="d", num_output_tokens=True),
     ]
     reader = require_passthrough("generate_stream", shown="llama").create_reader()
+
     out, events = read_passthrough(reader, *sent)
+
     assert join_output(out) == b"".join(
         [
             sent[0],
@@ -406,9 +415,11 @@ def test_usage_and_finish_reason_of_a_stream_are_recorded() -> None:
     last = format_stream_event(
         text_output="b", finish_reason="stop", num_input_tokens=2, num_output_tokens=1
     )
+
     _, events = read_passthrough(
         require_passthrough("generate_stream").create_reader(), first, last
     )
+
     assert events == [
         StreamStart(2),
         TextDelta("a"),
@@ -439,23 +450,26 @@ ERROR_TEXT = UpstreamErrorText(400, "cuda of 'chat_0_3' is gone", in_stream=True
 
 
 def test_error_event_is_raised_with_its_text_and_stream_flag() -> None:
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailed) as excinfo:
         require_passthrough("generate_stream").create_reader().feed([BROKEN])
-    assert caught.value.upstream_error == ERROR_TEXT
+    assert excinfo.value.upstream_error == ERROR_TEXT
+
     for ending in ("feed", "close"):
         passage = require_passthrough("generate_stream").create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
         assert events == [TextDelta("Hel")]
-        with pytest.raises(WorkerFailed) as caught:
+        with pytest.raises(WorkerFailed) as excinfo:
             passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
-        assert caught.value.upstream_error == ERROR_TEXT
+        assert excinfo.value.upstream_error == ERROR_TEXT
 
 
 def test_error_event_is_encoded_even_for_a_malformed_request_body() -> None:
     error = WorkerFailed("the worker answered with an error")
     error.upstream_error = ERROR_TEXT
+
     make = require_passthrough("generate_stream", b"{").create_encoder
+
     assert make is not None
     assert make().encode_error_event(error) == b'data: {"error":"cuda of \'chat_0_3\' is gone"}\n\n'
 
@@ -465,9 +479,9 @@ def test_error_event_is_encoded_even_for_a_malformed_request_body() -> None:
     [(b'{"error":"boom"}\n\n', "boom"), (ANSWER + b"\n\n", None), (b"<html>\n\n", None)],
 )
 def test_data_that_is_no_event_raises_worker_failed(data: bytes, text: str | None) -> None:
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerFailed) as excinfo:
         require_passthrough("generate_stream").create_reader().feed([data])
-    assert (caught.value.upstream_error and caught.value.upstream_error.text) == text
+    assert (excinfo.value.upstream_error and excinfo.value.upstream_error.text) == text
 
 
 def test_unterminated_event_over_the_limit_raises_worker_failed() -> None:
@@ -477,7 +491,7 @@ def test_unterminated_event_over_the_limit_raises_worker_failed() -> None:
         passage.feed([b"x"])
 
 
-# --- what is no answer ----------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def read_worker_error(status: int, text: str, **headers: str) -> GatewayError:
@@ -501,7 +515,7 @@ def read_worker_error(status: int, text: str, **headers: str) -> GatewayError:
         (400, "engine exploded", WorkerFailed),
         (400, "[request id: 7] Exceeds maximum queue size", Overloaded),
         (400, "Prompt length (9) exceeds maximum input length (8).", ContextTooLong),
-        (404, "Request for unknown model: 'chat' is not found", WorkerFailed),
+        (404, "Request for unknown model: 'chat' is not found", WorkerModelNotFound),
         (500, "failed to parse the request JSON buffer: Invalid value. at 0", MalformedRequest),
         (
             500,
@@ -541,14 +555,14 @@ def test_worker_errors_that_are_not_json_are_hidden() -> None:
     assert error_reader(503, {"retry-after": "7"}, b"").retry_after == 7
 
 
-@pytest.mark.parametrize("more", [b"", STREAM[0]], ids=["alone", "with what follows"])
-def test_sse_framed_error_body_is_read(more: bytes) -> None:
+@pytest.mark.parametrize("rest", [b"", STREAM[0]], ids=["alone", "with what follows"])
+def test_sse_framed_error_body_is_read(rest: bytes) -> None:
     error_reader = require_passthrough("generate_stream").read_error
     assert error_reader is not None
-    assert error_reader(400, {}, BROKEN + more).upstream_error == ERROR_TEXT
+    assert error_reader(400, {}, BROKEN + rest).upstream_error == ERROR_TEXT
 
 
-# --- what the client hears ------------------------------------------------------------------------
+# --- what the client receives ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -577,3 +591,20 @@ def test_upstream_error_text_is_encoded_for_strict_and_sane(
     reply = Triton("vllm", status="sane").encode_error(error, request)
     assert (reply.status, reply.body) == (sane, body)
     assert dict(reply.headers)["Content-Type"] == "application/json"
+
+
+def test_a_model_that_only_streams_has_its_stream_collected() -> None:
+    worker = Triton("vllm")
+    refusal = b'{"error":"generate expects model to produce exactly 1 response"}'
+    assert worker.learn_from_error("llama", worker.read_error(400, {}, refusal))
+    prepared = worker.prepare_passthrough(
+        Triton("vllm"),
+        create_client_request("generate", HI),
+        create_response_context("chat", "llama"),
+    )
+    assert prepared is not None
+
+    out, _ = read_passthrough(prepared.create_reader(), *STREAM)
+
+    assert prepared.upstream_request.path.endswith("/generate_stream")
+    assert b'"text_output":"Hel"' in join_output(out)

@@ -1,4 +1,4 @@
-"""JSON as the original takes it. The sentences and offsets were seen from a running server."""
+"""JSON is parsed like the original's; errors and offsets are recorded from a running server."""
 
 from typing import Any
 
@@ -58,10 +58,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
 def test_invalid_json_error_text_and_offset(text: bytes, reason: str) -> None:
-    with pytest.raises(MalformedRequest) as caught:
+    with pytest.raises(MalformedRequest) as excinfo:
         rapidjson.parse_fields(text)
-    assert caught.value.message == f"failed to parse the request JSON buffer: {reason}"
-    assert caught.value.offset == int(reason.rpartition(" ")[2])
+    assert excinfo.value.message == f"failed to parse the request JSON buffer: {reason}"
+    assert excinfo.value.offset == int(reason.rpartition(" ")[2])
 
 
 def test_integer_too_large_for_a_double_is_rejected() -> None:
@@ -109,9 +109,9 @@ def test_invalid_utf8_is_rejected() -> None:
 @pytest.mark.parametrize("depth", [200, 5000])
 def test_deeply_nested_body_is_rejected(depth: int) -> None:
     for text in (b'{"a":' + b"[" * depth, b'{"a":NaN,"b":' + b"[" * depth + b"]" * depth + b"}"):
-        with pytest.raises(MalformedRequest) as caught:
+        with pytest.raises(MalformedRequest) as excinfo:
             rapidjson.parse_fields(text)
-        assert caught.value.problem == "depth"
+        assert excinfo.value.problem == "depth"
 
 
 def test_deeply_nested_value_is_rejected() -> None:
@@ -121,9 +121,9 @@ def test_deeply_nested_value_is_rejected() -> None:
 
 @pytest.mark.parametrize("text", [b"[]", b"NaN", b'"x"', b"null", b"\xef\xbb\xbf5"])
 def test_body_that_is_no_object_is_rejected(text: bytes) -> None:
-    with pytest.raises(MalformedRequest, match="attempt to get members for non-object") as caught:
+    with pytest.raises(MalformedRequest, match="attempt to get members for non-object") as excinfo:
         rapidjson.parse_fields(text)
-    assert caught.value.problem == "object"
+    assert excinfo.value.problem == "object"
 
 
 JSON = st.recursive(
@@ -149,7 +149,9 @@ def test_both_parsers_report_the_same_error_for_damaged_json(
 ) -> None:
     text = bytearray(msgspec.json.encode(what))
     at = data.draw(st.integers(0, len(text) - 1))
+
     text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=2))
+
     assert parse_or_return_error(rapidjson.parse_fields, bytes(text)) == parse_or_return_error(
         rapidjson.parse_rapidjson_members, bytes(text)
     )

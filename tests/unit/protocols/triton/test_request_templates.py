@@ -1,4 +1,4 @@
-"""What is sent as it was said is written at once, just as if each value were judged."""
+"""The fast path for requests with unchanged values equals the full encoding."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a request means, in the words of each profile."""
+"""Requests are decoded by the parameters of each profile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +85,7 @@ def test_llmapi_parameters_are_decoded(client_of: Callable[..., Any]) -> None:
         "sampling_param_seed": 3,
     }
     request = client_of("llmapi").decode(body, "generate_stream")
+
     assert request.stream
     assert list_requested_parameters(request) == {
         "stopping.max_tokens": 9,
@@ -133,6 +134,7 @@ def test_echo_default_by_profile_and_variant(
 def test_vllm_stream_that_includes_the_input_returns_400(client: Any) -> None:
     body = {"text_input": "a", "stream": True, "exclude_input_in_output": False}
     response = client.post("/v2/models/vllm_like/generate_stream", body)
+
     assert response.status == 400
     assert response.body == (
         b'data: {"error":"Error generating stream: When streaming, `exclude_input_in_output` ='
@@ -223,10 +225,11 @@ def test_invalid_parameter_value_returns_400(
     client_of: Callable[..., Any], profile: str, body: dict[str, Any]
 ) -> None:
     client = client_of(profile)
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         client.decode({"text_input": "a", **body})
+
     call = client.call("/v2/models/m/generate", {"text_input": "a"}, method="POST")
-    assert client.adapter.encode_error(caught.value, call).status == 400
+    assert client.adapter.encode_error(excinfo.value, call).status == 400
 
 
 def test_non_finite_temperature_is_rejected(client_of: Callable[..., Any]) -> None:
@@ -241,6 +244,7 @@ def test_unknown_parameters_keep_their_raw_json(client: Any) -> None:
         b'"image":["aGk="],"return_finish_reason":[true],"id":"7"}'
     )
     request = client.decode(body)
+
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {
         "foo": b"1.50",
         "bar": b"NaN",
@@ -271,6 +275,7 @@ def test_first_duplicate_parameter_wins(client: Any) -> None:
 def test_batch_requires_equal_sampling_parameters(client_of: Callable[..., Any]) -> None:
     client = client_of("trtllm")
     request = client.decode({"text_input": ["a", "b"], "max_tokens": [3, 3]})
+
     assert (request.prompts, request.stopping.max_tokens, request.choice_count) == (
         ("a", "b"),
         3,
@@ -300,7 +305,8 @@ NESTED = [
     (b'{"text_input":[["a"]]}', None),
     (b'{"text_input":[["a","b"]]}', "unexpected number of string elements 2"),
     (b'{"text_input":[[]]}', "expected 1 string elements"),
-    (b'{"text_input":' + b"[" * 400 + b'"a"' + b"]" * 400 + b"}", None),
+    (b'{"text_input":' + b"[" * 127 + b'"a"' + b"]" * 127 + b"}", None),
+    (b'{"text_input":' + b"[" * 128 + b'"a"' + b"]" * 128 + b"}", "nested too deep"),
 ]
 
 
@@ -320,9 +326,11 @@ def test_parameter_with_empty_name_is_kept(client: Any) -> None:
 
 
 def test_missing_text_input_is_rejected(client: Any) -> None:
-    with pytest.raises(InvalidParameter, match=r"but got 1 inputs for model 'vllm_like'") as caught:
+    with pytest.raises(
+        InvalidParameter, match=r"but got 1 inputs for model 'vllm_like'"
+    ) as excinfo:
         client.decode({"stream": True})
-    assert caught.value.problem == "missing"
+    assert excinfo.value.problem == "missing"
 
 
 def test_field_names_map_internal_paths_to_wire_names(client_of: Callable[..., Any]) -> None:
@@ -331,6 +339,7 @@ def test_field_names_map_internal_paths_to_wire_names(client_of: Callable[..., A
         call = client.call("/v2/models/m/generate", {}, method="POST")
         assert client.adapter.field_names(call)["stopping.max_tokens"] == wire
     stream = client_of("vllm").call("/v2/models/m/generate_stream", {}, method="POST")
+
     assert "echo" not in client_of("vllm").adapter.field_names(stream)
     assert (
         client_of("vllm").adapter.field_names(
@@ -373,10 +382,10 @@ def test_prompt_logprobs_request_no_top_logprobs(client: Any) -> None:
 
 
 @pytest.mark.parametrize("flag", ["true", "false"])
-@pytest.mark.parametrize("more", ["", ', "my_own": 1'])
-def test_stream_flag_with_escaped_name_is_decoded(client: Any, flag: str, more: str) -> None:
+@pytest.mark.parametrize("extra_json", ["", ', "my_own": 1'])
+def test_stream_flag_with_escaped_name_is_decoded(client: Any, flag: str, extra_json: str) -> None:
     for name in ("stream", "\\u0073tream"):
-        body = f'{{"text_input": "a", "{name}": {flag}{more}}}'.encode()
+        body = f'{{"text_input": "a", "{name}": {flag}{extra_json}}}'.encode()
         call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
 
         assert client.adapter.read_routing_info(call).stream is (flag == "true")
@@ -386,6 +395,7 @@ def test_stream_flag_with_escaped_name_is_decoded(client: Any, flag: str, more: 
 def test_parameters_object_is_decoded(client: Any) -> None:
     body = {"text_input": 'a "b"', "stream": True, "parameters": {"max_tokens": 5, "top_k": 3}}
     call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
+
     request = client.adapter.decode_request(call)
 
     assert request.stopping.max_tokens == 5

@@ -1,4 +1,4 @@
-"""Answers of generate and generate_stream, as bytes."""
+"""Responses of generate and generate_stream, byte for byte."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ NAMED = b'"model_name":"vllm_like","model_version":"1"'
 def encoder_factory(
     client_of: Callable[..., Any], describe: Callable[..., Any]
 ) -> Callable[..., ResponseEncoder]:
-    """What writes the answer to a body."""
+    """Creates the encoder of the response to a body."""
 
     def make(body: Any, variant: str = "generate", profile: str = "vllm") -> ResponseEncoder:
         client = client_of(profile)
@@ -83,11 +83,13 @@ def test_stream_event_counts_its_own_tokens_and_last_has_finish_reason(
 def test_finish_reason_without_text_is_sent_only_on_request(encoder_factory: Any) -> None:
     with_reason = encoder_factory({**STREAMING, "return_finish_reason": True}, "generate_stream")
     with_reason.encode_events([TextDelta("x")])
+
     assert with_reason.encode_events([ChoiceEnd("stop")]) == (
         b'data: {"finish_reason":"stop",' + NAMED + b',"text_output":""}\n\n'
     )
-    for more in ({}, {"return_num_output_tokens": True}):
-        silent = encoder_factory({**STREAMING, **more}, "generate_stream")
+
+    for parameters in ({}, {"return_num_output_tokens": True}):
+        silent = encoder_factory({**STREAMING, **parameters}, "generate_stream")
         silent.encode_events([TextDelta("x")])
         assert silent.encode_events([ChoiceEnd("stop"), Usage(1, 1), StreamEnd()]) == b""
 
@@ -111,6 +113,7 @@ def test_reasoning_and_tool_calls_are_omitted_from_streams(encoder_factory: Any)
     assert (
         of.encode_events([RefusalDelta("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
     )
+
     several = encoder_factory({**STREAMING, "return_finish_reason": True}, "generate_stream")
     assert (
         several.encode_events(
@@ -143,7 +146,9 @@ REASONS = [
 def test_finish_reason_names(encoder_factory: Any, reason: Any, printed: str) -> None:
     of = encoder_factory({"text_input": "a", "return_finish_reason": True})
     events: list[Event] = [TextDelta("x"), ChoiceEnd(reason), StreamEnd()]
+
     body = encode_unary_body(of, events)
+
     assert msgspec.json.decode(body)["finish_reason"] == printed
 
 
@@ -175,6 +180,7 @@ def test_cumulative_logprob_is_summed_over_the_stream(encoder_factory: Any) -> N
     of = encoder_factory({**STREAMING, "return_cumulative_logprob": True}, "generate_stream")
     first = of.encode_events([TextDelta("a", logprobs=(TENTH,))])
     assert first.startswith(b'data: {"cumulative_logprob":-0.10000000149011612,')
+
     second = of.encode_events([TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos")])
     assert second.startswith(b'data: {"cumulative_logprob":-0.6000000238418579,')
     assert b"cumulative_logprob" not in encoder_factory(
@@ -190,6 +196,7 @@ def test_trtllm_reports_cumulative_and_per_token_log_probs(encoder_factory: Any)
         ChoiceEnd("eos"),
         StreamEnd(),
     ]
+
     assert encode_unary_body(encoder_factory(body, profile="trtllm"), events) == (
         b'{"cum_log_probs":-0.6000000238418579,' + NAMED + b","
         b'"output_log_probs":[-0.10000000149011612,-0.5],"text_output":"ab"}'
@@ -201,9 +208,11 @@ def test_cumulative_logprob_excludes_the_prompt(encoder_factory: Any) -> None:
         {"text_input": "p", "return_cumulative_logprob": True, "prompt_logprobs": 0}
     )
     echo = PromptEcho(0, "p", (TokenLogprob("p", -9.0),))
+
     body = encode_unary_body(
         of, [echo, TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos"), StreamEnd()]
     )
+
     assert body == b'{"cumulative_logprob":-0.5,' + NAMED + b',"text_output":"pb"}'
 
 
@@ -212,6 +221,7 @@ def test_logprobs_output_is_a_json_string(encoder_factory: Any) -> None:
     body = encode_unary_body(
         of, [TextDelta("ab", logprobs=(TENTH, HALF), tokens=2), ChoiceEnd("eos"), StreamEnd()]
     )
+
     assert msgspec.json.decode(msgspec.json.decode(body)["logprobs"]) == [
         {
             "5": {"logprob": -0.1, "rank": 1, "decoded_token": "a"},
@@ -225,10 +235,10 @@ def test_llmapi_reports_the_stop_reason(encoder_factory: Any) -> None:
     body = {"text_input": "a", "return_stop_reason": True}
     for stop, printed in (("END", b'"END"'), (7, b'"7"'), (None, b'"None"')):
         of = encoder_factory(body, profile="llmapi")
-        answer = encode_unary_body(
+        response = encode_unary_body(
             of, [TextDelta("x"), ChoiceEnd("stop", matched_stop=stop), StreamEnd()]
         )
-        assert b'"stop_reason":' + printed in answer
+        assert b'"stop_reason":' + printed in response
 
 
 PRINTED = [
@@ -277,7 +287,9 @@ def test_stream_text_equals_the_event_text(texts: list[str], name: str, ends: bo
     wire_bytes = b"".join(of.encode_events([TextDelta(text)]) for text in texts)
     wire_bytes += of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])
     events = [e.removeprefix(b"data: ") for e in wire_bytes.split(b"\n\n")[:-1]]
+
     read = [msgspec.json.decode(event) for event in events]
+
     assert [event["text_output"] for event in read] == texts + [""] * ends
     assert all(event.get("id", "") == name.partition("\0")[0] for event in read)
     assert all(list(event) == sorted(event) for event in read)

@@ -1,4 +1,4 @@
-"""A worker's stream is read the same however it is cut."""
+"""A worker's stream is decoded the same, however it is split."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def create_decoder(request: GenerationRequest = STREAMED) -> GenerateDecoder:
 
 
 def decode_or_return_error(decoder: GenerateDecoder, parts: Sequence[bytes]) -> Any:
-    """All that comes of these bytes, to the error that ends it."""
+    """Return the events of these bytes, and the error that ends them."""
     events: list[Event] = []
     try:
         for part in parts:
@@ -86,7 +86,9 @@ def test_stream_decodes_to_the_same_events_in_any_packet_size(
 ) -> None:
     data = b"".join(events)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+
     parts = [data[a:b] for a, b in pairwise(ends)]
+
     assert decode_or_return_error(create_decoder(request), parts) == decode_or_return_error(
         create_decoder(request), events
     )
@@ -115,6 +117,7 @@ def test_event_without_text_counts_its_tokens() -> None:
     decoder.feed(
         format_stream_event("", **EXTRA_OUTPUTS) + format_stream_event("", **EXTRA_OUTPUTS)
     )
+
     decoder.feed(format_stream_event("", **EXTRA_OUTPUTS | {"finish_reason": "stop"}))
 
     assert decoder.close() == [Usage(2, 8), StreamEnd()]

@@ -1,4 +1,4 @@
-"""Models that embed or rerank: their tensors, requests and responses."""
+"""Models for embeddings and reranking: tensors, requests and responses."""
 
 import json
 import struct
@@ -60,6 +60,7 @@ def test_embedding_model_describes_its_true_tensors(client_of: Any, profile: str
     metadata = json.loads(client.get("/v2/models/m").body)
     assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
     assert metadata["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
+
     config = json.loads(client.get("/v2/models/m/config").body)
     assert config["output"] == [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [-1]}]
     assert config["model_transaction_policy"] == {"decoupled": False}
@@ -74,6 +75,7 @@ def test_rerank_model_describes_its_true_tensors(client: Any) -> None:
         {"name": "documents", "datatype": "BYTES", "shape": [-1]},
     ]
     assert metadata["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1]}]
+
     config = json.loads(client.get("/v2/models/m/config").body)
     assert config["model_transaction_policy"] == {"decoupled": False}
 
@@ -131,6 +133,7 @@ def test_generate_returns_the_vectors(client: Any, describe: Any) -> None:
         "model_name": "m",
         "model_version": "1",
     }
+
     streamed = answer(client, describe, "/generate_stream", {"text_input": "a"}, VECTORS)
     assert streamed.body.startswith(b"data: {")
     assert json.loads(streamed.body[6:])["embedding"] == [1.0, 0.5, 0.0, -0.25]
@@ -172,6 +175,7 @@ def test_infer_returns_the_scores(client: Any, describe: Any) -> None:
 def test_encoder_of_numbers_streams_nothing(client: Any, describe: Any) -> None:
     call = ask(client, "/generate", {"text_input": "a"})
     request = client.adapter.decode_request(call, make_model("embedding"))
+
     encoder = client.adapter.create_encoder(call, request, describe("m"))
 
     assert encoder.encode_events(VECTORS) == b""

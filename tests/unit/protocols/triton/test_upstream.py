@@ -1,4 +1,4 @@
-"""Requests for workers, in the words of each family of models."""
+"""Requests for workers, by the parameters of each backend."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ FLAGS = {
                "return_stop_reason": True},
     "plain": {},
 }  # fmt: skip
-"""What is set in every request so that the answer can be read."""
+"""Fields of every request, so that the response can be decoded."""
 
 
 def make_chat(**fields: Any) -> GenerationRequest:
@@ -51,7 +51,7 @@ def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
 
 
 def encode_body(request: Request, adapter: Triton | str = "vllm", path: str = "generate") -> Any:
-    """The body less the prompt and what is set in every request; the packed parameters unpacked."""
+    """Return the body without the prompt and the constant fields, with parameters unpacked."""
     adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
     wire = adapter.encode_request(request)
     assert (wire.method, wire.path) == ("POST", f"/v2/models/m/{path}")
@@ -80,7 +80,7 @@ def encode_parameters(request: Request, profile: str) -> Any:
 def list_unsupported_parameters(
     request: Request, adapter: Triton | str = "vllm", **names: str
 ) -> set[tuple[str, str]]:
-    """What is lost, but for the template that none of these have."""
+    """Return the losses, without that of the chat template."""
     adapter = adapter if isinstance(adapter, Triton) else Triton(adapter)
     unsupported = adapter.unsupported_parameters(
         request, {path.replace("__", "."): wire for path, wire in names.items()}
@@ -159,6 +159,7 @@ def test_stream_flag_is_set_in_path_and_body(profile: str) -> None:
 def test_model_name_is_escaped_except_for_its_version(model: str, path: str) -> None:
     adapter = Triton()
     request = GenerationRequest(model=model, kind="chat", messages=MESSAGES)
+
     question, metadata = adapter.metadata_requests(model)
 
     assert adapter.encode_request(request).path == f"{path}/generate"
@@ -224,8 +225,8 @@ def test_chat_is_rendered_to_a_prompt() -> None:
 
 
 def test_losses_of_a_chat_are_reported_once() -> None:
-    seen = Message("user", (ImagePart("x"), TextPart("y")))
-    request = make_chat(messages=(seen,), tools=(Tool("f"),), parallel_tools=True)
+    observed = Message("user", (ImagePart("x"), TextPart("y")))
+    request = make_chat(messages=(observed,), tools=(Tool("f"),), parallel_tools=False)
 
     assert [one.field for one in Triton().unsupported_parameters(request, {})] == [
         "parallel_tools",
@@ -284,7 +285,7 @@ def test_losses_of_a_chat_are_reported_once() -> None:
                 "response_options": ResponseOptions(token_ids=True),
                 "stopping": StopConditions(max_tokens=1),
             },
-            *[{("return_token_ids", "dropped")}] * 4,
+            *[{("token_ids", "dropped")}] * 4,
         ),
         (
             {"best_of": 2, "stopping": StopConditions(max_tokens=1, overflow="truncate")},
@@ -317,6 +318,7 @@ def test_every_loss_has_its_internal_path() -> None:
         output=ChoiceFormat(("x",)),
     )
     adapter = Triton("trtllm")
+
     adapter.load_metadata("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
 
     assert {

@@ -1,4 +1,4 @@
-"""What a worker's answer of another status than 200 means."""
+"""The meaning of a worker's response with another status than 200."""
 
 import json
 
@@ -11,6 +11,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
     UnsupportedFeature,
     WorkerFailed,
+    WorkerModelNotFound,
 )
 from protocols.triton.endpoints import Triton
 
@@ -24,8 +25,8 @@ def read_worker_error(status: int, text: str | None = None, **headers: str) -> G
 @pytest.mark.parametrize(
     ("status", "text", "meaning"),
     [
-        (404, "Request for unknown model: 'M' is not found", WorkerFailed),
-        (404, "Request for unknown model: 'M' version 9 is not found", WorkerFailed),
+        (404, "Request for unknown model: 'M' is not found", WorkerModelNotFound),
+        (404, "Request for unknown model: 'M' version 9 is not found", WorkerModelNotFound),
         (400, "engine exploded", WorkerFailed),
         (400, None, WorkerFailed),
         (400, "[request id: x] inference request batch-size must be <= 4 for 'M'", WorkerFailed),

@@ -1,4 +1,4 @@
-"""Which requests of a recording a replay sends, and what it expects them to take."""
+"""Which recorded requests a replay sends, and their expected cost."""
 
 from collections import Counter
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 
 from gateway.observability.recording import RecordedRequest, RecordedUsage
 from gateway.tools.replay.selection import (
-    Budget,
     Prices,
+    ReplayBudget,
     Selection,
     apply_budget,
     select_requests,
@@ -45,6 +45,7 @@ def test_requests_without_body_or_with_a_known_id_are_counted_and_left_out() -> 
     ]
     selection = select_requests(recording, done={"r5"})
     assert ids(selection) == ["r2", "r3"]
+
     counts = (selection.total, selection.without_body, selection.with_same_id)
     assert counts == (5, 1, 1)
     assert (selection.already_done, selection.with_redacted_text) == (1, 1)
@@ -60,6 +61,7 @@ def test_random_sample_is_repeatable_and_in_order() -> None:
         for seed in (1, 1, 2)
     ]
     assert samples[0] == samples[1] != samples[2]
+
     numbers = [int(one[1:]) for one in samples[0]]
     assert numbers == sorted(numbers)
     assert len(numbers) == 9
@@ -84,25 +86,28 @@ def test_stratified_sample_that_is_smaller_than_the_strata_has_different_ones() 
     assert len({recorded.protocol for recorded in selection.requests}) == 5
 
 
-def test_estimate_is_what_the_requests_took_when_they_were_recorded() -> None:
+def test_estimate_is_the_recorded_duration_and_usage() -> None:
     unknown = record(2, usage=None, request_size=400)
     embedding = record(3, usage=None, request_size=40, operation="embedding")
     selection = select_requests([record(1), unknown, embedding])
-    estimate = apply_budget(selection, Budget(prices=Prices(1.0, 10.0)))
+
+    estimate = apply_budget(selection, ReplayBudget(prices=Prices(1.0, 10.0)))
+
     assert (estimate.prompt_tokens, estimate.completion_tokens) == (210, 266)
     assert estimate.cost == pytest.approx((210 + 2660) / 1e6)
     assert selection.over_budget == 0
 
 
 @pytest.mark.parametrize(
-    "budget", [Budget(tokens=250), Budget(cost=0.00021, prices=Prices(1.0, 0.0))]
+    "budget", [ReplayBudget(tokens=250), ReplayBudget(cost=0.00021, prices=Prices(1.0, 0.0))]
 )
-def test_requests_beyond_the_budget_are_left_out(budget: Budget) -> None:
+def test_requests_beyond_the_budget_are_left_out(budget: ReplayBudget) -> None:
     selection = select_requests(map(record, range(5)))
     estimate = apply_budget(selection, budget)
+
     assert ids(selection) == ["r0", "r1"]
     assert (estimate.tokens, selection.over_budget) == (220, 3)
 
 
 def test_cost_is_unknown_without_prices() -> None:
-    assert apply_budget(select_requests([record(1)]), Budget()).cost is None
+    assert apply_budget(select_requests([record(1)]), ReplayBudget()).cost is None

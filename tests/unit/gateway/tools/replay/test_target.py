@@ -1,4 +1,4 @@
-"""The gateway that a replay sends requests to, and how a recorded request reaches it."""
+"""The gateway that a replay starts, and how recorded requests are sent to it."""
 
 import json
 from typing import Any
@@ -66,6 +66,7 @@ def build_request(target: ReplayTarget, recorded: RecordedRequest) -> ReplayRequ
 def test_every_recorded_model_is_the_target_alone() -> None:
     config = build().config
     assert set(config.models) == {"chat", "gone"}
+
     for model in config.models.values():
         [(version, target)] = model.resolve_targets().items()
         assert (version, target.backend, target.model) == ("2", "b", "served")
@@ -97,9 +98,9 @@ def test_target_keeps_the_workers_name_of_the_model() -> None:
     ],
 )
 def test_unknown_target_names_those_there_are(to: str, message: str) -> None:
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError) as excinfo:
         build(to)
-    assert str(caught.value) == message
+    assert str(excinfo.value) == message
 
 
 def test_gateway_of_a_replay_can_be_reached_on_loopback_only_and_records_everything() -> None:
@@ -118,12 +119,13 @@ def test_gateway_of_a_replay_can_be_reached_on_loopback_only_and_records_everyth
         )
 
 
-def test_configuration_without_target_routes_as_it_says() -> None:
+def test_configuration_without_a_default_target_routes_by_its_models() -> None:
     target = build(None)
     assert target.name == "gateway.yaml"
     assert [route.name for route in target.config.routes] == ["r"]
     assert target.config.models["chat"].split is not None
     assert target.config.models["chat"].fallback == ("2",)
+
     web = next(key for key in target.config.keys if key.name == "web")
     assert web.models == ("other", "chat")
 
@@ -133,6 +135,7 @@ def test_request_has_the_secret_of_its_own_key() -> None:
     digests = {key.name: key.sha256 for key in target.config.keys}
     assert set(digests) == {"web", "replay"}
     assert digests["web"] != load().keys[0].sha256
+
     sent = [
         build_request(target, record("/v1/chat/completions", {}, key=key)).headers["authorization"]
         for key in ("web", "gone", "")
@@ -145,6 +148,7 @@ def test_gateway_without_keys_needs_none() -> None:
     text = CONFIG[: CONFIG.index("routes:")]
     target = build_config_target(load(text), "f", None, (), "/out/incoming")
     request = build_request(target, record("/v1/chat/completions", {}))
+
     assert target.config.keys == ()
     assert "authorization" not in request.headers
 
@@ -182,11 +186,29 @@ def test_azure_request_has_its_api_version() -> None:
         "f", "chat", ("chat",), "/out",
     )  # fmt: skip
     request = build_request(target, record(path, {}, query="api-version=2024-10-21"))
+
     assert request.path == "/openai/deployments/chat/chat/completions?api-version=2024-10-21"
 
 
 def test_request_of_a_protocol_without_listener_is_not_sent() -> None:
     assert build().build_request(record("/v1/messages", {}, protocol="anthropic")) is None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path"), [("openai", "@evil.example/x"), ("mindie", "/mindie@evil.example/x")]
+)
+def test_path_of_a_recording_cannot_name_another_host(protocol: str, path: str) -> None:
+    """It is appended to the address of the gateway, and a key is sent along."""
+    text = CONFIG.replace("{name: mindie, prefix: /mindie}", "mindie")
+    target = build_config_target(load(text), "f", "chat@2", ("chat",), "/out/incoming")
+    assert target.build_request(record(path, {}, protocol=protocol)) is None
+
+
+def test_only_headers_that_are_recorded_and_can_be_sent_are_sent() -> None:
+    headers = {"user-agent": "a", "accept": "b\u202e", "host": "c", "content-length": "1"}
+    sent = build_request(build(), record("/v1/chat/completions", {}, headers=headers)).headers
+
+    assert set(sent) == {"user-agent", "x-request-id", "x-interlingua-protocol", "authorization"}
 
 
 def test_body_that_is_no_json_is_sent_as_it_is() -> None:
@@ -201,6 +223,7 @@ def test_worker_gets_requests_of_all_protocols_and_models_by_its_own_name() -> N
     assert {
         name: model.resolve_targets()["1"].model for name, model in target.config.models.items()
     } == {"chat": "llama", "b": "llama"}
+
     for protocol, path in (("anthropic", "/v1/messages"), ("mindie", "/v2/models/chat/generate")):
         request = build_request(target, record(path, {}, protocol=protocol))
         assert request.path.endswith(path)

@@ -1,4 +1,4 @@
-"""Responses of workers, as events."""
+"""Responses of workers are decoded to events."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +22,7 @@ from protocols.core.events import (
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -31,6 +32,7 @@ from protocols.core.events import (
 )
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.openai.responses_api.decoder import ResponsesDecoder
+from protocols.openai.responses_api.requests import SOURCE
 from tests.unit.protocols.openai.responses_api.test_responses import TOKEN, create_encoder, end
 
 REQUEST = GenerationRequest(model="m", kind="chat", stream=True)
@@ -52,9 +54,9 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": f"response.{kind}", **fields}
 
 
-def finish(*items: Any, kind: str = "completed", **more: Any) -> dict[str, Any]:
+def finish(*items: Any, kind: str = "completed", **fields: Any) -> dict[str, Any]:
     response = {"id": "r", "model": "w", "created_at": 1.0, "status": kind, "output": items}
-    return event("completed", response=response | {"usage": USAGE} | more)
+    return event("completed", response=response | {"usage": USAGE} | fields)
 
 
 def write(*events: Any) -> bytes:
@@ -68,7 +70,7 @@ def decode(*events: Any) -> list[Event]:
 
 
 def contents(events: Sequence[Event]) -> list[Event]:
-    """Without the metadata and the end."""
+    """Return the events without the metadata and the end."""
     ends = (ResponseMetadata, ChoiceEnd, Usage, StreamEnd)
     return [one for one in events if not isinstance(one, ends)]
 
@@ -120,7 +122,7 @@ def test_stream_with_all_kinds_of_items_is_read_back() -> None:
             assert summarize(aggregate(decoded)) == summarize(aggregate(events))
 
 
-def test_metadata_comes_once() -> None:
+def test_metadata_is_emitted_once() -> None:
     created = event("created", response={"id": "r", "model": "w", "created_at": 7})
 
     events = decode(created, event("in_progress"), finish(TEXT))
@@ -202,10 +204,43 @@ def test_reasoning_from_content_or_summary() -> None:
     assert [one.text for one in contents(events) if isinstance(one, ReasoningDelta)] == list("cdab")
 
 
-def test_refusal_and_unknown_parts() -> None:
-    parts = [{"type": "refusal", "refusal": "no"}, {"type": "audio"}, 5]
+def report(*path: str, value: Any) -> ResponseExtra:
+    """Return the event of a lost value."""
+    return ResponseExtra("", "response", ((path, value),))
 
-    assert contents(decode(finish({"type": "message", "content": parts}))) == [RefusalDelta("no")]
+
+def test_unknown_parts_and_keys_of_parts_are_reported() -> None:
+    parts = [{"type": "refusal", "refusal": "no", "x": 1}, {"type": "audio"}, 5]
+
+    assert contents(decode(finish({"type": "message", "content": parts}))) == [
+        RefusalDelta("no"),
+        report("output[0].content[0]", "x", value=1),
+        report("output[0].content[1]", value={"type": "audio"}),
+        report("output[0].content[2]", value={}),
+    ]
+
+
+def test_unknown_words_and_keys_of_a_response_are_reported() -> None:
+    message = {"type": "message", "role": "model", "status": "later", "content": []}
+    response = {"status": "completed", "later": {"a": 1}, "store": False, "output": [message]}
+
+    assert contents(decode(event("completed", response=response))) == [
+        report("later", value={"a": 1}),
+        ResponseExtra(SOURCE, "item", ((("role",), "model"), (("status",), "later")), 0, -1),
+    ]
+
+
+def test_unknown_events_are_reported_unless_they_are_about_an_item() -> None:
+    events = decode(
+        event("rate_limits.updated", limits=[1]),
+        event("web_search_call.later", output_index=0),
+        finish(TEXT),
+    )
+
+    assert contents(events) == [
+        report("events", "response.rate_limits.updated", value=True),
+        TextDelta("ab"),
+    ]
 
 
 def test_items_of_hosted_tools_are_kept_as_they_are() -> None:
@@ -222,8 +257,10 @@ def test_items_of_hosted_tools_are_kept_as_they_are() -> None:
     ]
 
 
-def test_items_without_a_type_are_left_out() -> None:
-    assert contents(decode(finish({"id": "x"}, TEXT))) == [TextDelta("ab")]
+def test_items_without_a_type_are_reported() -> None:
+    lost = report("output[0]", value={"id": "x"})
+
+    assert contents(decode(finish({"id": "x"}, TEXT))) == [lost, TextDelta("ab")]
 
 
 @pytest.mark.parametrize("item", [SEARCH, {"type": "mcp_list_tools", "tools": []}])
@@ -260,13 +297,49 @@ def test_items_of_hosted_tools_reach_clients_of_the_same_api(
         ({"reason": "max_output_tokens"}, "length"),
         ({"reason": "content_filter"}, "content_filter"),
         ({"reason": "other"}, "unknown"),
-        (None, "unknown"),
     ],
 )
 def test_incomplete_response(details: Any, reason: str) -> None:
     events = decode(finish(TEXT, kind="incomplete", incomplete_details=details))
 
     assert aggregate(events).choices[0].finish_reason == reason
+
+
+WITHOUT_REASON = [
+    {"output": [TEXT]},
+    {"output": [TEXT], "status": None},
+    {"output": [TEXT], "status": "incomplete"},
+    {"output": [TEXT], "status": "incomplete", "incomplete_details": None},
+]
+
+
+def decode_whole(response: Any, source: str) -> list[Event]:
+    decoder = ResponsesDecoder(msgspec.structs.replace(REQUEST, source=source))
+    decoder.feed(msgspec.json.encode(response))
+    return list(decoder.close())
+
+
+@pytest.mark.parametrize("response", WITHOUT_REASON)
+def test_response_without_the_reason_of_its_end_is_an_error_for_others(response: Any) -> None:
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decode_whole(response, "anthropic")
+
+
+@pytest.mark.parametrize("source", ["", "openai responses"])
+@pytest.mark.parametrize("response", WITHOUT_REASON)
+def test_clients_of_the_protocol_need_no_reason_of_the_end(response: Any, source: str) -> None:
+    [end] = [one for one in decode_whole(response, source) if isinstance(one, ChoiceEnd)]
+
+    word = "incomplete: " if response.get("status") else None
+    assert end == ChoiceEnd("unknown", unknown_word=word)
+
+
+def test_a_stream_that_is_incomplete_without_a_reason_is_an_error_for_others() -> None:
+    decoder = ResponsesDecoder(msgspec.structs.replace(REQUEST, source="anthropic"))
+    decoder.feed(write(finish(TEXT, kind="incomplete", incomplete_details=None)))
+
+    with pytest.raises(WorkerFailed, match="has no finish reason"):
+        decoder.close()
 
 
 def test_last_event_may_lack_its_blank_line() -> None:
@@ -297,8 +370,6 @@ def test_events_after_the_end_and_markers_are_ignored() -> None:
         ([{"type": "error", "code": "rate_limit_exceeded", "message": "m"}], RateLimitExceeded),
         ([{"error": {"message": "m", "code": 500}}], WorkerFailed),
         ([finish(kind="cancelled")], WorkerFailed),
-        ([event("output_text.delta", delta="a", logprobs=5)], WorkerFailed),
-        ([event("output_text.delta", delta="a", logprobs=[{}])], WorkerFailed),
     ],
 )  # fmt: skip
 def test_errors_in_a_stream(events: list[Any], kind: type[GatewayError]) -> None:
@@ -306,7 +377,15 @@ def test_errors_in_a_stream(events: list[Any], kind: type[GatewayError]) -> None
         decode(*events)
 
 
-def test_error_after_text_comes_after_the_text() -> None:
+@pytest.mark.parametrize("logprobs", [5, [{}]])
+def test_log_probabilities_of_another_type_are_lost_and_the_text_is_kept(logprobs: Any) -> None:
+    events = decode(event("output_text.delta", delta="a", logprobs=logprobs), finish())
+
+    assert ResponseExtra("", "response", ((("logprobs",), logprobs),)) in events
+    assert TextDelta("a") in events
+
+
+def test_error_after_text_follows_the_text() -> None:
     decoder = ResponsesDecoder(REQUEST)
 
     events = decoder.feed(write(event("output_text.delta", delta="a")) + b"data: {\n\n")
@@ -335,3 +414,15 @@ def test_incomplete_answers_are_errors(wire: bytes) -> None:
 
     with pytest.raises(WorkerError):
         [*decoder.feed(wire), *decoder.close()]
+
+
+def test_text_of_another_type_is_lost() -> None:
+    item = {"type": "message", "content": [{"type": "output_text", "text": 5}]}
+    events = decode(
+        event("output_text.delta", delta=5),
+        event("output_item.done", output_index=1, item=item),
+        finish(),
+    )
+
+    lost = [one.values for one in events if isinstance(one, ResponseExtra)]
+    assert lost == [((("delta",), 5),), ((("output", "text"), 5),)]

@@ -1,4 +1,4 @@
-"""Input items as messages."""
+"""Input items become messages."""
 
 from typing import Any
 
@@ -27,9 +27,9 @@ USER = {"role": "user", "content": "hi"}
 STORED = {"msg_1": {"type": "message", "role": "assistant", "content": "stored"}}
 
 
-def call(call_id: str, **more: Any) -> dict[str, Any]:
+def call(call_id: str, **extra_fields: Any) -> dict[str, Any]:
     fields = {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
-    return fields | more
+    return fields | extra_fields
 
 
 def output(call_id: str, value: Any = "42") -> dict[str, Any]:
@@ -41,9 +41,9 @@ def assistant(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": content, "status": "completed"}
 
 
-def make_reasoning(text: str, **more: Any) -> dict[str, Any]:
+def make_reasoning(text: str, **fields: Any) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": text}]
-    return {"type": "reasoning", "summary": [], "content": content} | more
+    return {"type": "reasoning", "summary": [], "content": content} | fields
 
 
 def read(*items: Any) -> tuple[Message, ...]:
@@ -96,7 +96,7 @@ def test_items_of_the_assistant_are_one_message() -> None:
     assert (second.tool_call_id, second.text) == ("1", "43")
 
 
-def test_text_between_a_call_and_its_output_stands_before_the_output() -> None:
+def test_text_between_a_call_and_its_output_precedes_the_output() -> None:
     messages = read(USER, call("1"), assistant("a"), output("1"), assistant("b"))
 
     assert describe(messages) == [
@@ -107,7 +107,7 @@ def test_text_between_a_call_and_its_output_stands_before_the_output() -> None:
     ]
 
 
-def test_call_without_output_gets_one_that_says_so() -> None:
+def test_call_without_output_gets_a_placeholder_output() -> None:
     messages = read(call("1"), call("2"), output("2"), USER)
 
     assert describe(messages)[1:3] == [("tool", "42", [], "2"), ("tool", "[no output]", [], "1")]
@@ -148,6 +148,7 @@ def test_custom_and_search_calls() -> None:
         ("tool_search", '{"query":"q"}'),
         ("tool_search", "{}"),
     ]
+
     texts = [one.text for one in outputs]
     assert texts == ["ok", "2 tools added", "0 tools added", "[no output]"]
 
@@ -224,11 +225,11 @@ def test_items_of_hosted_tools_and_tool_lists_add_no_message() -> None:
     ],
 )  # fmt: skip
 def test_invalid_items_name_the_field(item: Any, param: str) -> None:
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         read(item)
 
-    assert caught.value.param == param
-    assert isinstance(caught.value, InvalidParameter | UnsupportedFeature)
+    assert excinfo.value.param == param
+    assert isinstance(excinfo.value, InvalidParameter | UnsupportedFeature)
 
 
 def test_open_call_ids_are_unique() -> None:
@@ -244,5 +245,5 @@ def test_open_call_ids_are_unique() -> None:
         {"type": "reasoning", "summary": [], "content": [{"type": ["a"], "text": "x"}]},
     ],
 )
-def test_parts_that_nobody_reads_are_no_failure(item: Any) -> None:
+def test_unread_parts_are_no_failure(item: Any) -> None:
     read(item)

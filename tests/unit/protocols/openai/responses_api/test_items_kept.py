@@ -1,4 +1,4 @@
-"""What a worker of the Responses API wrote in an item reaches a client of that API."""
+"""Items of a Responses API worker reach a client of that API unchanged."""
 
 from typing import Any
 
@@ -45,14 +45,14 @@ def pass_through(api: Any, profile: str | None = None, **fields: Any) -> Passthr
     match = PathRouter([AdapterMount(OpenAI())]).find_endpoint("POST", "/v1/responses")
     body = msgspec.json.encode(BODY | fields)
     call = ClientRequest(match.endpoint, match.params, {}, "", body, "/v1/responses")
-    about = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
-    passed = worker.prepare_passthrough(OpenAI(), call, about)
+    response_context = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
+    passed = worker.prepare_passthrough(OpenAI(), call, response_context)
     assert passed is not None
     return passed
 
 
 def write_answer(items: list[dict[str, Any]], *, stream: bool, summarizes: bool) -> bytes:
-    """A worker's response with these items; ``summarizes``: a summary comes in deltas, too."""
+    """Build a worker's response with these items; ``summarizes`` adds deltas of summaries."""
     response = {"id": "resp_w", "model": "w", "status": "completed", "output": items}
     if not stream:
         return msgspec.json.encode(response)
@@ -69,7 +69,7 @@ def write_answer(items: list[dict[str, Any]], *, stream: bool, summarizes: bool)
 
 
 def read_output(passed: PassthroughRequest, data: bytes) -> list[dict[str, Any]]:
-    """The items of the client's final response; in a stream also those of its events."""
+    """Return the items of the client's final response, and of a stream's events."""
     reader = passed.create_reader()
     events = [*reader.feed([data])[1], *reader.close()[1]]
     assert passed.create_encoder is not None
@@ -101,7 +101,7 @@ def test_encrypted_reasoning_is_kept_with_its_id(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_items_keep_their_order_and_their_keys(*, stream: bool) -> None:
-    """Each reasoning item stands before the call that it led to."""
+    """Each reasoning item precedes the call that it led to."""
     second = REASONING | {"id": "rs_2", "encrypted_content": "F"}
     other = CALL | {"id": "fc_2", "call_id": "c2", "x": 2}
     passed = pass_through("both", stream=stream)
@@ -109,6 +109,7 @@ def test_items_keep_their_order_and_their_keys(*, stream: bool) -> None:
 
     output = read_output(passed, data)
     kinds = [one["type"] for one in output]
+
     assert kinds == ["reasoning", "function_call", "reasoning", "function_call"]
     assert [one.get("encrypted_content") for one in output] == ["E", None, "F", None]
     assert [one.get("x") for one in output] == [None, 1, None, 2]

@@ -1,4 +1,4 @@
-"""Requests of the Responses API as internal requests."""
+"""Requests of the Responses API become internal requests."""
 
 from typing import Any
 
@@ -37,6 +37,7 @@ def test_text_is_one_message() -> None:
     assert (request.model, request.kind, request.source) == ("m", "chat", module.SOURCE)
     assert request.extra == {}
     assert not decoded.stores
+
     [item] = decoded.input
     assert item["content"] == [{"type": "input_text", "text": "hi"}]
 
@@ -97,13 +98,13 @@ def test_previous_response_may_come_without_new_input() -> None:
 def test_unknown_references_are_not_found(enabled: bool) -> None:
     references = References(enabled=enabled)
 
-    with pytest.raises(StoredObjectNotFound) as caught:
+    with pytest.raises(StoredObjectNotFound) as excinfo:
         read(previous_response_id="r", references=references)
-    assert caught.value.param == "previous_response_id"
-    assert ("stores no responses" in caught.value.message) is not enabled
-    with pytest.raises(StoredObjectNotFound) as caught:
+    assert excinfo.value.param == "previous_response_id"
+    assert ("stores no responses" in excinfo.value.message) is not enabled
+    with pytest.raises(StoredObjectNotFound) as excinfo:
         read(input=[{"type": "item_reference", "id": "i"}], references=references)
-    assert caught.value.param == "input"
+    assert excinfo.value.param == "input"
 
 
 def test_referenced_items_are_inserted() -> None:
@@ -196,9 +197,9 @@ def test_what_only_this_api_has_is_kept_apart() -> None:
 
 def test_unknown_fields_follow_the_listener() -> None:
     assert read(foo=1, unknown="ignore").request.extra == {}
-    with pytest.raises(UnknownParameter) as caught:
+    with pytest.raises(UnknownParameter) as excinfo:
         read(foo=1, unknown="reject")
-    assert caught.value.param == "foo"
+    assert excinfo.value.param == "foo"
 
 
 def test_metadata_are_labels() -> None:
@@ -209,10 +210,10 @@ def test_metadata_are_labels() -> None:
 
 @pytest.mark.parametrize("name", ["conversation", "prompt", "background"])
 def test_some_features_are_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedFeature) as caught:
+    with pytest.raises(UnsupportedFeature) as excinfo:
         read(**{name: True})
 
-    assert caught.value.param == name
+    assert excinfo.value.param == name
 
 
 def test_chat_requests_get_a_hint() -> None:
@@ -241,10 +242,10 @@ def test_chat_requests_get_a_hint() -> None:
     ],
 )
 def test_invalid_fields_are_named(fields: Any, param: str) -> None:
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         read(**fields)
 
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 def test_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Stored responses: references in requests, and the endpoints that read them."""
+"""Stored responses: references in requests, and the endpoints that return them."""
 
 from typing import Any
 
@@ -53,10 +53,10 @@ def encode(operation: str, query: str = "") -> Any:
 
 
 def test_stored_response_is_never_in_the_background() -> None:
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         encode("response cancellation")
 
-    reply = ADAPTER.encode_error(caught.value, create_request("response cancellation"))
+    reply = ADAPTER.encode_error(excinfo.value, create_request("response cancellation"))
     error = msgspec.json.decode(reply.body)["error"]
     assert reply.status == 400
     assert error["message"] == "Cannot cancel a synchronous response."
@@ -68,11 +68,12 @@ def test_compaction_is_refused_by_name() -> None:
         ADAPTER.handle_info_request(create_request("response compaction", {}), NO_CATALOG)
 
 
-def test_input_tokens_are_those_of_a_conversation(about: ResponseContext) -> None:
+def test_input_tokens_are_those_of_a_conversation(response_context: ResponseContext) -> None:
     call = create_request("response tokens", {"input": "hi", "instructions": "be brief"})
     request = ADAPTER.decode_request(call)
     response = aggregate([TokenList((1, 2, 3)), StreamEnd()])
-    reply = ADAPTER.create_encoder(call, request, about).encode_unary(response)
+
+    reply = ADAPTER.create_encoder(call, request, response_context).encode_unary(response)
 
     assert isinstance(request, TokenizeRequest)
     assert [message.role for message in request.messages] == ["system", "user"]
@@ -113,17 +114,18 @@ def test_every_reference_to_an_item_is_counted() -> None:
 def test_reference_without_an_id_is_rejected() -> None:
     call = create_request("response", {"input": [{"type": "item_reference", "id": 5}]})
 
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         ADAPTER.decode_request(call)
 
-    assert caught.value.param == "input[0].id"
+    assert excinfo.value.param == "input[0].id"
 
 
-def test_parts_of_a_stored_response_are_what_they_add_to_a_request() -> None:
+def test_parts_of_a_stored_response_have_their_size_in_a_request() -> None:
     parts = ADAPTER.read_parts(STORED, ["resp_1", "msg_1", "msg_out", "other"])
 
     stored = msgspec.json.decode(STORED.body)
     history = [*stored["history"], *stored["input"], *OUTPUT]
+
     assert {name: msgspec.json.decode(part) for name, part in parts.items()} == {
         "resp_1": history,
         "msg_1": {"id": "msg_1", "role": "user", "content": "a"},
@@ -135,6 +137,7 @@ def test_listing_references_never_fails_and_is_bounded() -> None:
     items = [{"type": "item_reference", "id": f"i{n}"} for n in range(state.MAX_REFERENCES + 9)]
 
     assert state.count_references(b"{") == {}
+
     names = state.count_references(msgspec.json.encode({"input": items}))
     assert len(names) == state.MAX_REFERENCES + 1
 
@@ -148,6 +151,7 @@ def test_history_and_items_are_found() -> None:
 
     request = ADAPTER.decode_request(call)
     assert isinstance(request, GenerationRequest)
+
     texts = [(one.role, one.text) for one in request.messages]
     user = ("user", "a")
     assert texts == [
@@ -181,9 +185,9 @@ def test_adapter_encodes_the_response_and_offers_it_for_storage() -> None:
     call = create_request("response", {"input": "x", "stream": False})
     ADAPTER.set_references(call, {})
     request = ADAPTER.decode_request(call)
-    about = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
+    response_context = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
 
-    encoder = ADAPTER.create_encoder(call, request, about)
+    encoder = ADAPTER.create_encoder(call, request, response_context)
     encoder.encode_events([TextDelta("x"), ChoiceEnd("eos"), StreamEnd()])
 
     assert isinstance(encoder, ResponsesEncoder)
@@ -194,9 +198,9 @@ def test_nothing_is_stored_without_a_store() -> None:
     call = create_request("response", {"input": "x"})
     ADAPTER.set_references(call, None)
     request = ADAPTER.decode_request(call)
-    about = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
+    response_context = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
 
-    encoder = ADAPTER.create_encoder(call, request, about)
+    encoder = ADAPTER.create_encoder(call, request, response_context)
     encoder.encode_events([TextDelta("x"), ChoiceEnd("eos"), StreamEnd()])
 
     assert isinstance(encoder, ResponsesEncoder)
@@ -212,7 +216,7 @@ def test_stored_response_is_returned_and_deleted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted", "more"),
+    ("query", "wanted", "has_more"),
     [
         ("", ["msg_2", "msg_1", "msg_0"], False),
         ("order=asc&limit=2", ["msg_0", "msg_1"], True),
@@ -220,12 +224,13 @@ def test_stored_response_is_returned_and_deleted() -> None:
         ("after=msg_0", [], False),
     ],
 )
-def test_input_items(query: str, wanted: list[str], more: bool) -> None:
+def test_input_items(query: str, wanted: list[str], has_more: bool) -> None:
     body = encode("response items", query)
 
     assert [one["id"] for one in body["data"]] == wanted
+
     ends = (wanted[0], wanted[-1]) if wanted else (None, None)
-    assert (body["first_id"], body["last_id"], body["has_more"]) == (*ends, more)
+    assert (body["first_id"], body["last_id"], body["has_more"]) == (*ends, has_more)
 
 
 @pytest.mark.parametrize(
@@ -234,10 +239,10 @@ def test_input_items(query: str, wanted: list[str], more: bool) -> None:
      ("order=up", "order"), ("after=x", "after")],
 )  # fmt: skip
 def test_invalid_query_is_rejected(query: str, param: str) -> None:
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         encode("response items", query)
 
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ def test_overload_stops_codex() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "wanted"), [(None, "1"), (7.0, "7")])
-def test_rate_limit_always_says_when_to_retry(seconds: float | None, wanted: str) -> None:
+def test_rate_limit_error_always_has_retry_after(seconds: float | None, wanted: str) -> None:
     error = RateLimitExceeded("x", retry_after=seconds)
 
     response = ADAPTER.encode_error(error, create_request("response", {}))

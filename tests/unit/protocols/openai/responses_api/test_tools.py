@@ -1,4 +1,4 @@
-"""Tools of the Responses API, as workers see them, and back."""
+"""Tools of the Responses API are translated for workers, and their calls back."""
 
 from typing import Any
 
@@ -105,10 +105,10 @@ def test_optional_hosted_tools_are_dropped_by_name() -> None:
 
 @pytest.mark.parametrize("kind", sorted(REQUIRED_HOSTED_TOOLS))
 def test_other_hosted_tools_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(UnsupportedFeature, match=kind) as caught:
+    with pytest.raises(UnsupportedFeature, match=kind) as excinfo:
         read(F, {"type": kind})
 
-    assert caught.value.param == "tools[1].type"
+    assert excinfo.value.param == "tools[1].type"
     assert not read({"type": kind}, allows_hosted=True).tools
 
 
@@ -138,10 +138,10 @@ def test_later_tools_replace_those_of_the_same_name() -> None:
     ],
 )  # fmt: skip
 def test_invalid_tools_name_the_field(tools: Any, param: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(InvalidParameter) as excinfo:
         read(*tools)
 
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 def test_number_of_tools_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +199,10 @@ def test_choice_without_tools_is_none() -> None:
         ({"type": "allowed_tools", "mode": "x"}, "tool_choice.mode"),
         ({"type": "allowed_tools", "mode": "auto"}, "tool_choice.tools"),
         ({"type": "allowed_tools", "mode": "auto", "tools": [5]}, "tool_choice.tools[0]"),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "later", "name": "f"}]},
+            "tool_choice.tools[0].type",
+        ),
     ],
 )
 def test_invalid_tool_choice_names_the_field(choice: Any, param: str) -> None:
@@ -206,10 +210,10 @@ def test_invalid_tool_choice_names_the_field(choice: Any, param: str) -> None:
         {"type": "namespace", "name": name, "tools": [F | {"name": "twice"}]} for name in "ab"
     ]
 
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as excinfo:
         read(F, *spaces).read_choice(encode(choice))
 
-    assert caught.value.param == param
+    assert excinfo.value.param == param
 
 
 @pytest.mark.parametrize(

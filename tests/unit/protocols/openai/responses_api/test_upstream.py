@@ -1,4 +1,4 @@
-"""Requests for workers that speak the Responses API."""
+"""Requests for workers of the Responses API."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_parameters() -> None:
         "user": "u",
         "metadata": {"a": "b"},
     }
-    assert find_losses(**fields) == []
+    assert find_losses(**fields) == ["client_metadata=dropped"]
 
 
 def test_other_workers_take_more_parameters_and_no_labels() -> None:
@@ -110,7 +110,7 @@ def test_other_workers_take_more_parameters_and_no_labels() -> None:
         "top_k": 3, "seed": 1, "stop": ["x"], "presence_penalty": 1.0,
     }  # fmt: skip
     assert "user" not in body
-    assert find_losses(OpenAI("vllm", worker_api="responses"), **fields) == []
+    assert find_losses(OpenAI("vllm", worker_api="responses"), **fields) == ["user=dropped"]
     assert find_losses(**fields) == [
         "top_k=dropped", "seed=dropped", "presence_penalty=dropped", "stop=dropped"
     ]  # fmt: skip
@@ -123,6 +123,16 @@ def test_truncation_is_openais_own() -> None:
     assert find_losses(OpenAI("vllm", worker_api="responses"), stopping=stopping) == [
         "overflow=dropped"
     ]
+
+
+def test_reasoning_that_only_another_service_can_read_is_lost() -> None:
+    parts = (ReasoningPart("hm", "signature"), ReasoningPart("", redacted="sealed"))
+    messages = (Message("user", (TextPart("a"),)), Message("assistant", parts))
+
+    [_, item] = encode(messages=messages)["input"]
+
+    assert item["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert find_losses(messages=messages) == ["messages[1].reasoning_content=dropped"]
 
 
 def test_messages_as_items() -> None:
@@ -172,6 +182,7 @@ def test_tools_and_choice() -> None:
     assert third == {"type": "custom", "name": "p", "format": {"type": "text"}}
     assert fourth == {"type": "custom", "name": "q"}
     assert body["tool_choice"] == {"type": "custom", "name": "p"}
+
     allowed = encode(tools=tools, tool_choice=AllowedTools("required", ("g",)))
     assert ([one["name"] for one in allowed["tools"]], allowed["tool_choice"]) == (
         ["g"],
@@ -277,19 +288,21 @@ def test_own_request_is_forwarded_with_the_whole_conversation() -> None:
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
         ],
         "store": False,
+        "client_metadata": {"a": "b"},
         "tools": [{"type": "file_search"}],
         "tool_choice": {"type": "file_search"},
         "max_tool_calls": 3,
     }
 
 
-def test_response_to_a_forwarded_request_is_written_anew() -> None:
+def test_response_to_a_forwarded_request_is_encoded_again() -> None:
     prepared = prepare(stream=True)
     assert prepared is not None
 
     reader = prepared.create_reader()
     data, events = reader.feed([write(finish(TEXT))])
     assert prepared.create_encoder is not None
+
     encoder = prepared.create_encoder()
 
     assert data is None

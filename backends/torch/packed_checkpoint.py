@@ -1,0 +1,157 @@
+"""Checkpoints with 4-bit weights (GPTQ, AWQ, compressed-tensors) as layers that stay quantized.
+
+A weight of the file is ``scale * (code - zero)``. It becomes ``(code - 8) * scale + offset`` of
+``FourBitLinear``, whose scale and offset are in bfloat16: it differs by at most 1/16 of the scale.
+Each layer is read and repacked on its own; embeddings, norms and layers that are not quantized
+become float32.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX
+from backends.torch.model_files import ModelError
+from backends.torch.packed_formats import GROUP_SIZES, WHOLE_ROW, PackedFormat
+from backends.torch.quantized_weights import ROW_MULTIPLE, pack_nibbles
+
+_CENTER: Final = 8
+_WORD_CODES: Final = 8
+"""Codes of 4 bits in an int32."""
+_AWQ_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs the lowest four bits of an AWQ word hold, the next four, and so on."""
+_CODES_NAME: Final = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
+_FURTHER_NAMES: Final = {
+    "gptq": ("qzeros", "scales", "g_idx"),
+    "awq": ("qzeros", "scales"),
+    "compressed-tensors": ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+}
+
+
+def read_packed_tensors(
+    files: Mapping[str, Path], layout: PackedFormat, model: nn.Module
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint for ``model``, which is on the meta device, by name.
+
+    ``files``: where each tensor is. Layers with quantized weights have tensors with
+    ``CODES_SUFFIX`` and ``SCALES_SUFFIX``. Raises ModelError.
+    """
+    codes_name, further = _CODES_NAME[layout.method], _FURTHER_NAMES[layout.method]
+    parts = {name for name in files if name.rpartition(".")[2] in (codes_name, *further)}
+    for layer in sorted({name.rpartition(".")[0] for name in parts}):
+        tensors = {
+            kind: _read_tensor(files[name], name)
+            for kind in (codes_name, *further)
+            if (name := f"{layer}.{kind}") in parts
+        }
+        try:
+            module = model.get_submodule(layer)
+            if type(module) is not nn.Linear:
+                raise ModelError(f"{layer} is quantized and no linear layer")
+            codes, scales = repack_layer(tensors, layout, module.weight.shape)
+        except KeyError as error:
+            raise ModelError(f"{layer}.{error.args[0]} is missing") from error
+        except (AttributeError, RuntimeError, ValueError) as error:
+            raise ModelError(f"the quantized weights of {layer} can't be read: {error}") from error
+        yield layer + CODES_SUFFIX[4], codes
+        yield layer + SCALES_SUFFIX, scales
+    for name, file in files.items():
+        if name not in parts:
+            tensor = _read_tensor(file, name)
+            if not tensor.is_floating_point():
+                raise ModelError(f"{name} has the unknown type {tensor.dtype}")
+            yield name, tensor.float()
+
+
+def _read_tensor(file: Path, name: str) -> Tensor:
+    """A copy; the file is mapped only meanwhile, so that the read ones take no memory."""
+    with safe_open(file, framework="pt") as source:
+        tensor: Tensor = source.get_tensor(name)
+        return tensor.clone()
+
+
+def repack_layer(
+    tensors: Mapping[str, Tensor], layout: PackedFormat, shape: torch.Size
+) -> tuple[Tensor, Tensor]:
+    """The codes and the scales of a FourBitLinear of this shape: (outputs, inputs).
+
+    Raises ValueError if the tensors do not fit, KeyError with the name of one that is missing.
+    """
+    outputs, inputs = shape
+    size = inputs if layout.group_size == WHOLE_ROW else layout.group_size
+    if inputs % size or outputs % ROW_MULTIPLE:
+        raise ValueError(f"a layer of shape {outputs} x {inputs} is not supported")
+    codes, scales, zeros = _READERS[layout.method](tensors, layout)
+    groups = inputs // size
+    _check_shape("codes", codes, (outputs, inputs))
+    _check_shape("scales", scales, (outputs, groups))
+    _check_shape("zero points", zeros, (outputs, groups))
+    for name in ("g_idx", "weight_g_idx"):
+        if name in tensors and not torch.equal(tensors[name].long(), torch.arange(inputs) // size):
+            raise ValueError("its inputs are in another order (desc_act, actorder)")
+    pairs = torch.stack([scales, scales * (_CENTER - zeros.float())], -1).transpose(0, 1)
+    if size not in GROUP_SIZES:
+        size = next((one for one in reversed(GROUP_SIZES) if inputs % one == 0), 0)
+        if not size:
+            raise ValueError(f"{inputs} inputs are no multiple of {GROUP_SIZES[0]}")
+        pairs = pairs.repeat_interleave(inputs // size // groups, 0)
+    return pack_nibbles(codes.contiguous()), pairs.contiguous().bfloat16()
+
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Codes (outputs, inputs), scales and zero points (outputs, groups)."""
+
+
+def _read_gptq(tensors: Mapping[str, Tensor], layout: PackedFormat) -> Parts:
+    codes = _unpack_words(tensors["qweight"].t())
+    zeros = _unpack_words(tensors["qzeros"]).t() + layout.zero_offset
+    # The sum is stored in 4 bits by some versions and not by others: 16 may be 0.
+    if layout.zero_offset and bool((zeros > 15).any()):  # noqa: PLR2004 - the largest code
+        raise ValueError("a zero point of 16 is ambiguous")
+    return codes, tensors["scales"].float().t(), zeros
+
+
+def _read_awq(tensors: Mapping[str, Tensor], _layout: PackedFormat) -> Parts:
+    order = torch.tensor(_AWQ_COLUMNS).argsort()
+    codes, zeros = (
+        _unpack_words(tensors[name])
+        .view(-1, _WORD_CODES)[:, order]
+        .view(len(tensors[name]), -1)
+        .t()
+        for name in ("qweight", "qzeros")
+    )
+    return codes, tensors["scales"].float().t(), zeros
+
+
+def _read_compressed_tensors(tensors: Mapping[str, Tensor], layout: PackedFormat) -> Parts:
+    outputs, inputs = tensors["weight_shape"].tolist()
+    codes = _unpack_words(tensors["weight_packed"])[:, :inputs]
+    scales = tensors["weight_scale"].float()
+    if not layout.has_zero_points:
+        return codes, scales, torch.full(scales.shape, _CENTER)
+    zeros = _unpack_words(tensors["weight_zero_point"].t()).t()[:outputs]
+    return codes, scales, zeros
+
+
+_READERS: Final[Any] = {
+    "gptq": _read_gptq,
+    "awq": _read_awq,
+    "compressed-tensors": _read_compressed_tensors,
+}
+
+
+def _unpack_words(words: Tensor) -> Tensor:
+    """The codes in the rows of int32 words, lowest bits first, as bytes."""
+    if words.dtype != torch.int32:
+        raise ValueError(f"packed codes are {words.dtype}, not int32")
+    data = words.contiguous().view(torch.uint8)  # little-endian, as safetensors files are
+    return torch.stack([data & 15, data >> 4], -1).flatten(1)
+
+
+def _check_shape(subject: str, tensor: Tensor, expected: tuple[int, int]) -> None:
+    if tensor.shape != expected:
+        raise ValueError(f"{subject} have shape {tuple(tensor.shape)} instead of {expected}")

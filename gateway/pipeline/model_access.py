@@ -1,0 +1,75 @@
+"""Bodies that name further models, which a worker might use instead of the one that was routed.
+
+Hosted gateways read them: OpenRouter ``models``, LiteLLM ``fallbacks`` and the like. Fields that
+this gateway does not know reach workers of the client's protocol, so a key that may not use every
+model can't send these.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+
+from gateway.pipeline.http import LARGE_BODY
+from protocols.core.errors import ClientError, InvalidParameter
+from protocols.core.json_text import decode_json
+
+_NAMES: Final = frozenset(
+    {
+        "models",
+        "fallbacks",
+        "fallback_models",
+        "model_list",
+        "context_window_fallbacks",
+        "context_window_fallback_dict",
+        "content_policy_fallbacks",
+        "user_config",
+        "extra_body",
+    }
+)
+_JSON_LENGTH: Final = "inference-header-content-length"
+"""The header of KServe's requests with bytes of tensors behind the JSON."""
+_MAX_DIGITS: Final = 20
+may_name_models: Final = re.compile(
+    rb'(?i:"(?:%b)")|\\u00[4-7]|\x00' % "|".join(sorted(_NAMES)).encode()
+).search
+"""Finds the names, and letters that are written as escapes or in UTF-16, in a body of some KiB."""
+
+
+async def check_named_models(body: bytes, headers: Mapping[str, str]) -> None:
+    """For a caller who may use some models only. Raises InvalidParameter if others are named.
+
+    Raises ClientError for a body that can't be read: a worker might read it.
+    """
+    length = headers.get(_JSON_LENGTH, "")
+    if length.isdecimal() and len(length) <= _MAX_DIGITS and 0 < int(length) < len(body):
+        body = body[: int(length)]
+    elif length == "0" and not body.lstrip().startswith(b"{"):  # a tensor without JSON
+        return
+    if len(body) >= LARGE_BODY:
+        await asyncio.to_thread(_check_body, body)
+    else:
+        _check_body(body)
+
+
+def _check_body(body: bytes) -> None:
+    try:
+        fields = decode_json(body, dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(
+            f"an API key with a list of models needs a body of JSON in UTF-8: {error}"
+        ) from None
+    check_field_names(fields)
+
+
+def check_field_names(names: Iterable[str]) -> None:
+    """The same for the names of fields; in forms, ``models[0]`` is a part of ``models``."""
+    for name in names:
+        if unquote(name).partition("[")[0].strip().lower() in _NAMES:
+            raise InvalidParameter(
+                f"{name!r} names further models: an API key with a list of models can't use it",
+                param=name,
+            )

@@ -1,0 +1,180 @@
+"""Decodes JSON texts of others, of which none may be nested deeper than MAX_DEPTH.
+
+By itself, a decoder stops where the interpreter's stack ends: another depth for each release of
+Python, and for each caller. The depth is therefore counted in the text before it is decoded, and
+every text is decoded here: bodies, the responses of workers, stored objects, and JSON in strings.
+A ``Raw`` is part of a text whose depth was counted: who makes one of a
+text decodes that text before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, Final, Generic, TypeVar, overload
+
+import msgspec
+from msgspec import Raw
+
+MAX_DEPTH: Final = 128
+"""How deep arrays and objects may be nested, in any JSON text."""
+
+_SMALL: Final = 2 * MAX_DEPTH
+"""A text of up to so many bytes is too short to be nested deeper, as each bracket is closed."""
+_SLICE: Final = 64 << 10
+"""How many bytes are looked at in one step: the interpreter's lock is free between steps."""
+_BRACKETS: Final = b"{}[]"
+_OPENINGS: Final = (b"{", b"[")
+_CLOSINGS: Final = (b"}", b"]")
+_PASSES: Final = 3
+"""How often pairs of brackets are taken out."""
+_STEPS: Final = tuple({ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}.get(i, 0)
+                      for i in range(256))  # fmt: skip
+
+TEXT_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of ``JsonDecoder.decode_each``: who gets one decodes the text with the full type."""
+
+T = TypeVar("T")
+_Text = bytes | bytearray | str
+
+
+class JsonTooDeep(msgspec.DecodeError):
+    """A JSON text is nested deeper than MAX_DEPTH."""
+
+    def __init__(self) -> None:
+        super().__init__(f"JSON is nested too deep: more than {MAX_DEPTH} levels")
+
+
+class JsonDecoder(Generic[T]):
+    """A decoder of msgspec that raises JsonTooDeep, and never RecursionError."""
+
+    __slots__ = ("decode", "decode_each", "kind")
+
+    decode: Callable[[_Text | Raw], T]
+    decode_each: Callable[[Iterable[bytes]], Iterator[T]]
+    """Decodes texts one by one, each at the least cost; raises one of ``TEXT_ERRORS``."""
+    kind: Any
+    """What is decoded."""
+
+    @overload
+    def __init__(self: "JsonDecoder[Any]") -> None: ...
+
+    @overload
+    def __init__(
+        self: "JsonDecoder[T]",
+        kind: type[T],
+        *,
+        strict: bool = ...,
+        dec_hook: Any = ...,
+        skims: bool = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "JsonDecoder[Any]",
+        kind: Any,
+        *,
+        strict: bool = ...,
+        dec_hook: Any = ...,
+        skims: bool = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        kind: Any = Any,
+        *,
+        strict: bool = True,
+        dec_hook: Any = None,
+        skims: bool = False,
+    ) -> None:
+        """``skims``: the depth is not counted, as the type names no value that may be nested.
+
+        It refuses the values that the type does not name, or builds nothing of them. Their text is
+        decoded again or is like one that was.
+        """
+        decode = msgspec.json.Decoder(kind, strict=strict, dec_hook=dec_hook).decode
+
+        def decode_bounded(text: _Text | Raw) -> Any:
+            if not skims and len(text) > _SMALL:
+                check_depth(text)
+            try:
+                return decode(text)
+            except RecursionError:  # of a Raw that was made of a text that was not decoded
+                raise JsonTooDeep from None
+
+        self.decode = decode_bounded
+        # No call of a Python function for each text: a stream has thousands.
+        self.decode_each = partial(map, decode if skims else decode_bounded)
+        self.kind = kind
+
+
+@overload
+def decode_json(text: _Text | Raw) -> Any: ...
+
+
+@overload
+def decode_json(text: _Text | Raw, kind: type[T]) -> T: ...
+
+
+@overload
+def decode_json(text: _Text | Raw, kind: Any) -> Any: ...
+
+
+def decode_json(text: _Text | Raw, kind: Any = Any) -> Any:
+    """Decode a text. Raises DecodeError (also JsonTooDeep) and UnicodeDecodeError."""
+    return _get_decoder(kind).decode(text)
+
+
+@cache
+def _get_decoder(kind: Any) -> JsonDecoder[Any]:
+    return JsonDecoder(kind)
+
+
+def check_depth(text: _Text | Raw) -> None:
+    """Raises JsonTooDeep. Of text that is not JSON, the part before the mistake counts."""
+    if isinstance(text, str):
+        openings = text.count("[") + text.count("{")
+    elif isinstance(text, Raw):
+        return
+    else:
+        openings = text.count(b"[") + text.count(b"{")
+    if openings <= MAX_DEPTH:
+        return
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+    depth = 0
+    for structure in remove_strings(data, _BRACKETS):
+        if depth + _bound_depth(structure) <= MAX_DEPTH:
+            depth += sum(map(structure.count, _OPENINGS)) - sum(map(structure.count, _CLOSINGS))
+            continue
+        levels = list(accumulate(map(_STEPS.__getitem__, structure), initial=depth))
+        if max(levels) > MAX_DEPTH:
+            raise JsonTooDeep
+        depth = levels[-1]
+
+
+def _bound_depth(structure: bytes) -> int:
+    """A depth that these brackets do not exceed, at a tenth of what counting each of them costs.
+
+    Nearly all lists and objects are in the two or three innermost levels. Taking out all pairs with
+    nothing between them changes the depth by one at most; every bracket that is left may open a
+    level.
+    """
+    for _ in range(_PASSES):
+        structure = structure.replace(b"{}", b"").replace(b"[]", b"")
+    return 2 * _PASSES + sum(map(structure.count, _OPENINGS))
+
+
+def remove_strings(text: bytes, kept: bytes) -> Iterator[bytes]:
+    """The ``kept`` bytes of a JSON text that are in no string, in their order, in slices.
+
+    Every step is short: the interpreter's lock is free between them.
+    """
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"")
+        text = text.replace(b'\\"', b"")
+    structure = text.translate(None, bytes(set(range(256)) - set(kept) - {ord('"')}))
+    structure = structure.replace(b'""', b"")  # the end of a string and the start of another, too
+    is_inside = False
+    for start in range(0, len(structure), _SLICE):
+        pieces = structure[start : start + _SLICE].split(b'"')
+        yield b"".join(pieces[is_inside::2])
+        is_inside ^= len(pieces) % 2 == 0

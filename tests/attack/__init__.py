@@ -1,0 +1,1 @@
+"""Attacks on a gateway that is a process of its own: what they cost it, and the other clients."""

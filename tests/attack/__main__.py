@@ -1,0 +1,288 @@
+"""Attacks a gateway, and prints what each attack cost: make attack.
+
+python -m tests.attack [NAME …] [--redis URL]
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from tests.attack.measurement import Measurement, measure
+from tests.fault.gateway_process import GatewayProcess
+from tests.support.fakes import chunk
+from tests.support.slow_readers import (
+    FloodingWorker,
+    open_unread_stream,
+    run_flooding_worker,
+    wait_until_blocked,
+)
+from tests.support.waiting import wait_until
+
+_CONFIG = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+limits: {{shutdown_delay: 1s}}
+stored_responses: {store}
+backends:
+  script: {{kind: echo, script: [a, b]}}
+  long: {{kind: echo, script: ["{text}"]}}
+  flood: {{protocol: openai, workers: ["{worker}"], health: {{interval: 1h}}}}
+models:
+  small: {{backend: script}}
+  stored: {{backend: long}}
+  large: {{backend: flood}}
+  limited: {{backend: script}}
+defaults: {{limits: {{models: {{limited: {{requests: 60/min}}}}}}}}
+{state}
+"""
+_TIMEOUT = 120.0
+_DELTA = (
+    b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":'
+    b'0,"delta":{"content":"%b"}}]}\n\n'
+) % (b"x" * 200)
+_PIECE = chunk(_DELTA * 64)
+_STREAM_SIZE = 64 << 20
+_SMALL_BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}]}'
+_BODY = b'{"model":"large","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+
+
+class Target:
+    """The gateway under attack, and its worker."""
+
+    def __init__(
+        self, gateway: GatewayProcess, worker: FloodingWorker, stack: AsyncExitStack
+    ) -> None:
+        self.gateway = gateway
+        """The one that serves now: a handover replaces it."""
+        self.worker = worker
+        self.stack = stack
+        """Closed after the measurement."""
+        self.url = gateway.urls[0]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def get_pid(self) -> int:
+        """The process of the gateway."""
+        return self.gateway.process.pid
+
+    async def post(self, path: str, body: bytes) -> str:
+        """Send a request; returns the status."""
+        async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
+            headers = {"content-type": "application/json"}
+            response = await client.post(self.url + path, content=body, headers=headers)
+            return str(response.status_code)
+
+
+async def leave_streams_unread(target: Target) -> str:
+    """200 clients read nothing of a long stream."""
+    async with AsyncExitStack() as stack:
+        for _ in range(200):
+            client = open_unread_stream(target.port, "/v1/chat/completions", _BODY)
+            stack.enter_context(closing(client))
+            await asyncio.sleep(0.002)
+        await wait_until_blocked(target.worker, 0.5)
+    return f"the worker sent {target.worker.sent >> 20} MiB"
+
+
+async def send_slowly(target: Target) -> str:
+    """2,000 clients send a byte of a request each second."""
+    start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n"
+    writers = list[asyncio.StreamWriter]()
+    for _ in range(2000):
+        _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(start)
+        writers.append(writer)
+    for _ in range(10):
+        for writer in writers:
+            writer.write(b"{")
+        await asyncio.sleep(1)
+    closed = sum(writer.is_closing() for writer in writers)
+    for writer in writers:
+        writer.transport.abort()
+    return f"{closed} closed"
+
+
+async def name_one_item_often(target: Target) -> str:
+    """A request of 14 KiB names a stored item of 1 MiB 200 times."""
+    async with httpx.AsyncClient(base_url=target.url, timeout=_TIMEOUT) as client:
+        body = {"model": "stored", "input": "x"}
+        stored = (await client.post("/v1/responses", json=body)).json()
+    item = {"type": "item_reference", "id": stored["output"][0]["id"]}
+    again = json.dumps({"model": "small", "input": [item] * 200}).encode()
+    return await target.post("/v1/responses", again)
+
+
+async def replay_histories(target: Target) -> str:
+    """Eight requests of 100 bytes at once continue a stored conversation of 16 MiB."""
+    async with httpx.AsyncClient(base_url=target.url, timeout=_TIMEOUT) as client:
+        body = {"model": "stored", "input": "x" * (1 << 20)}
+        for _ in range(8):
+            stored = (await client.post("/v1/responses", json=body)).json()
+            body["previous_response_id"] = stored["id"]
+    data = json.dumps(body | {"model": "small", "input": "x", "store": False}).encode()
+    statuses = await asyncio.gather(*(target.post("/v1/responses", data) for _ in range(8)))
+    return count_words(statuses)
+
+
+async def exceed_rate_limit(target: Target) -> str:
+    """2,000 requests of eight clients exceed a rate limit of 60 a minute."""
+    body = _SMALL_BODY.replace(b"small", b"limited")
+
+    async def send_requests() -> list[str]:
+        return [await target.post("/v1/chat/completions", body) for _ in range(250)]
+
+    statuses = await asyncio.gather(*(send_requests() for _ in range(8)))
+    return count_words(status for some in statuses for status in some)
+
+
+def count_words(words: Iterable[str]) -> str:
+    """Each word with its number."""
+    return ", ".join(f"{word}: {count}" for word, count in sorted(Counter(words).items()))
+
+
+async def send_many_parts(target: Target) -> str:
+    """Bodies of 19,000 parts, which is below the limit, one after the other."""
+    parts = [{"type": "text", "text": "x"}] * 19_000
+    body = {"model": "small", "messages": [{"role": "user", "content": parts}]}
+    data = json.dumps(body).encode()
+    return ", ".join([await target.post("/v1/chat/completions", data) for _ in range(3)])
+
+
+async def send_many_values(target: Target) -> str:
+    """A body of 8 MiB with four million token ids."""
+    data = b'{"model":"small","prompt":[' + b"1," * (4 << 20) + b"1]}"
+    return await target.post("/v1/completions", data)
+
+
+async def reload_often(target: Target) -> str:
+    """The configuration changes, and SIGHUP comes, 100 times a second for five seconds."""
+    text = target.gateway.file.read_text(encoding="utf-8")
+    for number in range(500):
+        target.gateway.file.write_text(f"{text}\n# {number}\n", encoding="utf-8")
+        target.gateway.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(0.01)
+    return "served" if target.gateway.process.poll() is None else "ended"
+
+
+async def name_images(target: Target) -> str:
+    """500 requests name the URL of an image, which no gateway fetches."""
+    connections = list[object]()
+
+    async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        writer.close()
+
+    server = await asyncio.start_server(note, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    part = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}
+    body = {"model": "small", "messages": [{"role": "user", "content": [part]}]}
+    data = json.dumps(body).encode()
+    async with server:
+        for _ in range(500):
+            await target.post("/v1/chat/completions", data)
+    return f"{len(connections)} connections to its server"
+
+
+async def replace_often(target: Target) -> str:
+    """Five handovers in a row, while four clients send requests on kept and on new connections."""
+    first, over = target.gateway, asyncio.Event()
+    statuses = list[str]()
+
+    async def send_requests(*, keep: bool) -> None:
+        headers = {} if keep else {"connection": "close"}
+        async with httpx.AsyncClient(timeout=_TIMEOUT, headers=headers) as client:
+            while not over.is_set():
+                try:
+                    url = target.url + "/v1/chat/completions"
+                    response = await client.post(url, json=json.loads(_SMALL_BODY))
+                    statuses.append(str(response.status_code))
+                except httpx.HTTPError as error:
+                    statuses.append(type(error).__name__)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(send_requests(keep=number % 2 == 0))
+        for _ in range(5):
+            folder = Path(tempfile.mkdtemp(dir=first.file.parent))
+            options = _build_handover(str(first.file.parent))
+            following = GatewayProcess(folder, "", *options, file=first.file)
+            await target.stack.enter_async_context(following)
+            replaced, target.gateway = target.gateway, following
+            await wait_until(lambda: replaced.process.poll() is not None, _TIMEOUT)  # noqa: B023
+        over.set()
+    return count_words(statuses)
+
+
+ATTACKS: dict[str, Callable[[Target], Awaitable[str]]] = {
+    "unread-streams": leave_streams_unread,
+    "slow-clients": send_slowly,
+    "references": name_one_item_often,
+    "histories": replay_histories,
+    "rate-limit": exceed_rate_limit,
+    "many-parts": send_many_parts,
+    "many-values": send_many_values,
+    "reloads": reload_often,
+    "image-urls": name_images,
+    "handovers": replace_often,
+}
+
+
+async def run_attack(name: str, redis_url: str) -> Measurement:
+    """Run one attack against a gateway of its own."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        worker = await stack.enter_async_context(run_flooding_worker(_PIECE, _STREAM_SIZE))
+        store = f"{{redis: '{redis_url}'}}" if redis_url else f"{{sqlite: '{folder}/r.db'}}"
+        state = f"state: {{redis: '{redis_url}'}}" if redis_url else ""
+        text = _CONFIG.format(worker=worker.url, store=store, state=state, text="x" * (1 << 20))
+        gateway = await stack.enter_async_context(
+            GatewayProcess(Path(folder), text, *_build_handover(folder))
+        )
+        target = Target(gateway, worker, stack)
+        return await measure(target.get_pid, target.url, partial(ATTACKS[name], target))
+
+
+def _build_handover(folder: str) -> tuple[str, str]:
+    """The options of a gateway that gives its sockets to the next one."""
+    return "--handover", f"{folder}/handover"
+
+
+def format_row(name: str, result: Measurement) -> str:
+    """A row of the table of ``docs/threats.md``."""
+    text = (ATTACKS[name].__doc__ or "").strip().rstrip(".")
+    return (
+        f"| {text} | {result.memory_before >> 20} → {result.memory_peak >> 20} MiB "
+        f"| {1000 * result.delay_before:.0f} → {1000 * result.longest_delay:.0f} ms "
+        f"| {1000 * result.longest_on_cpu:.0f} ms | {result.outcome} |"
+    )
+
+
+def main() -> int:
+    """Print a table; the exit code tells whether another client's request failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ATTACKS))
+    parser.add_argument("--redis", default="", help="the server of responses and rate limits")
+    options = parser.parse_args()
+    failed = 0
+    print(  # noqa: T201
+        "| attack | memory, before → peak | longest response of others, before → during "
+        "| of this, not waiting for a CPU | outcome |"
+    )
+    print("|---|---|---|---|---|", flush=True)  # noqa: T201
+    for name in options.names or ATTACKS:
+        result = asyncio.run(run_attack(name, options.redis))
+        failed += result.failed
+        print(format_row(name, result), flush=True)  # noqa: T201
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The attacks run, and their results can be read."""
+
+import pytest
+
+from tests.attack.__main__ import format_row, run_attack
+from tests.attack.measurement import Measurement
+
+
+async def test_attack_is_measured_beside_another_client() -> None:
+    result = await run_attack("references", "")
+
+    assert (result.outcome, result.failed) == ("413", 0)
+    assert result.requests > 0
+    assert result.memory_peak - result.memory_before < 100 << 20, "it would be 200 MiB at once"
+
+
+async def test_server_of_an_image_sees_no_connection() -> None:
+    result = await run_attack("image-urls", "")
+
+    assert (result.outcome, result.failed) == ("0 connections to its server", 0)
+
+
+@pytest.mark.slow
+async def test_handovers_in_a_row_lose_no_request() -> None:
+    result = await run_attack("handovers", "")
+
+    statuses = dict(pair.split(": ") for pair in result.outcome.split(", "))
+    assert (set(statuses), result.failed) == ({"200"}, 0)
+    assert int(statuses["200"]) > 0
+
+
+def test_row_has_memory_and_delay() -> None:
+    result = Measurement(46 << 20, 89 << 20, 0.02, 0.1234, 0.0456, 10, 0, "413")
+
+    row = format_row("many-values", result)
+
+    assert row == (
+        "| A body of 8 MiB with four million token ids | 46 → 89 MiB | 20 → 123 ms | 46 ms | 413 |"
+    )

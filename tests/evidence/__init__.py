@@ -1,0 +1,1 @@
+"""Simulations of the statistics, and the page of their results: ``make evidence``."""

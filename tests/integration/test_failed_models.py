@@ -1,0 +1,76 @@
+"""Health checks while one of several models can't be loaded."""
+
+from typing import Any
+
+import pytest
+
+from backends.echo import EchoBackend
+from tests.conftest import RunningGateway, Serve
+
+CONFIG = """
+listeners:
+  - {address: "127.0.0.1:0", protocols: [openai]}
+admin: {address: "127.0.0.1:0"}
+backends:
+  good: {kind: echo, script: [fine]}
+  broken: {kind: echo, script: [fine]}
+models: {small: {backend: good}, large: {backend: broken}}
+"""
+REASON = "/srv/models/large: model.safetensors is truncated"
+
+
+async def serve_with_failure(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, config: str
+) -> tuple[RunningGateway, list[Any]]:
+    """A gateway whose backend ``broken`` has failed, and the responses to its health checks."""
+    gateway = await serve(config)
+    broken = gateway.app.backends["broken"]
+    monkeypatch.setattr(
+        EchoBackend,
+        "failure",
+        property(lambda backend: REASON if backend is broken else None),
+        raising=False,
+    )
+    responses = [await gateway.http.get(path) for path in ("/health", "/health/readiness")]
+    return gateway, [*responses, await gateway.http.get(f"{gateway.admin}/-/ready")]
+
+
+async def test_health_checks_name_the_model_that_cannot_be_loaded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, responses = await serve_with_failure(serve, monkeypatch, CONFIG)
+    status = (await gateway.http.get(f"{gateway.admin}/-/status")).json()
+
+    assert [response.status_code for response in responses] == [200] * 3
+    assert [response.json()["failed_models"] for response in responses] == [["large"]] * 3
+    assert "/srv" not in "".join(response.text for response in responses)
+    assert status["failures"] == {"broken": REASON}
+
+
+async def test_strict_health_checks_fail_with_the_model(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, responses = await serve_with_failure(serve, monkeypatch, CONFIG + "health: strict\n")
+
+    assert [response.status_code for response in responses] == [503] * 3
+    assert all("large" in response.text for response in responses)
+
+
+async def test_health_of_a_listener_with_keys_names_no_model(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = 'keys: [{name: k, sha256: "' + "0" * 64 + '"}]\n'
+    _, responses = await serve_with_failure(serve, monkeypatch, CONFIG + keys)
+
+    assert responses[0].json() == {"status": "ok"}
+    assert responses[2].json()["failed_models"] == ["large"]
+
+
+async def test_only_admin_readiness_fails_without_a_ready_backend(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EchoBackend, "ready", False)
+    _, responses = await serve_with_failure(serve, monkeypatch, CONFIG)
+
+    assert [response.status_code for response in responses] == [200, 200, 503]
+    assert [one.json()["failed_models"] for one in responses[:2]] == [["large"]] * 2

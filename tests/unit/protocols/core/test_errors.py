@@ -1,0 +1,30 @@
+"""Errors whose texts a worker may have written."""
+
+from protocols.core.errors import GatewayError, UpstreamErrorText
+
+
+def mask(text: str) -> str:
+    return text.replace("s3cret", "***")
+
+
+def test_a_secret_is_masked_in_every_text_of_an_error() -> None:
+    error = GatewayError("no s3cret", param="model")
+    error.worker_text, error.code = "the s3cret is wrong", "s3cret_unknown"
+    error.upstream_error = UpstreamErrorText(400, '{"error": "s3cret"}')
+
+    error.mask_secrets(mask)
+
+    assert (error.message, error.worker_text, error.code) == (
+        "no ***",
+        "the *** is wrong",
+        "***_unknown",
+    )
+    assert error.upstream_error == UpstreamErrorText(400, '{"error": "***"}')
+
+
+def test_an_error_without_a_text_of_the_worker_keeps_its_own() -> None:
+    error = GatewayError("too long")
+
+    error.mask_secrets(mask)
+
+    assert (error.message, error.code, error.upstream_error) == ("too long", None, None)

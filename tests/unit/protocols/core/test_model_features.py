@@ -1,0 +1,60 @@
+"""What the engine understands of a model, in words."""
+
+import pytest
+
+from protocols.core.catalog import ModelFeatures
+
+FULL = ModelFeatures(
+    chat=True,
+    tool_calls="Hermes",
+    found_by="chat template",
+    enforced="always",
+    functions_in="chat template",
+    reasoning="<think> … </think>",
+    keeps_reasoning=True,
+    schema=True,
+    context_length=512,
+    prompt_lookup="off by configuration",
+)
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (
+            FULL,
+            {
+                "chat": "by the chat template",
+                "tool calls": "Hermes (found by: chat template)",
+                "calls are enforced": "always",
+                "functions are in": "the chat template",
+                "reasoning": "<think> … </think>",
+                "earlier reasoning": "goes back to the model",
+                "schema": "enforced by a grammar",
+                "context": "512 tokens",
+                "prompt lookup": "off by configuration",
+            },
+        ),
+        (
+            ModelFeatures(chat=True, tool_calls="Granite", enforced="with options"),
+            {
+                "calls are enforced": "with options; otherwise they are parsed",
+                "reasoning": "none",
+                "earlier reasoning": "is not in the prompt",
+            },
+        ),
+        (
+            ModelFeatures(problem="it has no chat template"),
+            {
+                "chat": "no: it has no chat template",
+                "tool calls": "not understood: it has no chat template",
+                "schema": "not enforced",
+                "context": "unknown",
+                "prompt lookup": "unknown",
+            },
+        ),
+    ],
+)
+def test_description_names_each_subject(features: ModelFeatures, expected: dict[str, str]) -> None:
+    shown = dict(features.describe())
+    assert {subject: shown[subject] for subject in expected} == expected
