@@ -145,6 +145,7 @@ class WorkerHealth:
         self._health_checks = _HealthCheckResults()
         self._backoff = _ConnectBackoff()
         self._ejection = _OutlierEjection(breaker)
+        self._adapts_to_429 = breaker.adaptive_concurrency
         self._model_limits: dict[str, _AdaptiveLimit] = {}
         """The limits of the models of which the worker refused requests not long ago.
 
@@ -216,6 +217,8 @@ class WorkerHealth:
         the requests for the model, with this one.
         """
         self.record_connected(now)
+        if not self._adapts_to_429:
+            return
         limit = self._model_limits.pop(model, None) or _AdaptiveLimit()
         if len(self._model_limits) >= _MAX_MODEL_LIMITS:
             del self._model_limits[next(iter(self._model_limits))]

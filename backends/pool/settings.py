@@ -200,6 +200,8 @@ class CircuitBreakerSettings(ConfigSection, frozen=True):
     """The time over which ``failure_rate`` is measured."""
     open_for: Timeout = 15.0
     """How long a worker is out the first time; each further time is twice as long."""
+    adaptive_concurrency: bool = True
+    """Whether a worker that answers 429 gets fewer requests at once for a while."""
 
 
 class DnsSettings(Struct, frozen=True):

@@ -338,8 +338,8 @@ def _print_result(progress: "ReplayProgress", folder: Path) -> None:
     )
     if progress.not_sent:
         click.echo(
-            f"  {progress.not_sent:,} could not be sent, since no worker could be reached; "
-            "the same command sends them again"
+            f"  {progress.not_sent:,} could not be sent, since no worker was free or could be "
+            "reached; the same command sends them again"
         )
     if progress.repeated:
         click.echo(

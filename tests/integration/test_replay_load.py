@@ -1,5 +1,6 @@
 """A replay sheds no load: each failure is the target's, or is counted separately."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,8 @@ from gateway.tools.replay.target import WorkerOptions, build_config_target, buil
 from tests.conftest import Serve
 from tests.integration.test_replay import CHAT, CONFIG, DAWN, send_all, wait_for
 from tests.support.commands import run_command
-from tests.support.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import Reply, ScriptedWorker, make_reply
+from tests.support.waiting import wait_until
 
 FAILURES = 30
 
@@ -74,6 +76,36 @@ async def test_a_busy_worker_gets_the_request_again_and_only_that_result_counts(
     assert len(without_times) == int(repeated[1]), "times of another load"
 
 
+async def test_bursts_of_429s_do_not_lower_the_concurrency(
+    serve: Serve, recordings: Path, tmp_path: Path
+) -> None:
+    """The worker answers 429 to eight requests, and then only once it has eight at a time."""
+    config, concurrency = tmp_path / "gateway.yaml", 8
+    all_are_there = asyncio.Event()
+    busy = [make_reply(b"{}", status="429 Too Many Requests")]
+    good: Reply = [all_are_there, make_reply(json.dumps(DAWN).encode())]
+    healthy = make_reply(b"{}")
+    async with ScriptedWorker(*[busy] * concurrency, good, probed=healthy) as worker:
+        text = CONFIG.replace("FOLDER", str(recordings)).replace("http://127.0.0.1:9", worker.url)
+        config.write_text(text + "defaults: {retries: {max: 0}}\n")
+        requests = [("/v1/chat/completions", CHAT)] * 2 * concurrency
+        await send_all(await serve(text), requests)
+        await wait_for(recordings, 2 * concurrency)
+        replay = asyncio.create_task(
+            run_command(
+                "replay", recordings, "--config", config, "--to", "chat@4",
+                "--concurrency", concurrency, "--out", tmp_path / "out",
+            )
+        )  # fmt: skip
+
+        await wait_until(lambda: worker.active == concurrency)
+
+        all_are_there.set()
+        code, printed = await replay
+    assert code == 0
+    assert f"{2 * concurrency} of {2 * concurrency} requests were sent, 0 of them failed" in printed
+
+
 async def test_requests_that_reach_no_worker_are_counted_apart_and_sent_again(
     serve: Serve, recordings: Path, tmp_path: Path
 ) -> None:
@@ -86,7 +118,7 @@ async def test_requests_that_reach_no_worker_are_counted_apart_and_sent_again(
 
     _, printed = await run_command("replay", recordings, *options)
     assert "0 of 3 requests were sent, 0 of them failed" in printed
-    assert "3 could not be sent, since no worker could be reached" in printed
+    assert "3 could not be sent, since no worker was free or could be reached" in printed
     assert not list(read_recordings(tmp_path / "out"))
 
     _, again = await run_command("replay", recordings, *options)
@@ -106,4 +138,5 @@ def test_pools_of_both_kinds_of_target_shed_no_load() -> None:
         assert pool.timeouts is not None
         assert min(pool.breaker.consecutive_failures, pool.breaker.min_requests) > 10**6
         assert pool.health.fall > 10**6
+        assert not pool.breaker.adaptive_concurrency
         assert (pool.queue.max, pool.timeouts.connect) == (100_000, 60.0)

@@ -37,7 +37,6 @@ from gateway.observability.recording import (
 from gateway.pipeline.http import parse_seconds
 from gateway.runtime.gateway import Gateway, build_services
 from gateway.tools.replay.target import ReplayRequest, ReplayTarget
-from protocols.core.errors import WorkerUnreachable
 
 INCOMING: Final = "incoming"
 """The folder in the output folder in which the gateway records."""
@@ -66,7 +65,7 @@ class ReplayProgress(Struct):
     unsupported: int = 0
     """Requests of protocols that the target does not serve."""
     not_sent: int = 0
-    """Requests that no worker could be reached for; they have no result."""
+    """Requests that no worker was free for or could be reached for; they have no result."""
     repeated: int = 0
     """Requests that were sent once more, since the worker was busy."""
     is_interrupted: bool = False
@@ -94,7 +93,7 @@ class ReplaySide:
         """Of the listeners of its gateway."""
         self.views: dict[str, _ClientView] = {}
         """By the id of the request."""
-        self.unreachable: set[str] = set()
+        self.not_sent: set[str] = set()
         """The ids of requests that reached no worker."""
 
     def build_gateway(self) -> Gateway:
@@ -104,9 +103,8 @@ class ReplaySide:
         return Gateway(replace(self.target.config, limits=limits), services)
 
     def _observe_request(self, record: RequestRecord) -> None:
-        errors = {failure.error for failure in record.worker_failures}
-        if record.status >= _SERVER_ERROR and errors == {WorkerUnreachable.__name__}:
-            self.unreachable.add(record.id)
+        if not self.target.has_sent(record):
+            self.not_sent.add(record.id)
 
 
 _Attempt = tuple[ReplaySide, RecordedRequest, ReplayRequest]
@@ -236,14 +234,17 @@ class Replay:
                 view = side.views.pop(result.id, None)
                 if view is None and result.outcome == "cancelled":
                     continue  # by the interruption
-                if result.id in side.unreachable:
+                if result.id in side.not_sent:
                     self._count_not_sent()
                     continue
                 if view is not None and view.is_repeated:
                     result.timing = RecordedTiming()  # of another load than the first requests had
                 write_result(result)
             for request_id, view in side.views.items():
-                write_result(_describe_view(originals[request_id], view))
+                if request_id in side.not_sent:
+                    self._count_not_sent()
+                else:
+                    write_result(_describe_view(originals[request_id], view))
         shutil.rmtree(incoming, ignore_errors=True)
 
     def _count_not_sent(self) -> None:

@@ -33,9 +33,11 @@ from gateway.config.schema import (
     TargetConfig,
     map_model_names,
 )
+from gateway.observability.record import RequestRecord
 from gateway.observability.recording import RecordedRequest
 from gateway.pipeline.recording import select_recorded_headers
 from protocols import PROTOCOLS
+from protocols.core.errors import DeadlineExceeded, Overloaded, WorkerUnreachable
 
 _ADDRESS: Final = "127.0.0.1:0"
 _UNLIMITED: Final = 1 << 50
@@ -43,6 +45,9 @@ _OTHER_KEY: Final = "replay"
 """The key of requests whose own key the configuration does not have."""
 _PROTOCOL_HEADER: Final = "x-interlingua-protocol"
 _MODEL_SEGMENT: Final = re.compile(r"/(?:models|serving-endpoints|deployments)/([^/]+)")
+_SERVER_ERROR: Final = 500
+_SHED: Final = (Overloaded.__name__, DeadlineExceeded.__name__)
+"""The errors of a request that waited in vain."""
 _VERSION_SEGMENT: Final = re.compile(r"(/models/[^/]+)/versions/[^/]+")
 
 
@@ -112,6 +117,20 @@ class ReplayTarget(Struct, frozen=True):
             return None
         number, prefix = mounts[0]
         return number, prefix + recorded.path.removeprefix(_find_default_prefix(recorded.protocol))
+
+    def has_sent(self, record: RequestRecord) -> bool:
+        """Whether a failed request reached its target, or another reason is the target's.
+
+        Else it waited for a worker or for memory of this gateway, or no worker could be reached.
+        """
+        if record.status < _SERVER_ERROR:
+            return True
+        if record.worker_failures:
+            errors = {failure.error for failure in record.worker_failures}
+            return errors != {WorkerUnreachable.__name__}
+        backend = self.config.backends.get(record.backend)
+        is_remote = backend is None or isinstance(backend, PoolSettings)
+        return record.worker != "" or record.error not in _SHED or not is_remote
 
 
 def _can_be_sent(text: str) -> bool:
@@ -274,14 +293,18 @@ _NEVER: Final = 1 << 30
 _CONNECT_TIMEOUT: Final = 60.0
 _QUEUE: Final = QueueSettings(max=100_000, wait=3600.0)
 _BREAKER: Final = CircuitBreakerSettings(
-    consecutive_failures=_NEVER, failure_rate=1.0, min_requests=_NEVER
+    consecutive_failures=_NEVER,
+    failure_rate=1.0,
+    min_requests=_NEVER,
+    adaptive_concurrency=False,
 )
 
 
 def _keep_load(backend: BackendConfig) -> BackendConfig:
     """The backend without whatever would refuse requests on behalf of its workers.
 
-    No worker is ejected, no queue is full, and a slow connection is waited for.
+    No worker is ejected or gets fewer requests after a 429, no queue is full, and a slow connection
+    is waited for.
     """
     if not isinstance(backend, PoolSettings):
         return backend

@@ -1,6 +1,7 @@
 """A worker's health by its responses, and its report."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from tests.support.fakes import FakeClock
 def make_worker(
     clock: FakeClock | None = None,
     checks: HealthCheckSettings = HealthCheckSettings(),  # noqa: B008 - frozen
-    **breaker: int,
+    **breaker: Any,
 ) -> WorkerState:
     health = WorkerHealth(checks, CircuitBreakerSettings(**breaker))
     return WorkerState(0, WorkerConfig("http://w:1"), health, clock or FakeClock())
@@ -150,3 +151,13 @@ def test_only_health_state_changes_are_logged(caplog: pytest.LogCaptureFixture) 
         "worker http://w:1 is back in rotation",
         "worker http://w:1 ejected now: its health checks fail",
     ]
+
+
+@pytest.mark.parametrize(("adaptive", "limit"), [(True, 7), (False, None)])
+def test_429_lowers_the_concurrency_only_if_it_is_adaptive(
+    *, adaptive: bool, limit: int | None
+) -> None:
+    worker = make_worker(adaptive_concurrency=adaptive)
+    worker.in_flight_by_model["m"] = 10
+    worker.record_failure(RateLimitExceeded("x"), model="m")
+    assert worker.health.get_limit("m") == limit

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from backends.interfaces import WorkerFailure
 from gateway.config.loader import load_text
 from gateway.config.schema import Config
+from gateway.observability.record import RequestRecord
 from gateway.observability.recording import RecordedRequest
 from gateway.tools.replay.target import (
     ReplayRequest,
@@ -227,3 +229,34 @@ def test_worker_gets_requests_of_all_protocols_and_models_by_its_own_name() -> N
     for protocol, path in (("anthropic", "/v1/messages"), ("mindie", "/v2/models/chat/generate")):
         request = build_request(target, record(path, {}, protocol=protocol))
         assert request.path.endswith(path)
+
+
+UNREACHABLE = WorkerFailure("http://w", "WorkerUnreachable")
+FAILED = WorkerFailure("http://w", "WorkerFailed")
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_sent"),
+    [
+        ({"status": 503, "error": "Overloaded"}, False),
+        ({"status": 503, "error": "Overloaded", "backend": "worker"}, False),
+        ({"status": 504, "error": "DeadlineExceeded", "backend": "worker"}, False),
+        ({"status": 502, "worker": "http://w", "worker_failures": (UNREACHABLE,)}, False),
+        ({"status": 502, "worker": "http://w", "worker_failures": (UNREACHABLE, FAILED)}, True),
+        ({"status": 504, "error": "DeadlineExceeded", "worker": "http://w"}, True),
+        ({"status": 501, "error": "UnsupportedEndpoint", "backend": "worker"}, True),
+        ({"status": 200, "worker": "http://w", "worker_failures": (UNREACHABLE,)}, True),
+    ],
+)
+def test_request_that_waited_in_vain_was_not_sent(
+    fields: dict[str, Any], *, has_sent: bool
+) -> None:
+    target = build_worker_target(WorkerOptions("http://127.0.0.1:1", "openai"), ("chat",), "/out")
+    assert target.has_sent(RequestRecord("r1", **fields)) == has_sent
+
+
+def test_failure_of_a_backend_without_workers_is_its_own() -> None:
+    target = build()
+    [backend] = target.config.backends
+    record_of_echo = RequestRecord("r1", status=503, error="Overloaded", backend=backend)
+    assert target.has_sent(record_of_echo)
