@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.initialization import no_init_weights
 
 from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX, read_quantized_tensors
+from backends.torch.linear_layers import get_linear_weight, quantize_linear
 from backends.torch.model_files import (
     HUB_NAME_PATTERN,
     EngineTask,
@@ -193,7 +194,17 @@ def load_weights(
     shapes differ from the configuration, or if there is too little memory.
     """
     find_model_class(auto_class, location)
-    _check_model_memory(location, device, dtype)
+    float_bytes = None if dtype == "auto" else dtype.itemsize
+    required = compute_weight_bytes(Path(location.source), float_bytes)
+    _check_model_memory(location, device, required)
+    model = _load_model(auto_class, location, dtype, optional_prefix, **options)
+    return model.to(device).eval()
+
+
+def _load_model(
+    auto_class: Any, location: ModelLocation, dtype: Any, optional_prefix: str = "", **options: Any
+) -> Any:
+    """See load_weights. On the CPU, weights that have this dtype in the file are views of it."""
     if "quantization_config" in read_model_config(Path(location.source)):  # transformers refuses {}
         options["config"] = load_pretrained(AutoConfig, location, quantization_config=None)
     model, loading_info = load_pretrained(
@@ -208,7 +219,7 @@ def load_weights(
         raise ModelError(
             f"{len(missing)} weights are missing from {location.source}: {format_names(missing)}"
         )
-    return model.to(device).eval()
+    return model
 
 
 def find_model_class(auto_class: Any, location: ModelLocation) -> Any:
@@ -230,10 +241,8 @@ def find_model_class(auto_class: Any, location: ModelLocation) -> Any:
     return classes[transformers.CONFIG_MAPPING[name]]
 
 
-def _check_model_memory(location: ModelLocation, device: torch.device, dtype: Any) -> None:
-    """Raise ModelError if the weights need more than the free memory, before memory runs out."""
-    float_bytes = None if dtype == "auto" else dtype.itemsize
-    required = compute_weight_bytes(Path(location.source), float_bytes)
+def _check_model_memory(location: ModelLocation, device: torch.device, required: int) -> None:
+    """Raise ModelError if ``required`` bytes of weights are more than the free memory."""
     free = get_free_memory(device)
     if free is not None and required > free:
         raise ModelError(
@@ -446,12 +455,9 @@ def load_quantized_model(location: ModelLocation) -> Any:
     """
     folder = Path(location.source)
     is_packed = get_quantization(read_model_config(folder)) is not None
-    _check_model_memory(location, torch.device("cpu"), torch.float32 if is_packed else "auto")
-    config = load_pretrained(AutoConfig, location)
-    with no_init_weights(), _parameters_on_meta():
-        model = cast("Any", AutoModelForCausalLM).from_config(
-            config, attn_implementation="eager", dtype=torch.float32
-        )
+    required = compute_weight_bytes(folder, torch.float32.itemsize if is_packed else None)
+    _check_model_memory(location, torch.device("cpu"), required)
+    model = _create_model(load_pretrained(AutoConfig, location))
     if (folder / "generation_config.json").is_file():
         model.generation_config = load_pretrained(GenerationConfig, location)
     layers: dict[str, dict[str, torch.Tensor]] = {}
@@ -466,6 +472,67 @@ def load_quantized_model(location: ModelLocation) -> Any:
     if missing:
         raise ModelError(f"{len(missing)} weights are missing: {format_names(missing)}")
     return model.eval()
+
+
+def _create_model(config: Any) -> Any:
+    """A float32 model for generation, whose buffers are there and whose parameters are not."""
+    with no_init_weights(), _parameters_on_meta():
+        return cast("Any", AutoModelForCausalLM).from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
+
+
+def load_int8_model(location: ModelLocation) -> Any:
+    """A model for generation whose linear layers are int8; its other weights become float32.
+
+    transformers maps the weights from the file; they are quantized or copied one after another.
+    Raises ModelError.
+    """
+    model = _create_model(load_pretrained(AutoConfig, location))
+    linears = [one for one in model.modules() if get_linear_weight(one) is not None]
+    float_bytes = sum(one.nbytes for one in model.parameters())
+    spared_bytes = sum(one.weight.nbytes - one.weight.numel() for one in linears)
+    _check_model_memory(location, torch.device("cpu"), float_bytes - spared_bytes)
+    dtype = _find_saved_dtype(Path(location.source))
+    source = _load_model(AutoModelForCausalLM, location, dtype, attn_implementation="eager")
+    model.generation_config = source.generation_config
+    saved = source.state_dict().keys()
+    for name, module in list(model.named_modules()):
+        original = source.get_submodule(name)
+        weight = get_linear_weight(original)
+        if weight is not None:
+            bias = None if original.bias is None else _copy_float(original.bias)
+            model.set_submodule(name, quantize_linear(weight.detach(), bias))
+        for kind, parameter in list(original.named_parameters(recurse=False)):
+            if weight is None:
+                setattr(module, kind, nn.Parameter(_copy_float(parameter), requires_grad=False))
+            setattr(original, kind, None)  # what transformers has converted is no view: free it
+        for kind, buffer in original.named_buffers(recurse=False):
+            if f"{name}.{kind}" in saved:
+                setattr(module, kind, buffer.to(getattr(module, kind).dtype, copy=True))
+        release_free_memory()
+    return model.eval()
+
+
+def _copy_float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.float32, copy=True)
+
+
+def _find_saved_dtype(folder: Path) -> torch.dtype:
+    """The type of all floats in a folder's files; float32 if they have several."""
+    tensors = [
+        one for file in list_weight_files(folder) for one in read_safetensors_header(file).values()
+    ]
+    names = {str(one.get("dtype")) for one in tensors} & _SAVED_DTYPES.keys()
+    return _SAVED_DTYPES[names.pop()] if len(names) == 1 else torch.float32
+
+
+_SAVED_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 def _read_quantized_folder(folder: Path, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

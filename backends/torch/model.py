@@ -1,4 +1,4 @@
-"""A packed forward pass of a transformers model over many sequences, with fused and int8 layers.
+"""A packed forward pass of a transformers model over many sequences, with fused layers.
 
 The tokens of all sequences are concatenated in a batch of one, so that each linear layer processes
 them together, whether a sequence has one new token or a chunk of its prompt. Only attention is
@@ -7,21 +7,20 @@ transformers' attention interface.
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from backends.torch.attention import AttentionParams, BatchSegment, PackedBatch, RotaryFactors
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
+from backends.torch.linear_layers import PrepackedLinear, get_linear_weight
 from backends.torch.loader import (
     ModelLocation,
     find_model_class,
+    load_int8_model,
     load_quantized_model,
     load_weights,
     pick_device,
@@ -248,224 +247,27 @@ def _concatenate_linears(layers: Sequence[Any]) -> nn.Module:
     return fused
 
 
-# Batch-invariant linear layers: the result of a row (one token) does not depend on other rows.
-#
-# A plain matrix product is divided by its shape, so that the same row gives slightly different
-# results in different batches. oneDNN's product over prepacked weights does not do that, and is two
-# to three times as fast from four rows on. The original weights are freed: they would double the
-# memory.
-
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
-"""Makes a linear layer from weights (outputs, inputs) and an optional bias."""
-_PREPACK_ROWS = 16
-"""The number of rows that the prepacked layout is optimized for."""
-_ROW_STEPS = ((16, 1), (128, 8), (float("inf"), 32))
-"""(limit, step): up to ``limit`` rows, their number is rounded up to a multiple of ``step``."""
-
-
-class PrepackedLinear(nn.Module):
-    """A linear layer with weights in oneDNN's prepacked layout."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` has shape (outputs, inputs)."""
-        super().__init__()
-        operations: Any = torch.ops.mkldnn
-        # torch.compile uses the same operators for linear layers with frozen weights.
-        self._weight = operations._reorder_linear_weight(weight.contiguous(), _PREPACK_ROWS)  # noqa: SLF001
-        self.weight = weight.new_empty(0)
-        """Empty; it exists because some model families read a layer's dtype."""
-        self._bias = bias
-        self._operator = operations._linear_pointwise  # noqa: SLF001
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map (…, inputs) to (…, outputs)."""
-        flat = rows.reshape(-1, rows.shape[-1])
-        count = flat.shape[0]
-        if padding := _pad_row_count(count) - count:
-            flat = pad(flat, (0, 0, 0, padding))
-        flat = flat.contiguous()
-        output: torch.Tensor = self._operator(flat, self._weight, self._bias, "none", [], "")
-        return output[:count].view(*rows.shape[:-1], -1)
-
-
-def _pad_row_count(rows: int) -> int:
-    """The number of rows to compute for this many, padding included.
-
-    oneDNN generates and caches a kernel for each number of rows, which takes half a megabyte for
-    every layer shape. One row alone is computed differently from several, so two is the minimum.
-    """
-    step = next(step for limit, step in _ROW_STEPS if rows <= limit)
-    return max(-(-rows // step) * step, 2)
-
-
-def prepack_linears(model: nn.Module, linear_factory: LinearFactory | None = None) -> None:
+def prepack_linears(model: nn.Module, *, owns_weights: bool = False) -> None:
     """Replace all quantized and float32 linear layers on the CPU, one after another.
 
-    ``linear_factory`` makes the new layers; None: PrepackedLinear, if oneDNN is available. The
-    other parameters are copied, since all may be views of one memory-mapped file, which keeps the
-    original weights in memory until nothing refers to it.
+    float32 layers need oneDNN. Unless ``owns_weights``, the other parameters are copied, since all
+    may be views of one mapped file, whose pages stay in memory until nothing refers to it.
     """
     has_mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    factory = linear_factory or (PrepackedLinear if has_mkldnn else None)
 
     def prepack(module: Any) -> nn.Module | None:
         if isinstance(module, QuantizedLinear):
             return module.pack()
-        weight = None if factory is None else _get_linear_weight(module)
-        if weight is None or factory is None or not _can_prepack(weight):
+        weight = get_linear_weight(module) if has_mkldnn else None
+        if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
             return None
-        return _make_linear(factory, weight, module.bias)
+        with torch.inference_mode():
+            bias = None if module.bias is None else module.bias.detach().clone()
+            return PrepackedLinear(weight.detach(), bias)
 
-    if replace_modules(model, prepack):
+    if replace_modules(model, prepack) and not owns_weights:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.clone()
-
-
-def _get_linear_weight(child: Any) -> torch.Tensor | None:
-    """The weights (outputs, inputs) of a linear layer; None for other modules."""
-    if type(child) is nn.Linear:
-        return child.weight
-    return child.weight.t() if type(child) is Conv1D else None
-
-
-def _can_prepack(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
-
-
-def _make_linear(
-    linear_factory: LinearFactory, weight: torch.Tensor, bias: torch.Tensor | None
-) -> nn.Module:
-    with torch.inference_mode():
-        return linear_factory(weight.detach(), None if bias is None else bias.detach().clone())
-
-
-# int8 linear layers: per-channel scales for weights, per-row (per-token) scales for activations.
-#
-# They need a quarter of the memory and of its traffic; the rounding changes outputs (see
-# docs/performance-engine.md). Each row is scaled by its own largest magnitude, and integer sums are
-# exact, so a row's result does not depend on the batch. (torch's own dynamic quantization has one
-# scale for the whole batch, so there it does.)
-
-_MAX_INT8 = 127
-"""The largest quantized magnitude."""
-_MAX_EXACT_WEIGHT = 64
-"""The largest weight for which the sum of two products with ``_MAX_INT8`` fits in 16 bits."""
-_ZERO_POINT = 128
-"""The zero point of activations: the fused operator takes unsigned ones."""
-_MIN_SCALE = 1e-12
-"""Lower limit of scales, for rows and weights that are all zero."""
-
-
-def get_fused_operator() -> Any:
-    """The operator that quantizes activations, multiplies and dequantizes; None if torch has none.
-
-    Only the x86 quantization engine has it, and torch plans to remove what its packing is built on.
-    """
-    operations: Any = torch.ops.quantized
-    name = "linear_with_input_q_dq_qweight_dq_output_fp32"
-    x86 = torch.backends.quantized.engine == "x86"
-    return getattr(operations, name, None) if x86 else None
-
-
-@functools.cache
-def get_max_exact_weight() -> int:
-    """The largest weight magnitude for which the fused operator's sums are exact on this CPU.
-
-    A CPU without VNNI adds two products in 16 bits, with saturation.
-    """
-    return _MAX_INT8 if is_exact(get_fused_operator(), _MAX_INT8) else _MAX_EXACT_WEIGHT
-
-
-def is_exact(operator: Any, max_weight: int) -> bool:
-    """Whether the operator adds products with weights up to ``max_weight`` without saturation."""
-    operations: Any = torch.ops.quantized
-    weight = operations.linear_prepack(_pack_weight(torch.ones(16, 64), max_weight), None)
-    sums = operator(torch.ones(1, 64), 1 / _MAX_INT8, _ZERO_POINT, weight)
-    return torch.allclose(sums, torch.full_like(sums, 64.0), rtol=1e-3)
-
-
-def quantize_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-    """An int8 linear layer for weights (outputs, inputs), of the kind that this CPU supports."""
-    return (
-        IntMatmulLinear(weight, bias)
-        if get_fused_operator() is None
-        else FusedInt8Linear(weight, bias)
-    )
-
-
-class _Int8Linear(nn.Module):
-    """A linear layer whose activations are quantized with one scale per row."""
-
-    def __init__(self, outputs: int, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self._outputs = outputs
-        self._bias = bias
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map (…, inputs) to (…, outputs)."""
-        flat = rows.reshape(-1, rows.shape[-1])
-        magnitudes = flat.abs().amax(-1, keepdim=True).clamp_min_(_MIN_SCALE)
-        out = self._multiply(flat, magnitudes).mul_(magnitudes)
-        if self._bias is not None:
-            out += self._bias
-        return out.view(*rows.shape[:-1], self._outputs)
-
-    def _multiply(self, rows: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
-        """Multiply rows, divided by their magnitudes, with the weights."""
-        raise NotImplementedError
-
-
-class FusedInt8Linear(_Int8Linear):
-    """An int8 layer that uses torch's fused operator for x86."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` has shape (outputs, inputs)."""
-        super().__init__(weight.shape[0], bias)
-        operations: Any = torch.ops.quantized
-        self._weight = operations.linear_prepack(_pack_weight(weight, get_max_exact_weight()), None)
-        self._operator = get_fused_operator()
-
-    def _multiply(self, rows: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._operator(
-            rows / magnitudes, 1 / _MAX_INT8, _ZERO_POINT, self._weight
-        )
-        return out
-
-
-class IntMatmulLinear(_Int8Linear):
-    """An int8 layer that uses torch's integer matrix product, which every CPU supports."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` has shape (outputs, inputs)."""
-        super().__init__(weight.shape[0], bias)
-        scales = _compute_scales(weight, _MAX_INT8)
-        self._weight = _quantize_weight(weight, scales).t()
-        self._scales = scales / _MAX_INT8
-
-    def _multiply(self, rows: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
-        quantized = (rows * (_MAX_INT8 / magnitudes)).round_().to(torch.int8)
-        return torch._int_mm(quantized, self._weight).float().mul_(self._scales)  # noqa: SLF001
-
-
-def _compute_scales(weight: torch.Tensor, max_weight: int) -> torch.Tensor:
-    """The scale of each output channel: its largest weight becomes ``max_weight``."""
-    return weight.float().abs().amax(1).clamp_min_(_MIN_SCALE) / max_weight
-
-
-def _quantize_weight(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (weight / scales[:, None]).round_().to(torch.int8).contiguous()
-
-
-def _pack_weight(weight: torch.Tensor, max_weight: int) -> torch.Tensor:
-    """The quantized weights and their scales as a tensor for the fused operator's packing."""
-    scales = _compute_scales(weight, max_weight)
-    zeros = torch.zeros(weight.shape[0], dtype=torch.long)
-    with warnings.catch_warnings():
-        # torch plans to remove such tensors; then get_fused_operator returns None.
-        warnings.simplefilter("ignore", UserWarning)
-        return torch._make_per_channel_quantized_tensor(  # noqa: SLF001
-            _quantize_weight(weight, scales), scales.double(), zeros, 0
-        )
 
 
 ATTENTION_NAME = "interlingua_packed"
@@ -518,12 +320,13 @@ class ModelRunner:
         self,
         model: Any,
         context: int | None = None,
-        linear_factory: LinearFactory | None = None,
         reference: ReferenceOutputs | None = None,
+        *,
+        owns_weights: bool = False,
     ) -> None:
         """Fuse layers, check the model, then replace linear layers.
 
-        ``linear_factory``: see prepack_linears. ``reference`` is what the model must compute.
+        ``reference`` is what the model must compute. ``owns_weights``: see prepack_linears.
         """
         self._model = model.eval()
         fuse_layers(model)
@@ -534,7 +337,7 @@ class ModelRunner:
         self.vocabulary_size: int = config.vocab_size
         if reference is not None:
             self._check_reference(reference)
-        prepack_linears(model, linear_factory)
+        prepack_linears(model, owns_weights=owns_weights)
         self.cache_bytes_per_token = self._check_first_pass(config.num_hidden_layers)
         """KV cache bytes per token."""
         self.is_batch_invariant = self._compare_passes()
@@ -615,28 +418,26 @@ def load_model_runner(
             "attention interface"
         )
     torch_device = pick_device(device)
-    linear_factory = quantize_linear if dtype == "int8" else None
     if dtype in ("int8", "quantized") and torch_device.type != "cpu":
         raise ModelError(f"dtype {dtype} needs a CPU; for {torch_device} choose auto or bfloat16")
     if location.is_quantized and torch_device.type != "cpu":
         raise ModelError(f"the quantized weights of {location.source} need a CPU: set device: cpu")
+    owns_weights = location.is_quantized or dtype == "int8"
     if location.is_quantized:
         check_quantized_use(location.source, location.task, dtype)
         model = load_quantized_model(location)
+    elif dtype == "int8":
+        model = load_int8_model(location)
     else:
-        name = "float32" if dtype in ("int8", "quantized") else dtype
+        torch_dtype = pick_dtype("float32" if dtype == "quantized" else dtype, torch_device)
         model = load_weights(
-            AutoModelForCausalLM,
-            location,
-            torch_device,
-            pick_dtype(name, torch_device),
-            attn_implementation="eager",
-        ).eval()
+            AutoModelForCausalLM, location, torch_device, torch_dtype, attn_implementation="eager"
+        )
     length = compute_context_length(model.config.get_text_config(), context)
     freeze_rotary_factors(model, length)
     reference = compute_reference(model, length)
     model.set_attn_implementation(ATTENTION_NAME)
-    runner = ModelRunner(model, context, linear_factory, reference)
+    runner = ModelRunner(model, context, reference, owns_weights=owns_weights)
     del reference
     release_free_memory()
     return runner

@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch import model as torch_model
-from backends.torch.loaded_model import LoadedModel, assemble_model
-from backends.torch.loader import ModelLocation, pick_device
-from backends.torch.model import (
+from backends.torch import linear_layers
+from backends.torch.linear_layers import (
     FusedInt8Linear,
     IntMatmulLinear,
-    ModelRunner,
     get_fused_operator,
-    load_model_runner,
     quantize_linear,
 )
+from backends.torch.loaded_model import LoadedModel, assemble_model
+from backends.torch.loader import ModelLocation, pick_device
+from backends.torch.model import load_model_runner
 from backends.torch.model_files import ModelError
 from tests.integration.torch.test_batch_invariance import (
     check_coverage,
@@ -28,6 +27,14 @@ from tests.integration.torch.test_batch_invariance import (
 LAYER_TYPES = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
 
 
+def make_layer(
+    kind: Any, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.nn.Module:
+    quantized = quantize_linear(weight, bias)
+    layer: torch.nn.Module = kind(quantized.codes, quantized.scales, quantized.bias)
+    return layer
+
+
 def draw_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
@@ -36,21 +43,25 @@ def draw_tensor(*shape: int) -> torch.Tensor:
 def test_int8_product_is_close_to_the_exact_product(layer_type: Any) -> None:
     weight, bias, rows = draw_tensor(40, 64), draw_tensor(40), draw_tensor(2, 5, 64)
     exact = rows @ weight.t() + bias
-    off = layer_type(weight, bias)(rows) - exact
+    off = make_layer(layer_type, weight, bias)(rows) - exact
 
     assert off.shape == (2, 5, 40)
     # The largest value has 127 steps; 64 errors of half a step mostly cancel out.
     assert 0 < off.abs().max() < 0.03 * exact.abs().max()
 
-    without = layer_type(weight, None)(rows)
-    assert torch.allclose(without + bias, layer_type(weight, bias)(rows))
+    without = make_layer(layer_type, weight)(rows)
+    assert torch.allclose(without + bias, make_layer(layer_type, weight, bias)(rows))
 
 
 @pytest.mark.parametrize("layer_type", LAYER_TYPES)
 def test_largest_int8_products_do_not_saturate(layer_type: Any) -> None:
     weight, rows = torch.ones(40, 64), torch.ones(3, 64)
-    assert torch.allclose(layer_type(weight, None)(rows), torch.full((3, 40), 64.0), rtol=1e-3)
-    assert torch.allclose(layer_type(-weight, None)(rows), torch.full((3, 40), -64.0), rtol=1e-3)
+    assert torch.allclose(
+        make_layer(layer_type, weight)(rows), torch.full((3, 40), 64.0), rtol=1e-3
+    )
+    assert torch.allclose(
+        make_layer(layer_type, -weight)(rows), torch.full((3, 40), -64.0), rtol=1e-3
+    )
 
 
 def test_saturating_int8_operator_is_detected() -> None:
@@ -58,8 +69,8 @@ def test_saturating_int8_operator_is_detected() -> None:
         del packed
         return torch.full((len(rows), 16), 32.4)
 
-    assert not torch_model.is_exact(cutting, 127)
-    assert torch_model.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
+    assert not linear_layers.is_exact(cutting, 127)
+    assert linear_layers.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
 
 
 @pytest.mark.parametrize("layer_type", LAYER_TYPES)
@@ -67,7 +78,7 @@ def test_zero_rows_and_zero_outputs_stay_zero(layer_type: Any) -> None:
     weight, rows = draw_tensor(8, 16), draw_tensor(3, 16)
     weight[2], rows[1] = 0, 0
 
-    out = layer_type(weight, None)(rows)
+    out = make_layer(layer_type, weight)(rows)
 
     assert torch.equal(out[1], torch.zeros(8))
     assert torch.equal(out[:, 2], torch.zeros(3))
@@ -75,7 +86,7 @@ def test_zero_rows_and_zero_outputs_stay_zero(layer_type: Any) -> None:
 
 @pytest.mark.parametrize("layer_type", LAYER_TYPES)
 def test_int8_row_is_independent_of_the_other_rows(layer_type: Any) -> None:
-    layer, rows = layer_type(draw_tensor(48, 64), None), draw_tensor(40, 64)
+    layer, rows = make_layer(layer_type, draw_tensor(48, 64)), draw_tensor(40, 64)
     rows[7] *= 1000  # with one scale for all rows the others would round to zero
 
     together = layer(rows)
@@ -89,19 +100,22 @@ def test_fused_and_integer_int8_layers_agree() -> None:
         pytest.skip("torch has no fused operator here")
     weight, rows = draw_tensor(40, 64), draw_tensor(9, 64)
 
-    one, other = FusedInt8Linear(weight, None)(rows), IntMatmulLinear(weight, None)(rows)
+    one, other = (
+        make_layer(FusedInt8Linear, weight)(rows),
+        make_layer(IntMatmulLinear, weight)(rows),
+    )
 
     assert torch.allclose(one, other, atol=0.02 * float(one.abs().max()))
 
 
 def test_integer_layer_is_used_without_the_fused_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_model, "get_fused_operator", lambda: None)
-    assert type(quantize_linear(draw_tensor(8, 16), None)) is IntMatmulLinear
+    monkeypatch.setattr(linear_layers, "get_fused_operator", lambda: None)
+    assert type(quantize_linear(draw_tensor(8, 16)).pack()) is IntMatmulLinear
 
 
 @pytest.mark.skipif(not get_fused_operator(), reason="torch has no such operator here")
 def test_fused_layer_is_used_with_the_fused_operator() -> None:
-    assert type(quantize_linear(draw_tensor(8, 16), None)) is FusedInt8Linear
+    assert type(quantize_linear(draw_tensor(8, 16)).pack()) is FusedInt8Linear
 
 
 def test_fused_operator_is_unavailable_for_other_quantization_engines(
@@ -112,8 +126,11 @@ def test_fused_operator_is_unavailable_for_other_quantization_engines(
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Any) -> LoadedModel:
-    return assemble_model(ModelRunner(make_llama(288), linear_factory=quantize_linear), tokenizer)
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("int8")
+    make_llama(288).save_pretrained(folder)
+    location = ModelLocation(str(folder), "generate")
+    return assemble_model(load_model_runner(location, "cpu", "int8", None), tokenizer)
 
 
 def test_int8_output_is_independent_of_the_batch_composition(model: LoadedModel) -> None:
