@@ -133,20 +133,30 @@ bare_text_chunk_decoder: Final = JsonDecoder(_BareTextChunk, skims=True)
 arguments_chunk_decoder: Final = JsonDecoder(ArgumentsChunk, skims=True)
 
 
-def read_reasoning(delta: Any, index: int, source: str, events: list[Event]) -> None:
-    """Add the reasoning of a delta or message; a second one that differs is a key of its own."""
+def read_reasoning(
+    delta: Any, index: int, source: str, events: list[Event], *, keeps_name: bool = False
+) -> None:
+    """Add the reasoning of a delta or message; a second one that differs is a key of its own.
+
+    ``keeps_name``: so is one that the worker calls ``reasoning``, for clients that read that name.
+    """
     text = delta.reasoning_content or delta.reasoning or None
-    if isinstance(text, str):
-        events.append(ReasoningDelta(text, index))
-    else:
-        text = None
-    if delta.reasoning and delta.reasoning != text:
+    if delta.reasoning and (
+        keeps_name or delta.reasoning != text or not isinstance(text, str)
+    ):  # before the text, so that both are in one delta
         values = ((("reasoning",), delta.reasoning),)
         events.append(ResponseExtra(source, "message", values, index))
+    if isinstance(text, str):
+        events.append(ReasoningDelta(text, index))
 
 
-def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event], source: str) -> None:
-    """Add the events of text chunks of a worker with the protocol ``source``."""
+def read_text_chunks(
+    chunks: Iterable[TextChunk], events: list[Event], source: str, *, keeps_name: bool = False
+) -> None:
+    """Add the events of text chunks of a worker with the protocol ``source``.
+
+    ``keeps_name``: see ``read_reasoning``.
+    """
     for chunk in chunks:
         choice = chunk.choices[0]
         delta = choice.delta
@@ -155,7 +165,7 @@ def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event], source: s
         else:
             text = delta.content
             if delta.reasoning_content or delta.reasoning:
-                read_reasoning(delta, 0, source, events)
+                read_reasoning(delta, 0, source, events, keeps_name=keeps_name)
         if text:
             events.append(TextDelta(text))
 

@@ -33,6 +33,7 @@ from protocols.chat.wire_responses import (
     decode_known_text_response,
     decode_response,
     decode_response_without_logprobs,
+    list_unwritten_fields,
     read_choice_end,
     read_content_parts,
     read_logprobs,
@@ -337,6 +338,8 @@ class GenerationDecoder(sse.StreamDecoder):
         self._reads_text = not (skips_logprobs or echoes)
         """Whether to try ``read_text_response``: who skips, has tried it."""
         self._source = source
+        self._is_own = bool(source) and request.source in ("", source)
+        """Whether the client speaks the worker's protocol, so that it gets all keys."""
         self._response_extra: FieldValues = ()
         """The unknown keys of the last chunk that had any, which further chunks may repeat."""
         self._expects_echo = echoes
@@ -411,7 +414,8 @@ class GenerationDecoder(sse.StreamDecoder):
                 chunks.extend(bare_text_chunk_decoder.decode_each(payloads))
             except TEXT_ERRORS:
                 pass  # what was decoded before it stays in the list
-            read_text_chunks(chunks, events, self._source)
+            keeps_name = self._is_own and self._request.stream
+            read_text_chunks(chunks, events, self._source, keeps_name=keeps_name)
         else:
             next(payloads, None)
         return len(chunks)
@@ -519,9 +523,13 @@ class GenerationDecoder(sse.StreamDecoder):
         )
 
     def _add_extra(self, wire: WireChoice, index: int, events: list[Event]) -> None:
-        """Add the unknown keys of a choice and of its message."""
-        if wire.extra:
-            events.append(ResponseExtra(self._source, "choice", wire.extra, index))
+        """Add the keys of a choice and of its message that no other event tells the client."""
+        extra, ids, stop = wire.extra, wire.token_ids, wire.stop_reason
+        if self._is_own and (ids, stop, wire.matched_stop) != (None, None, None):
+            has_ids = self._request.response_options.token_ids
+            extra += list_unwritten_fields(wire, has_token_ids=has_ids)
+        if extra:
+            events.append(ResponseExtra(self._source, "choice", extra, index))
         message = wire.delta or wire.message
         if message is not None and message.extra:
             events.append(ResponseExtra(self._source, "message", message.extra, index))
@@ -571,7 +579,9 @@ class GenerationDecoder(sse.StreamDecoder):
                 events.append(TextDelta(text, choice.index, count))
             return
         if delta is not None:
-            read_reasoning(delta, choice.index, self._source, own_events)
+            # The pieces of a stream are one text for a client that gets no stream.
+            keeps_name = self._is_own and (self._request.stream or delta is wire.message)
+            read_reasoning(delta, choice.index, self._source, own_events, keeps_name=keeps_name)
             content = delta.content
             if isinstance(content, list):
                 text = read_content_parts(content, choice.index, own_events)

@@ -396,6 +396,16 @@ def read_choice_end(
     return ChoiceEnd("eos", index)
 
 
+def list_unwritten_fields(wire: WireChoice, *, has_token_ids: bool) -> FieldValues:
+    """The fields of a choice that encoders do not write; token ids only if they were asked for."""
+    fields = {
+        "stop_reason": wire.stop_reason,
+        "matched_stop": wire.matched_stop,
+        "token_ids": None if has_token_ids else wire.token_ids,
+    }
+    return tuple(((name,), value) for name, value in fields.items() if value is not None)
+
+
 def read_logprobs(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Internal log probabilities of either form."""
     if logprobs is None:

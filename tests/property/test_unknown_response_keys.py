@@ -296,6 +296,34 @@ def test_an_unknown_key_of_a_stream_is_kept_or_reported(
     assert is_kept_or_reported(written, lost)
 
 
+OWN_KEYS: Mapping[str, Any] = {"stop_reason": "X", "matched_stop": 7, "token_ids": [9, 8]}
+"""Keys of a choice that the decoder knows, and no encoder of the same protocol writes."""
+
+
+@pytest.mark.parametrize("key", OWN_KEYS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("prompt", [False, True], ids=["chat", "prompt"])
+def test_key_of_a_choice_that_a_worker_need_not_send_reaches_its_own_client(
+    key: str, *, stream: bool, prompt: bool
+) -> None:
+    """Workers such as vLLM and SGLang send these keys without being asked."""
+    text = {"text": "hi"} if prompt else {"delta" if stream else "message": {"content": "hi"}}
+    choice = {"index": 0, **text, "finish_reason": "stop", key: OWN_KEYS[key]}
+    answer = {"id": "a", "model": "w", "choices": [choice]}
+    data = join_events("openai", [answer]) if stream else msgspec.json.encode(answer)
+
+    written, lost = translate_response(
+        "openai",
+        WORKERS["openai"],
+        data,
+        stream=stream,
+        clients=PROMPT_CLIENTS if prompt else CLIENTS,
+    )
+
+    assert msgspec.json.encode({key: OWN_KEYS[key]})[1:-1] in written
+    assert lost == []
+
+
 @pytest.mark.parametrize("client", PROMPT_CLIENTS)
 @pytest.mark.parametrize(("worker", "place"), list(list_whole_cases(PROMPT_ANSWERS)))
 def test_an_unknown_key_of_an_answer_to_a_prompt_is_kept_or_reported(

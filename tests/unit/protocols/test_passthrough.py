@@ -594,21 +594,6 @@ def test_stream_is_passed_through_in_any_packet_size(cuts: list[int]) -> None:
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
 
 
-def test_reasoning_has_one_name_in_a_stream() -> None:
-    """Newer workers send ``reasoning``, with or without a text before it."""
-    for first in (b"reasoning", b"content"):
-        pieces = [
-            format_chunk("X").replace(b'"content":"X"', b'"%b":"%b"' % (key, text))
-            for key, text in ((first, b"a"), (b"reasoning", b"b"), (b"reasoning", b"c"))
-        ]
-        reader = require_passthrough("chat", STREAM_REQUEST).create_reader()
-
-        written = join_output([reader.feed([piece])[0] for piece in pieces])
-
-        assert b'"reasoning":' not in written
-        assert written.count(b'"reasoning_content":') == (3 if first == b"reasoning" else 2)
-
-
 def test_calls_are_translated_for_a_worker_that_takes_only_ids_of_its_own_form() -> None:
     worker = OpenAI("mistral")
     history = CHAT | {"messages": [*HI, CALL, RESULT]}
