@@ -432,7 +432,9 @@ def create_passthrough_decoder(
     """A ``DecoderFactory`` for responses in the manner of OpenAI."""
     if not isinstance(request, EmbeddingRequest):
         return GenerationDecoder(request, complaint=complaint, skips_logprobs=skims, source=source)
-    return (EmbeddingCounter if skims else EmbeddingDecoder)(request, complaint)
+    if skims:
+        return EmbeddingCounter(request, complaint)
+    return EmbeddingDecoder(request, complaint, source)
 
 
 # --- responses ------------------------------------------------------------------------------------

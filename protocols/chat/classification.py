@@ -22,12 +22,18 @@ from protocols.chat.requests import (
     set_request_info,
 )
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
-from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
+from protocols.chat.unary import (
+    UnaryBodyDecoder,
+    UnaryEncoder,
+    add_extra_keys,
+    list_unknown_keys,
+)
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import UnsupportedFeature, WorkerFailed
 from protocols.core.events import Classification, Event, ResponseMetadata, StreamEnd, Usage
+from protocols.core.extra import KeyTree
 from protocols.core.interfaces import HttpResponse, ResponseContext
-from protocols.core.json_text import JsonDecoder
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import ClassifyRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import build_answer_error
@@ -103,6 +109,7 @@ class ClassificationEncoder(UnaryEncoder):
     def __init__(self, style: ResponseStyle, context: ResponseContext) -> None:
         super().__init__(style, context)
         self._context = context
+        self.extra_source = style.source
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -117,7 +124,7 @@ class ClassificationEncoder(UnaryEncoder):
         if response.usage is not None:
             tokens = response.usage.prompt_tokens
             body.usage = EmbeddingUsage(tokens, tokens)
-        return HttpResponse(200, encode_json(body))
+        return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -146,15 +153,23 @@ class _WireClasses(Struct):
     usage: _WireUsage | None = None
 
 
+_ANSWER_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("id", "object", "model", "created", "data")),
+    "usage": dict.fromkeys(("prompt_tokens", "total_tokens")),
+}
+_CLASS_KEYS: Final[KeyTree] = dict.fromkeys(("index", "label", "probs", "num_classes"))
 _decode_classes = JsonDecoder(_WireClasses).decode
 
 
 class ClassificationDecoder(UnaryBodyDecoder):
     """Decodes the response to a ClassifyRequest."""
 
-    def __init__(self, request: ClassifyRequest, complaint: Any = raise_worker_error) -> None:
+    def __init__(
+        self, request: ClassifyRequest, complaint: Any = raise_worker_error, source: str = ""
+    ) -> None:
+        """``source`` is the worker's protocol, of which unknown keys are."""
         super().__init__(complaint)
-        self._request = request
+        self._request, self._source = request, source
 
     def read_body(self, body: bytes) -> Sequence[Event]:
         """See ``protocols.chat.unary.UnaryBodyDecoder``."""
@@ -168,6 +183,9 @@ class ClassificationDecoder(UnaryBodyDecoder):
         model = wire.model if isinstance(wire.model, str) else None
         return [
             ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
+            *list_unknown_keys(
+                decode_json(body), self._source, _ANSWER_KEYS, (_CLASS_KEYS, "data")
+            ),
             *(Classification(item.index, item.label, item.probs) for item in wire.data),
             *self._read_usage(wire.usage),
         ]

@@ -2,20 +2,28 @@
 
 import base64
 import binascii
+import re
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
-from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
-from protocols.chat.wire_responses import NoObject, WireChoice, WireUsage, read_text, read_usage
+from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder, add_extra_keys
+from protocols.chat.wire_responses import (
+    KnownUsage,
+    NoObject,
+    WireChoice,
+    WireUsage,
+    read_text,
+    read_usage,
+)
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import StreamBroken, WorkerFailed
-from protocols.core.events import Embedding, Event, ResponseMetadata
-from protocols.core.fieldwise import decode_fields, has_lost_element, report_lost_fields
+from protocols.core.events import Embedding, Event, FieldValues, ResponseExtra, ResponseMetadata
+from protocols.core.fieldwise import decode_fields, has_lost_element
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import UsageReader
@@ -60,6 +68,7 @@ class EmbeddingEncoder(UnaryEncoder):
         self._request = request
         self._id = UNSET if id is None else id
         self._model = context.model if model is None else model
+        self.extra_source = style.source
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -72,7 +81,7 @@ class EmbeddingEncoder(UnaryEncoder):
         if response.usage is not None:
             tokens = response.usage.prompt_tokens
             body.usage = EmbeddingUsage(tokens, tokens)
-        return HttpResponse(200, encode_json(body))
+        return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
 
 def encode_base64(values: tuple[float, ...]) -> str:
@@ -99,7 +108,7 @@ class WireEmbeddingResponse(Struct, forbid_unknown_fields=True):
     id: Any = None
     created: Any = None
     object: Any = None
-    usage: WireUsage | NoObject = None
+    usage: KnownUsage | NoObject = None
 
 
 class WireEmbeddingItem(Struct):
@@ -160,16 +169,23 @@ class EmbeddingCounter:
         return [metadata, *reader.build_end(usage)]
 
 
+_ITEM: Final = re.compile(r"data\[(\d+)\]")
+
+
 class EmbeddingDecoder(UnaryBodyDecoder):
     """Decodes the response to an EmbeddingRequest."""
 
     unary_choices: Sequence[WireChoice] = ()
 
     def __init__(
-        self, request: EmbeddingRequest, complaint: Callable[[bytes], None] = raise_worker_error
+        self,
+        request: EmbeddingRequest,
+        complaint: Callable[[bytes], None] = raise_worker_error,
+        source: str = "",
     ) -> None:
+        """``source`` is the worker's protocol, of which unknown keys are."""
         super().__init__(complaint)
-        self._request = request
+        self._request, self._source = request, source
 
     def read_body(self, body: bytes) -> Sequence[Event]:
         """See ``UnaryBodyDecoder``."""
@@ -181,7 +197,7 @@ class EmbeddingDecoder(UnaryBodyDecoder):
         events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
         if has_lost_element(lost, "data"):
             raise WorkerFailed("The worker's answer has a vector that can't be read.")
-        report_lost_fields(lost, events)
+        events += self._list_extra(lost, wire.data)
         for position, item in enumerate(wire.data):
             index = position if item.index is None else item.index
             events.append(Embedding(index, decode_embedding(item.embedding)))
@@ -192,3 +208,14 @@ class EmbeddingDecoder(UnaryBodyDecoder):
         reader = UsageReader(self._request)
         usage = read_usage(wire.usage, reader, embeds=True)
         return [*events, *reader.build_end(usage)]
+
+    def _list_extra(self, lost: FieldValues, items: list[WireEmbedding]) -> Iterator[Event]:
+        """What no event represents, by its object."""
+        for path, value in lost:
+            if (found := _ITEM.fullmatch(path[0])) is None:
+                yield ResponseExtra(self._source, "response", ((path, value),))
+                continue
+            position = int(found[1])
+            index = items[position].index
+            index = position if index is None else index
+            yield ResponseExtra(self._source, "data", ((path[1:], value),), index)

@@ -5,7 +5,7 @@ score, and NVIDIA's retrieval microservices (``/v1/ranking``). One reader takes 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -33,18 +33,22 @@ from protocols.chat.requests import (
     set_request_info,
 )
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
-from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
+from protocols.chat.unary import (
+    UnaryBodyDecoder,
+    UnaryEncoder,
+    add_extra_keys,
+    list_unknown_keys,
+)
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import (
     Event,
     RelevanceScore,
-    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     Usage,
 )
-from protocols.core.extra import KeyTree, find_unknown_keys, read_extra_fields, write_extra_fields
+from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import RerankRequest
@@ -301,20 +305,6 @@ SCORES_SOURCE: Final = "scores"
 """The source of the extra keys of what Cohere's, Jina's and vLLM's servers answer, one superset."""
 
 
-def add_extra_keys(body: bytes, response: UnaryResponse, source: str) -> bytes:
-    """The body with the worker's keys that have no place in events, if it has this source."""
-    own = [one for one in response.extra if one.source == source]
-    if not own:
-        return body
-    fields = decode_json(body)
-    items = {item["index"]: item for item in fields.get("results") or fields["data"]}
-    for one in own:
-        target = fields if one.scope == "response" else items.get(one.index)
-        if target is not None:  # the client may want the best documents only
-            write_extra_fields(target, dict(one.values))
-    return encode_json(fields)
-
-
 class RerankResponse(Struct):
     """A superset of the responses of Cohere, Jina and vLLM."""
 
@@ -535,22 +525,12 @@ class RerankDecoder(UnaryBodyDecoder):
         model = wire.model if isinstance(wire.model, str) else None
         return [
             ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
-            *_list_unknown_keys(decode_json(body), self._source),
+            *list_unknown_keys(
+                decode_json(body), self._source, _ANSWER_KEYS, (_SCORE_KEYS, "score")
+            ),
             *(RelevanceScore(index, score) for index, score in scores.items()),
             *_read_usage(wire),
         ]
-
-
-def _list_unknown_keys(answer: Any, source: str) -> Iterator[ResponseExtra]:
-    """The keys of an answer and of its scores that no event represents."""
-    items = answer
-    if isinstance(answer, dict):
-        if unknown := find_unknown_keys(answer, _ANSWER_KEYS):
-            yield ResponseExtra(source, "response", tuple(unknown.items()))
-        items = [item for key in ("results", "data") for item in answer.get(key) or ()]
-    for item in items:
-        if unknown := find_unknown_keys(item, _SCORE_KEYS):
-            yield ResponseExtra(source, "score", tuple(unknown.items()), item["index"])
 
 
 def _read_usage(wire: _WireScores) -> list[Event]:

@@ -3,6 +3,7 @@
 Sources: vLLM's protocol module of tokenization; SGLang's, and llama.cpp's server (tools/server).
 """
 
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -31,12 +32,18 @@ from protocols.chat.requests import (
 )
 from protocols.chat.responses import ResponseStyle, encode_json
 from protocols.chat.tools import read_tools, write_tools
-from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
+from protocols.chat.unary import (
+    UnaryBodyDecoder,
+    UnaryEncoder,
+    add_extra_keys,
+    list_unknown_keys,
+)
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
 from protocols.core.events import DetokenizedText, Event, StreamEnd, TokenList
+from protocols.core.extra import KeyTree
 from protocols.core.interfaces import HttpResponse, ResponseContext
-from protocols.core.json_text import JsonDecoder
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import DetokenizeRequest, TokenizeRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import build_answer_error, decode_value
@@ -153,15 +160,15 @@ class TokenizeEncoder(UnaryEncoder):
     ) -> None:
         super().__init__(style, context)
         self._request, self._context = request, context
+        self.extra_source = style.source
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         found = response.tokens
         length = self._context.context_length or found.context_length
         texts = found.texts if self._request.return_texts else None
-        return HttpResponse(
-            200, encode_json(TokenizeResponse(len(found.ids), length, found.ids, texts))
-        )
+        body = encode_json(TokenizeResponse(len(found.ids), length, found.ids, texts))
+        return HttpResponse(200, add_extra_keys(body, response, self.extra_source))
 
 
 class DetokenizeResponse(Struct):
@@ -173,9 +180,14 @@ class DetokenizeResponse(Struct):
 class DetokenizeEncoder(UnaryEncoder):
     """Encodes the response to a detokenize request."""
 
+    def __init__(self, style: ResponseStyle, context: ResponseContext) -> None:
+        super().__init__(style, context)
+        self.extra_source = style.source
+
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return HttpResponse(200, encode_json(DetokenizeResponse(response.text)))
+        body = encode_json(DetokenizeResponse(response.text))
+        return HttpResponse(200, add_extra_keys(body, response, self.extra_source))
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -249,11 +261,21 @@ class _WireText(Struct):
     content: str | None = None
 
 
+_TOKENS_KEYS: Final[KeyTree] = dict.fromkeys(("tokens", "token_strs", "max_model_len", "count"))
+_TEXT_KEYS: Final[KeyTree] = dict.fromkeys(("prompt", "text", "content"))
 _decode_tokens = JsonDecoder(_WireTokens).decode
 _decode_text = JsonDecoder(_WireText).decode
 
 
-class TokenizeDecoder(UnaryBodyDecoder):
+class _TokenizerDecoder(UnaryBodyDecoder, ABC):
+    """``source`` is the worker's protocol, of which unknown keys are."""
+
+    def __init__(self, source: str = "") -> None:
+        super().__init__()
+        self._source = source
+
+
+class TokenizeDecoder(_TokenizerDecoder):
     """Decodes the response to a TokenizeRequest."""
 
     def read_body(self, body: bytes) -> Sequence[Event]:
@@ -271,10 +293,11 @@ class TokenizeDecoder(UnaryBodyDecoder):
             else:
                 ids.append(token)
         length = read_integer(wire.max_model_len, MAX_TOKENS)
-        return [TokenList(tuple(ids), tuple(texts), length), StreamEnd()]
+        unknown = list_unknown_keys(decode_json(body), self._source, _TOKENS_KEYS)
+        return [*unknown, TokenList(tuple(ids), tuple(texts), length), StreamEnd()]
 
 
-class DetokenizeDecoder(UnaryBodyDecoder):
+class DetokenizeDecoder(_TokenizerDecoder):
     """Decodes the response to a DetokenizeRequest."""
 
     def read_body(self, body: bytes) -> Sequence[Event]:
@@ -286,6 +309,7 @@ class DetokenizeDecoder(UnaryBodyDecoder):
             raise build_answer_error(e) from e
         for text in (wire.prompt, wire.text, wire.content):
             if text is not None:
-                return [DetokenizedText(text), StreamEnd()]
+                unknown = list_unknown_keys(decode_json(body), self._source, _TEXT_KEYS)
+                return [*unknown, DetokenizedText(text), StreamEnd()]
         self._raise_if_error(body)
         raise WorkerFailed("The worker's answer has no text.")

@@ -1,15 +1,18 @@
 """Responses that are never streams: what their encoders and decoders share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal
 
 from protocols.chat.errors import raise_worker_error
-from protocols.chat.responses import ResponseStyle, create_header_builder
+from protocols.chat.responses import ResponseStyle, create_header_builder, encode_json
 from protocols.core import sse
+from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
-from protocols.core.events import Event
+from protocols.core.events import Event, ResponseExtra
+from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
 from protocols.core.interfaces import Headers, ResponseContext
+from protocols.core.json_text import decode_json
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -64,3 +67,42 @@ class UnaryBodyDecoder(ABC):
     @abstractmethod
     def read_body(self, body: bytes) -> Sequence[Event]:
         """The events of a complete body. Raises WorkerError."""
+
+
+# --- keys that no event represents ----------------------------------------------------------------
+
+
+def list_unknown_keys(
+    answer: Any,
+    source: str,
+    known: KeyTree,
+    items: tuple[KeyTree, Literal["score", "data"]] = ({}, "data"),
+) -> Iterator[ResponseExtra]:
+    """The keys of an answer, and of the items of its list, that are not in these trees.
+
+    ``items``: the known keys of an item, which has its ``index``, and the scope of its event.
+    """
+    known_of_item, scope = items
+    listed = answer
+    if isinstance(answer, dict):
+        if unknown := find_unknown_keys(answer, known):
+            yield ResponseExtra(source, "response", tuple(unknown.items()))
+        listed = [one for key in ("results", "data") for one in answer.get(key) or ()]
+    for item in listed:
+        if unknown := find_unknown_keys(item, known_of_item):
+            yield ResponseExtra(source, scope, tuple(unknown.items()), item["index"])
+
+
+def add_extra_keys(body: bytes, response: UnaryResponse, source: str) -> bytes:
+    """The body with the worker's keys that have no place in events, if it has this source."""
+    own = [one for one in response.extra if one.source == source]
+    if not own:
+        return body
+    fields = decode_json(body)
+    listed = fields.get("results") or fields.get("data") or ()
+    items = {item["index"]: item for item in listed}
+    for one in own:
+        target = fields if one.scope == "response" else items.get(one.index)
+        if target is not None:  # the client may want the best documents only
+            write_extra_fields(target, dict(one.values))
+    return encode_json(fields)

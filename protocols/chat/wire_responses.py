@@ -174,7 +174,9 @@ class _KnownCompletionDetails(WireTokensDetails, gc=False, forbid_unknown_fields
     cached_tokens: None = None
 
 
-class _KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
+class KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
+    """A usage object without unknown keys."""
+
     prompt_tokens_details: _KnownPromptDetails | NoObject = None
     completion_tokens_details: _KnownCompletionDetails | NoObject = None
     total_tokens: Any = None
@@ -182,7 +184,7 @@ class _KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
 
 class _KnownResponse(WireResponse, gc=False, forbid_unknown_fields=True):
     choices: list[_KnownChoice] | None = None  # type: ignore[assignment]
-    usage: _KnownUsage | NoObject = None
+    usage: KnownUsage | NoObject = None
     object: Any = None
     service_tier: None = None
     prompt_token_ids: None = None
@@ -250,7 +252,7 @@ class _KnownTextChoice(_TextChoice, gc=False, forbid_unknown_fields=True):
 
 class _KnownTextResponse(_TextResponse, gc=False, forbid_unknown_fields=True):
     choices: tuple[_KnownTextChoice] | None = None
-    usage: _KnownUsage | None = None
+    usage: KnownUsage | None = None
     object: Any = None
     service_tier: None = None
     prompt_token_ids: None = None

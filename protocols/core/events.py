@@ -123,9 +123,10 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     """
 
     source: str
-    scope: Literal["response", "choice", "message", "tool_call", "item", "score"]
+    scope: Literal["response", "choice", "message", "tool_call", "item", "score", "data"]
     """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
-    ``call_index`` that of a call, else -1. ``score``: that of the document ``index``."""
+    ``call_index`` that of a call, else -1. ``score``: that of the document ``index``. ``data``: the
+    vector or the class of the input ``index``."""
     values: FieldValues
     index: int = 0
     call_index: int = 0
@@ -141,6 +142,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
                 return f"response.output[{self.index}]"
             case "score":
                 return f"response.results[{self.index}]"
+            case "data":
+                return f"response.data[{self.index}]"
             case "choice":
                 return choice
             case "message":

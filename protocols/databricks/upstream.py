@@ -217,7 +217,7 @@ class DatabricksUpstream:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
-            return EmbeddingDecoder(request, complaint=complaint)
+            return EmbeddingDecoder(request, complaint, self._source)
         reducer = self._reduce_request(request, {})
         echoes = self._select_writer(request).expects_echo(reducer.request)
         return GenerationDecoder(

@@ -792,15 +792,15 @@ class OpenAI:
                     return decoder
                 return ToolNameDecoder(decoder, names)
             case EmbeddingRequest():
-                return EmbeddingDecoder(request)
+                return EmbeddingDecoder(request, source=self.name)
             case RerankRequest():
                 return RerankDecoder(request)
             case ClassifyRequest():
-                return ClassificationDecoder(request)
+                return ClassificationDecoder(request, source=self.name)
             case TokenizeRequest():
-                return TokenizeDecoder()
+                return TokenizeDecoder(self.name)
             case _:
-                return DetokenizeDecoder()
+                return DetokenizeDecoder(self.name)
 
     def _create_generation_decoder(self, request: GenerationRequest) -> ResponseDecoder:
         if self._uses_responses_api(request):

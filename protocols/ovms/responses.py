@@ -14,8 +14,9 @@ from typing import Any, Final, Literal
 from msgspec import UNSET, Struct, UnsetType, json
 
 from protocols.chat.embeddings import encode_base64
-from protocols.chat.rerank import add_extra_keys, rank_documents
+from protocols.chat.rerank import rank_documents
 from protocols.chat.responses import EmbeddingUsage
+from protocols.chat.unary import add_extra_keys
 from protocols.core import events as core_events
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import GatewayError
@@ -317,6 +318,7 @@ class OvmsEmbeddingEncoder:
     """Encodes embeddings, which are always unary."""
 
     content_type = "application/json"
+    extra_source = "ovms"
 
     def __init__(self, encoding: str) -> None:
         self._is_base64 = encoding == "base64"
@@ -342,7 +344,8 @@ class OvmsEmbeddingEncoder:
             for index, values in enumerate(response.embeddings)
         ]
         usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
-        return HttpResponse(200, _encode(EmbeddingList("list", data, usage)))
+        body = _encode(EmbeddingList("list", data, usage))
+        return HttpResponse(200, add_extra_keys(body, response, self.extra_source))
 
 
 class DocumentText(Struct):

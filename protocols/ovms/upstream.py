@@ -197,7 +197,7 @@ class OvmsUpstream:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
-            return EmbeddingDecoder(request, complaint=complaint)
+            return EmbeddingDecoder(request, complaint, self._protocol_name)
         if isinstance(request, RerankRequest):
             return RerankDecoder(request, complaint, self._protocol_name)
         adapted = self._reduce_request(request, {}).request

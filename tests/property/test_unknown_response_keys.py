@@ -4,21 +4,30 @@ Each object in a response of each worker protocol gets an unknown key in turn, i
 and in streams, for a client of each protocol.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.config.registry import ProtocolRegistry
 from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
+from protocols import PROTOCOLS
 from protocols.core.aggregate import aggregate
 from protocols.core.events import Event, HostedToolCall, ResponseExtra
 from protocols.core.extra import list_paths
-from protocols.core.interfaces import ClientRequest, ResponseContext, SupportsHostedTools
+from protocols.core.interfaces import (
+    ClientRequest,
+    ResponseContext,
+    SupportsHostedTools,
+    get_request_kinds,
+)
 from tests.property.test_odd_values import DETAILED, GENERATED, TENSORS, TOKENS
 from tests.property.test_unknown_keys import HEADERS, KEY, VALUE, add_key, clock, list_places
 from tests.protocols import find_rows
+from tests.support.request_bodies import BODIES
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT_USAGE = {
@@ -200,6 +209,30 @@ SCORE_ANSWER: dict[str, Any] = {
 SCORE_ANSWERS: Mapping[str, dict[str, Any]] = dict.fromkeys(
     ("openai", "cohere", "ovms"), SCORE_ANSWER
 )
+TEXT_USAGE = {"prompt_tokens": 3, "total_tokens": 3}
+VECTORS: dict[str, Any] = {
+    "object": "list",
+    "model": "w",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}],
+    "usage": TEXT_USAGE,
+}
+ANSWERS_BY_KIND: Mapping[str, dict[str, Any]] = {
+    "embedding": VECTORS,
+    "rerank": SCORE_ANSWER,
+    "classify": {
+        "id": "a",
+        "model": "w",
+        "data": [{"index": 0, "label": "A", "probs": [0.5, 0.5], "num_classes": 2}],
+        "usage": TEXT_USAGE,
+    },
+    "tokenize": {"count": 1, "max_model_len": 9, "tokens": [1], "token_strs": ["hi"]},
+    "detokenize": {"prompt": "hi"},
+}
+"""An answer to each kind of request that is no generation."""
+OTHER_FORMS = frozenset({"ranking", "response tokens"})
+"""Operations whose answers have another form than that of the worker."""
+ONE_DOCUMENT = {"documents": ["a"], "passages": [{"text": "a"}]}
+REGISTRY = ProtocolRegistry(PROTOCOLS)
 
 
 def list_whole_cases(answers: Mapping[str, dict[str, Any]] = WHOLE) -> Iterator[Any]:
@@ -226,6 +259,32 @@ def is_repeated(event: dict[str, Any], place: tuple[Any, ...]) -> bool:
     return kind.endswith("item.added") or (kind.startswith("response.") and "output" in place)
 
 
+def list_endpoint_cases() -> Iterator[Any]:
+    """Each operation of each protocol, its workers, and each place for a key in their answers."""
+    for name in PROTOCOLS:
+        if name == "triton" or not REGISTRY.serves_clients(name):
+            continue  # all endpoints of Triton are generations
+        client: Any = REGISTRY.create_adapter(name, None, {})
+        for operation, endpoint in {one.operation: one for one in client.endpoints}.items():
+            if endpoint.task in ("generate", "tokenize") and operation not in ("nothing", "stop"):
+                body = BODIES[name][operation]
+                fields = body | {key: one for key, one in ONE_DOCUMENT.items() if key in body}
+                call = build_call(client, endpoint.path, {"model": "m", **fields})
+                kind = client.decode_request(call).kind
+                for worker in ("openai", "ovms", "databricks"):
+                    if kind in ANSWERS_BY_KIND and kind in get_request_kinds(WORKERS[worker]):
+                        for place in list_places(ANSWERS_BY_KIND[kind]):
+                            case = f"{name}-{operation}-{worker}-{'.'.join(map(str, place))}"
+                            yield pytest.param(client, call, worker, place, id=case)
+
+
+def build_call(client: Any, path: str, fields: dict[str, Any]) -> ClientRequest:
+    path = re.sub(r"{\w+}", "m", path)
+    endpoint = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
+    body = msgspec.json.encode(fields)
+    return ClientRequest(endpoint.endpoint, endpoint.params, HEADERS, "", body, path, "r")
+
+
 def translate_response(
     client_name: str,
     worker: Any,
@@ -240,11 +299,15 @@ def translate_response(
     path = STREAM_PATHS.get(path, path) if stream else path
     takes_options = stream and client_name in ("openai", "tgi") and clients is CLIENTS
     options = {"stream_options": {"include_usage": True}} if takes_options else {}
-    body = msgspec.json.encode({"model": "m", "stream": stream, **fields, **options})
-    endpoint = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
-    call = ClientRequest(endpoint.endpoint, endpoint.params, HEADERS, "", body, path, "r")
-    request: Any = client.decode_request(call)
-    request = request.bind_target("w", client.name)
+    call = build_call(client, path, {"model": "m", "stream": stream, **fields, **options})
+    return answer_call(client, call, worker, data, stream=stream)
+
+
+def answer_call(
+    client: Any, call: ClientRequest, worker: Any, data: bytes, *, stream: bool
+) -> tuple[bytes, list[ResponseExtra]]:
+    """The same for a request of this client."""
+    request = client.decode_request(call).bind_target("w", client.name)
     decoder = worker.create_decoder(request)
     events: list[Event] = [*decoder.feed(data), *decoder.close()]
     encoder = client.create_encoder(call, request, ResponseContext("r", 1, "m", "1", "w", clock))
@@ -379,3 +442,23 @@ def test_cohere_s_metadata_of_scores_is_the_worker_s_own(client: str, worker: st
 
     assert msgspec.json.decode(written)["meta"] == SCORE_ANSWER["meta"]
     assert lost == []
+
+
+@pytest.mark.parametrize(("client", "call", "worker", "place"), list(list_endpoint_cases()))
+def test_an_unknown_key_of_an_answer_of_an_endpoint_is_kept_or_reported(
+    client: Any, call: ClientRequest, worker: str, place: tuple[Any, ...]
+) -> None:
+    kind = client.decode_request(call).kind
+    data = msgspec.json.encode(add_key(ANSWERS_BY_KIND[kind], place))
+
+    written, lost = answer_call(client, call, WORKERS[worker], data, stream=False)
+
+    assert is_kept_or_reported(written, lost)
+    assert lost == [] or client.name != worker or call.endpoint.operation in OTHER_FORMS
+
+
+def test_answers_of_all_kinds_are_played() -> None:
+    generations = {"chat", "completion"}
+    kinds = {kind for worker in WORKERS.values() for kind in get_request_kinds(worker)}
+
+    assert kinds - generations == set(ANSWERS_BY_KIND)

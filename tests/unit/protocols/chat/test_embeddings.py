@@ -10,7 +10,14 @@ import pytest
 
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import StreamBroken, WorkerFailed
-from protocols.core.events import Embedding, Event, ResponseMetadata, StreamEnd, Usage
+from protocols.core.events import (
+    Embedding,
+    Event,
+    ResponseExtra,
+    ResponseMetadata,
+    StreamEnd,
+    Usage,
+)
 from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
 from protocols.core.request import EmbeddingRequest
 from protocols.openai.endpoints import OpenAI
@@ -116,3 +123,31 @@ def test_a_vector_with_an_odd_value_is_never_shortened(vector: Any, count: int) 
 def test_empty_response_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken):
         decode_response("")
+
+
+@pytest.mark.parametrize("indices", [(1, 0), (None, None)], ids=["indices", "none"])
+def test_unknown_keys_come_back_in_the_object_that_had_them(
+    indices: tuple[int | None, ...], response_context: ResponseContext, make_call: MakeCall
+) -> None:
+    names = ("first", "second")
+    data = [{"embedding": [1], "index": i, "x": x} for i, x in zip(indices, names, strict=True)]
+    usage = {"prompt_tokens": 2, "total_tokens": 2, "cost": 0.5}
+    request = EmbeddingRequest(model="m", inputs=("a", "b"), encoding="base64")
+    encoder = OpenAI().create_encoder(make_call("embedding"), request, response_context)
+
+    events = decode_response(json.dumps({"data": data, "usage": usage, "region": "eu"}))
+
+    body = encode_unary_body(encoder, events)
+    assert body["region"] == "eu"
+    assert body["usage"] == usage
+    in_order = names[::-1] if indices == (1, 0) else names
+    assert tuple(item["x"] for item in body["data"]) == in_order
+
+
+def test_unknown_key_of_a_vector_is_reported_by_its_path() -> None:
+    wire = json.dumps({"data": [{"embedding": [1], "x": 1}, {"embedding": [1]}]})
+
+    [extra] = [one for one in decode_response(wire) if isinstance(one, ResponseExtra)]
+
+    assert extra == ResponseExtra("openai", "data", ((("x",), 1),), 0)
+    assert extra.path == "response.data[0]"
