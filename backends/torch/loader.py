@@ -465,6 +465,8 @@ def load_quantized_model(location: ModelLocation) -> Any:
         layer, _, kind = name.rpartition(".")
         if f".{kind}" in _QUANTIZED_SUFFIXES:
             layers.setdefault(layer, {})[f".{kind}"] = tensor
+            if f".{kind}" == SCALES_SUFFIX:
+                _check_scales(layer, tensor)
         else:
             _set_parameter(model, name, tensor)
     _replace_layers(model, layers)
@@ -502,7 +504,9 @@ def load_int8_model(location: ModelLocation) -> Any:
         weight = get_linear_weight(original)
         if weight is not None:
             bias = None if original.bias is None else _copy_float(original.bias)
-            model.set_submodule(name, quantize_linear(weight.detach(), bias))
+            layer = quantize_linear(weight.detach(), bias)
+            _check_scales(name, layer.scales)
+            model.set_submodule(name, layer)
         for kind, parameter in list(original.named_parameters(recurse=False)):
             if weight is None:
                 setattr(module, kind, nn.Parameter(_copy_float(parameter), requires_grad=False))
@@ -512,6 +516,14 @@ def load_int8_model(location: ModelLocation) -> Any:
                 setattr(module, kind, buffer.to(getattr(module, kind).dtype, copy=True))
         release_free_memory()
     return model.eval()
+
+
+def _check_scales(layer: str, scales: torch.Tensor) -> None:
+    """Raise ModelError if scales, or the weights that they were computed from, are no numbers."""
+    if not scales.isfinite().all():
+        raise ModelError(
+            f"{layer} has weights or scales that are infinite or no numbers: the file is damaged"
+        )
 
 
 def _copy_float(tensor: torch.Tensor) -> torch.Tensor:

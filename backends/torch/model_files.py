@@ -144,8 +144,9 @@ def check_supported(folder: Path) -> None:
             method = quantization.get("quant_method") if isinstance(quantization, dict) else None
             raise UnsupportedModelError(
                 f"{folder} has weights quantized by {method or 'an unknown method'}, which the "
-                f"local engine does not read ({error}): choose 4-bit GPTQ, AWQ or "
-                f"compressed-tensors weights, float weights (with dtype: int8), or {_ELSEWHERE}"
+                f"local engine does not read ({error}): choose GPTQ or compressed-tensors "
+                "weights of 4 or 8 bits, AWQ weights of 4 bits, float weights (with dtype: int8), "
+                f"or {_ELSEWHERE}"
             ) from error
         if _has_experts(config):
             raise UnsupportedModelError(

@@ -43,7 +43,7 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     """The device that runs the model; ``auto`` is the accelerator if there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "quantized"] = "auto"
     """The number format of the weights; ``auto`` is float32 on a CPU, elsewhere that of the files;
-    4-bit GPTQ, AWQ and compressed-tensors weights stay quantized.
+    GPTQ, AWQ and compressed-tensors weights stay quantized.
     ``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs.
     ``quantized`` keeps the 4-bit weights of a GGUF file as they are, and makes the finer ones int8:
     about as large as the file."""

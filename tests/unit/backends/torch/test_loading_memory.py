@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,3 +125,13 @@ def test_memory_of_an_int8_model_is_checked_before_it_is_loaded(
         load_int8_model(location)
     monkeypatch.setattr(loader, "get_free_memory", lambda _: required)
     load_int8_model(location)
+
+
+def test_weights_that_are_no_numbers_are_refused(folder: Path) -> None:
+    """Given a weight that is no number, the layer is named instead of served in int8."""
+    file, name = folder / "model.safetensors", "model.layers.3.mlp.up_proj"
+    tensors = load_file(file)
+    tensors[f"{name}.weight"][5, 7] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"{name} has weights or scales that are infinite or no"):
+        load_int8_model(ModelLocation(str(folder), "generate"))

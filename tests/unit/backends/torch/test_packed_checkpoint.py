@@ -1,4 +1,4 @@
-"""4-bit GPTQ, AWQ and compressed-tensors checkpoints: read exactly, kept in about their size."""
+"""GPTQ, AWQ and compressed-tensors checkpoints: read exactly, kept in about their size."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +23,22 @@ from backends.torch.packed_formats import (
     UnknownQuantizationError,
     read_packed_format,
 )
-from backends.torch.quantized_weights import FourBitLinear, PackedFourBitLinear
+from backends.torch.quantized_weights import (
+    EightBitLinear,
+    FourBitLinear,
+    PackedEightBitLinear,
+    PackedFourBitLinear,
+    QuantizedLinear,
+)
 
 OUTPUTS, INPUTS = 96, 512
 PROMPT = list(range(40, 90))
 
 
-def pack_words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """Eight codes of a row in an int32; ``order``: which of them has the lowest bits, and so on."""
-    eights = codes.long().reshape(len(codes), -1, 8)[..., list(order)]
-    words = (eights << torch.arange(0, 32, 4)).sum(-1)
+def pack_words(codes: Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> Tensor:
+    """The codes of a row in int32 words; ``order``: which has the lowest bits, and so on."""
+    groups = codes.long().reshape(len(codes), -1, 32 // bits)[..., list(order)[: 32 // bits]]
+    words = (groups << torch.arange(0, 32, bits)).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
@@ -77,6 +83,32 @@ def pack_symmetric(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Te
     return tensors
 
 
+def pack_gptq_bytes(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
+    tensors = pack_gptq(codes, scales, zeros)
+    return tensors | {
+        "qweight": pack_words(codes, bits=8).t(),
+        "qzeros": pack_words(zeros.t() - 1, bits=8),
+    }
+
+
+def pack_words_of_bytes(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
+    return pack_symmetric(codes, scales, zeros) | {"weight_packed": pack_words(codes, bits=8)}
+
+
+def pack_signed_bytes(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
+    return {
+        "weight": (codes - 128).to(torch.int8),
+        "weight_scale": scales.bfloat16(),
+        "weight_zero_point": (zeros - 128).to(torch.int8),
+    }
+
+
+def pack_symmetric_bytes(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
+    tensors = pack_signed_bytes(codes, scales, zeros)
+    del tensors["weight_zero_point"]
+    return tensors
+
+
 Packer = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AWQ = {
@@ -84,7 +116,7 @@ AWQ = {
 }  # fmt: skip
 
 
-def make_compressed(**weights: Any) -> dict[str, Any]:
+def make_compressed(kind: str = "pack-quantized", **weights: Any) -> dict[str, Any]:
     """The configuration that llm-compressor writes, with these fields of its weights."""
     values = {
         "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True,
@@ -93,10 +125,20 @@ def make_compressed(**weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": values, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": kind,
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
     }
+
+
+WHOLE_ROWS: dict[str, Any] = {"num_bits": 8, "strategy": "channel", "group_size": None}
+DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+"""Activations that are quantized while they are computed (W8A8)."""
+
+
+def with_activations(config: dict[str, Any], activations: Any) -> dict[str, Any]:
+    group = config["config_groups"]["group_0"] | {"input_activations": activations}
+    return config | {"config_groups": {"group_0": group}}
 
 
 FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
@@ -111,6 +153,18 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
     "compressed-tensors of whole rows": (
         make_compressed(strategy="channel", group_size=None), pack_symmetric,
     ),
+    "gptq, 8 bits": (GPTQ | {"bits": 8}, pack_gptq_bytes),
+    "gptq, 8 bits, whole rows": (GPTQ | {"bits": 8, "group_size": -1}, pack_gptq_bytes),
+    "compressed-tensors, 8 bits": (make_compressed(num_bits=8), pack_words_of_bytes),
+    "compressed-tensors, 8 bits, whole rows": (make_compressed(**WHOLE_ROWS), pack_words_of_bytes),
+    "int-quantized": (make_compressed("int-quantized", **WHOLE_ROWS), pack_symmetric_bytes),
+    "int-quantized with zero points": (
+        make_compressed("int-quantized", symmetric=False, **WHOLE_ROWS), pack_signed_bytes,
+    ),
+    "int-quantized with activations": (
+        with_activations(make_compressed("int-quantized", **WHOLE_ROWS), DYNAMIC),
+        pack_symmetric_bytes,
+    ),
 }  # fmt: skip
 
 
@@ -121,10 +175,26 @@ def make_weights(
     dice = torch.Generator().manual_seed(seed)
     outputs, inputs = shape
     groups = 1 if layout.group_size < 0 else inputs // layout.group_size
-    codes = torch.randint(0, 16, (outputs, inputs), generator=dice)
-    scales = (torch.rand((outputs, groups), generator=dice) * 0.01 + 0.001).half().float()
-    zeros = torch.randint(1, 16, (outputs, groups), generator=dice)
-    return codes, scales, zeros if layout.has_zero_points else torch.full_like(zeros, 8)
+    limit = 1 << layout.bits
+    codes = torch.randint(0, limit, (outputs, inputs), generator=dice)
+    scales = torch.rand((outputs, groups), generator=dice) * 0.01 + 0.001
+    if layout.method == "int-quantized":
+        scales = scales.bfloat16()
+    zeros = torch.randint(1, limit, (outputs, groups), generator=dice)
+    zeros = zeros if layout.has_zero_points else torch.full_like(zeros, layout.center)
+    return codes, scales.half().float(), zeros
+
+
+def compute_bound(weights: Tensor, scales: Tensor, layout: PackedFormat) -> Tensor:
+    """How far a weight may be from the file's: 1/16 of a step, or 1/128 of the largest of a row."""
+    steps = scales.repeat_interleave(INPUTS // scales.shape[1], 1)
+    largest = weights.abs().amax(1, keepdim=True)
+    return steps / 16 if layout.bits == 4 else (largest / 128).expand_as(weights)
+
+
+def make_layer(tensors: Mapping[str, Tensor], layout: PackedFormat) -> QuantizedLinear:
+    kind = FourBitLinear if layout.bits == 4 else EightBitLinear
+    return kind(*repack_layer(tensors, layout, torch.Size((OUTPUTS, INPUTS))))
 
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
@@ -139,10 +209,9 @@ def test_layer_has_the_weights_of_the_file_in_their_size(name: str) -> None:
     codes, scales, zeros = make_weights((OUTPUTS, INPUTS), layout)
     tensors, expected = pack(codes, scales, zeros), dequantize(codes, scales, zeros)
 
-    layer = FourBitLinear(*repack_layer(tensors, layout, expected.shape))
+    layer = make_layer(tensors, layout)
 
-    steps = scales.repeat_interleave(INPUTS // scales.shape[1], 1)
-    assert ((layer.dequantize() - expected).abs() <= steps / 16).all()
+    assert ((layer.dequantize() - expected).abs() <= compute_bound(expected, scales, layout)).all()
     stored = sum(one.nbytes for kind, one in tensors.items() if kind != "g_idx")
     assert layer.codes.nbytes + layer.scales.nbytes <= 1.15 * stored
 
@@ -153,16 +222,16 @@ def test_products_are_those_of_the_dequantized_weights(name: str) -> None:
     layout = read_packed_format(config)
     parts = make_weights((OUTPUTS, INPUTS), layout)
     weights = dequantize(*parts)
-    layer = FourBitLinear(*repack_layer(pack(*parts), layout, weights.shape)).pack()
+    layer = make_layer(pack(*parts), layout).pack()
     inputs = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
-    # A weight is off by 1/16 of a step, and activations, scales and results are in bfloat16.
-    steps = parts[1].repeat_interleave(INPUTS // parts[1].shape[1], 1)
-    bound = inputs.abs() @ (weights.abs() / 128 + steps / 8).t()
+    # Beside the weights' own error, activations, scales and results are in bfloat16.
+    errors = weights.abs() / 128 + 2 * compute_bound(weights, parts[1], layout)
+    bound = inputs.abs() @ errors.t()
     assert ((layer(inputs) - inputs @ weights.t()).abs() <= bound).all()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (GPTQ | {"bits": 8}, "bits is 8"),
+    (GPTQ | {"bits": 3}, "bits is 3"),
     (GPTQ | {"bits": "4"}, "bits is 4"),
     (GPTQ | {"desc_act": True}, "desc_act is True"),
     (GPTQ | {"group_size": 100}, "group_size is 100"),
@@ -173,11 +242,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "awq"}, "bits is missing"),
     ({"quant_method": "fp8"}, "quant_method is fp8"),
     ({"bits": 4}, "quant_method is missing"),
-    (make_compressed(num_bits=8), "num_bits is 8"),
+    (make_compressed(num_bits=6), "num_bits is 6"),
+    (make_compressed("int-quantized"), "num_bits is 4"),
+    (with_activations(make_compressed(), DYNAMIC | {"dynamic": False}), "dynamic is False"),
+    (with_activations(make_compressed(), DYNAMIC | {"type": "float"}), "type is float"),
+    (with_activations(make_compressed(), DYNAMIC | {"num_bits": 4}), "num_bits is 4"),
+    (with_activations(make_compressed(), True), "input_activations is no object"),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method is bitsandbytes"),
     (make_compressed(type="float"), "type is float"),
     (make_compressed(strategy="tensor"), "strategy is tensor"),
     (make_compressed(actorder="group"), "actorder is group"),
-    (make_compressed() | {"format": "int-quantized"}, "format is int-quantized"),
+    (make_compressed() | {"format": "float-quantized"}, "format is float-quantized"),
+    (make_compressed() | {"format": "int-quantized"}, "num_bits is 4"),
     (make_compressed() | {"config_groups": {}}, "config_groups is not one group"),
     (make_compressed() | {"config_groups": {"a": 1}}, "config_groups has no weights"),
 ]
@@ -238,8 +314,9 @@ def write_checkpoint(folder: Path, name: str) -> Mapping[str, Tensor]:
     for layer, module in model.named_modules():
         if isinstance(module, nn.Linear) and layer != "lm_head":
             parts = make_weights(module.weight.shape, layout, len(tensors))
-            expected[f"{layer}.weight"] = dequantize(*parts) / 4
-            packed = pack(parts[0], parts[1] / 4, parts[2])
+            factor = 4 if layout.bits == 4 else 16
+            expected[f"{layer}.weight"] = dequantize(*parts) / factor
+            packed = pack(parts[0], parts[1] / factor, parts[2])
             tensors |= {f"{layer}.{kind}": one for kind, one in packed.items()}
     floats = {key: one.half() for key, one in model.state_dict().items() if "_proj" not in key}
     model.config.architectures = ["LlamaForCausalLM"]
@@ -262,8 +339,20 @@ def load(folder: Path, dtype: str = "auto") -> ModelRunner:
     return load_model_runner(location, "cpu", dtype, None)
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "compressed-tensors with zero points"])
-def test_model_computes_nearly_what_its_dequantized_weights_do(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gptq", PackedFourBitLinear),
+        ("awq", PackedFourBitLinear),
+        ("compressed-tensors with zero points", PackedFourBitLinear),
+        ("gptq, 8 bits", PackedEightBitLinear),
+        ("compressed-tensors, 8 bits", PackedEightBitLinear),
+        ("int-quantized with activations", PackedEightBitLinear),
+    ],
+)
+def test_model_computes_nearly_what_its_dequantized_weights_do(
+    tmp_path: Path, name: str, kind: type
+) -> None:
     weights = write_checkpoint(tmp_path, name)
     exact = make_model()
     exact.load_state_dict(weights)
@@ -273,7 +362,7 @@ def test_model_computes_nearly_what_its_dequantized_weights_do(tmp_path: Path, n
         expected = exact(torch.tensor([PROMPT])).logits[0]
     assert torch.cosine_similarity(compute_logits(runner), expected).min() > 0.999
     kinds = [type(one) for one in runner._model.modules()]
-    assert kinds.count(PackedFourBitLinear) == 4 * runner.config.num_hidden_layers
+    assert kinds.count(kind) == 4 * runner.config.num_hidden_layers
 
 
 def update_checkpoint(
@@ -358,6 +447,49 @@ def test_missing_part_of_a_layer_is_named(tmp_path: Path, kind: str) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["gptq", "gptq, 8 bits", "compressed-tensors"])
+def test_layer_with_float_and_quantized_weights_is_refused(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, name)
+    layer = "model.layers.0.mlp.up_proj"
+    update_checkpoint(tmp_path, {f"{layer}.weight": torch.zeros(256, 128)})
+    with pytest.raises(ModelError, match=f"{layer} has both weight and (qweight|weight_packed)"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gptq", "scales"), ("gptq, 8 bits", "scales"), ("awq", "scales"),
+                       ("compressed-tensors", "weight_scale"), ("int-quantized", "weight_scale")]
+)  # fmt: skip
+def test_scales_that_are_no_numbers_are_refused(
+    tmp_path: Path, name: str, kind: str, value: float
+) -> None:
+    write_checkpoint(tmp_path, name)
+    layer = "model.layers.1.mlp.up_proj"
+    scales = load_file(tmp_path / "model.safetensors")[f"{layer}.{kind}"]
+    scales.view(-1)[3] = value
+    update_checkpoint(tmp_path, {f"{layer}.{kind}": scales})
+    with pytest.raises(ModelError, match=f"{layer} has weights or scales that are infinite or no"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (torch.zeros(256, 128), "codes are torch.float32, not int8"),
+        (torch.zeros(256, 64, dtype=torch.int8), "codes have shape"),
+    ],
+)
+def test_signed_codes_that_do_not_fit_are_refused(
+    tmp_path: Path, tensor: Tensor, text: str
+) -> None:
+    write_checkpoint(tmp_path, "int-quantized")
+    layer = "model.layers.0.mlp.up_proj"
+    update_checkpoint(tmp_path, {f"{layer}.weight": tensor})
+    with pytest.raises(ModelError, match=f"weights of {layer} can't be read: {text}"):
+        load(tmp_path)
+
+
 def test_end_tokens_and_sampling_of_the_folder_are_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "gptq")
     content = {"eos_token_id": [7, 9], "do_sample": True, "temperature": 0.25}
@@ -401,7 +533,7 @@ def test_tensors_that_the_model_has_not_are_refused(
 
 
 def test_unknown_quantization_is_refused_at_check(tmp_path: Path) -> None:
-    content = {"model_type": "llama", "quantization_config": GPTQ | {"bits": 8}}
+    content = {"model_type": "llama", "quantization_config": GPTQ | {"bits": 3}}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UnsupportedModelError, match=r"gptq, which .* \(bits is 8\): .* vLLM"):
+    with pytest.raises(UnsupportedModelError, match=r"gptq, which .* \(bits is 3\): .* vLLM"):
         find_model(str(tmp_path), print)
