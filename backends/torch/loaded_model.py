@@ -1,11 +1,13 @@
 """A loaded model: model runner, tokenizer and input processor."""
 
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from transformers import AutoConfig, AutoTokenizer
 
+from backends.torch.embeddings import read_pooling_config
 from backends.torch.loader import ModelLocation, find_model, load_pretrained, load_template
 from backends.torch.model import ModelRunner, compute_context_length, load_model_runner
 from backends.torch.model_files import EngineTask
@@ -64,7 +66,11 @@ def inspect_model(
     """What is understood of a model, from its configuration and tokenizer. Raises ModelError."""
     location = find_model(path, logging.getLogger(__name__).info, task)
     if location.task != "generate":
-        return ModelFeatures(problem=f"the model does not generate text: {location.task}")
+        lengths = (read_pooling_config(Path(location.source)).max_length, context)
+        return ModelFeatures(
+            task="embedding" if location.task == "embed" else location.task,
+            context_length=min((one for one in lengths if one), default=None),
+        )
     tokenizer = load_pretrained(AutoTokenizer, location)
     if template is not None:
         tokenizer.chat_template = load_template(template)

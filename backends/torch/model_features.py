@@ -15,6 +15,8 @@ def inspect_settings(settings: TorchSettings) -> ModelFeatures | str:
 
         task = ENGINE_TASKS.get(settings.task)
         features = inspect_model(settings.path, task, settings.chat_template, settings.context)
+        if features.task is not None:
+            return features
         drafts = describe_drafts(settings.prompt_lookup, is_exact=None)
         return msgspec.structs.replace(features, prompt_lookup=drafts)
     except ImportError as error:

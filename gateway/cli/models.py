@@ -28,7 +28,7 @@ def show(file: str, name: str, *, as_json: bool) -> None:
 
     NAME is a model's public name, or a backend's. Its tokenizer and chat template are read, not its
     weights: chat, the format of tool calls and when it is enforced, the marks of reasoning, whether
-    schemas are enforced, and the context.
+    schemas are enforced, and the context. Of a model that generates no text, its task.
 
     Exit codes: 0 understood, 1 its tool calls are not understood, 2 wrong usage or no local model.
     """
@@ -44,7 +44,7 @@ def show(file: str, name: str, *, as_json: bool) -> None:
             click.echo(msgspec.json.encode({"backend": key, **msgspec.to_builtins(features)}))
         else:
             print_features(key, settings, features)
-        if features.tool_calls is None:
+        if features.task is None and features.tool_calls is None:
             raise SystemExit(1)
 
 

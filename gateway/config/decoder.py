@@ -201,7 +201,7 @@ def _describe_type(kind: types.Type) -> str:
         case types.BoolType():
             return "true or false"
         case types.LiteralType(values):
-            return f"one of {join_names(map(str, values))}"
+            return f"one of {join_names(_list_values(values))}"
         case _:
             return "a string"
 
@@ -276,9 +276,25 @@ def _convert_literal(scalar: YamlScalar, values: tuple[Any, ...]) -> Any:
     names = [str(value) for value in values]
     if len(names) == 1:
         raise ValueError(f"must be {names[0]}, not {scalar.quoted_raw}")
-    suggestion = find_closest_name(scalar.text, names)
+    if scalar.text in names:
+        raise ValueError(
+            f"must be the number {scalar.text}, not the string {scalar.quoted_raw}; "
+            "remove the quotes"
+        )
+    words = [value for value in values if isinstance(value, str)]
+    suggestion = find_closest_name(scalar.text, words)
     hint = f"; did you mean {suggestion}?" if suggestion else ""
-    raise ValueError(f"must be one of {join_names(names)}, not {scalar.quoted_raw}{hint}")
+    accepted = join_names(_list_values(values))
+    raise ValueError(f"must be one of {accepted}, not {scalar.quoted_raw}{hint}")
+
+
+def _list_values(values: tuple[Any, ...]) -> list[str]:
+    """The names of accepted values; a row of numbers becomes a range."""
+    numbers = [value for value in values if isinstance(value, int)]
+    if len(numbers) > 2 and list(range(numbers[0], numbers[-1] + 1)) == numbers:  # noqa: PLR2004
+        words = [value for value in values if isinstance(value, str)]
+        return [f"{numbers[0]} to {numbers[-1]}", *words]
+    return [str(value) for value in values]
 
 
 StructTypes = Sequence[types.StructType]

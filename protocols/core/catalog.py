@@ -10,8 +10,10 @@ ModelTask = Literal["chat", "embedding", "rerank", "classify"]
 
 
 class ModelFeatures(Struct, frozen=True, omit_defaults=True):
-    """What the engine understands of a model that generates text, from its chat template."""
+    """What the engine understands of a model, from its files and its chat template."""
 
+    task: Literal["embedding", "rerank", "classify"] | None = None
+    """What it computes; None: text, which the other fields describe."""
     chat: bool = False
     """Whether it has a chat template."""
     tool_calls: str | None = None
@@ -31,12 +33,16 @@ class ModelFeatures(Struct, frozen=True, omit_defaults=True):
     schema: bool = False
     """Whether a grammar can enforce a JSON schema, a regular expression or choices."""
     context_length: int | None = None
-    """The largest sum of prompt and completion tokens."""
+    """The largest sum of prompt and completion tokens; of another task, the longest input."""
     prompt_lookup: str | None = None
     """Whether tokens that have occurred before are computed several at a time, or why not."""
 
     def describe(self) -> Iterator[tuple[str, str]]:
         """Subjects and texts for a person."""
+        if self.task is not None:
+            yield "task", self.task
+            yield "input", _describe_length(self.context_length)
+            return
         yield "chat", "by the chat template" if self.chat else "no: it has no chat template"
         if self.tool_calls is None:
             yield "tool calls", f"not understood: {self.problem}"
@@ -49,9 +55,12 @@ class ModelFeatures(Struct, frozen=True, omit_defaults=True):
         kept = "goes back to the model" if self.keeps_reasoning else "is not in the prompt"
         yield "earlier reasoning", kept
         yield "schema", "enforced by a grammar" if self.schema else "not enforced"
-        length = self.context_length
-        yield "context", "unknown" if length is None else f"{length} tokens"
+        yield "context", _describe_length(self.context_length)
         yield "prompt lookup", self.prompt_lookup or "unknown"
+
+
+def _describe_length(tokens: int | None) -> str:
+    return "unknown" if tokens is None else f"{tokens} tokens"
 
 
 class ModelState(Struct, frozen=True, omit_defaults=True):

@@ -98,11 +98,11 @@ def test_calls_as_text_are_reported_as_a_loss(monkeypatch: pytest.MonkeyPatch) -
         ] == expected
 
 
-def write_config(folder: Path, model: Path) -> str:
+def write_config(folder: Path, model: Path, **settings: Any) -> str:
     file = folder / "gateway.yaml"
     config = {
         "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
-        "backends": {"local": {"kind": "torch", "path": str(model)}},
+        "backends": {"local": {"kind": "torch", "path": str(model), **settings}},
         "models": {"m": {"backend": "local"}},
     }
     file.write_text(json.dumps(config), "utf-8")
@@ -144,6 +144,24 @@ def test_command_shows_why_calls_are_not_understood(tiny_folder: Path, tmp_path:
         shown = json.loads(result.output)
         assert "in a format that is not known" in shown["problem"]
         assert "tool_calls" not in shown
+
+
+def test_command_shows_the_task_of_a_model_that_generates_no_text(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Nothing is said of chat, tools or prompt lookup, and nothing is wrong."""
+    file = write_config(tmp_path, tiny_folder, task="embedding", context=64)
+    result = CliRunner().invoke(main, ["models", "show", file, "m"])
+    assert (result.exit_code, result.output) == (
+        0,
+        f"local: {tiny_folder}\n  task: embedding\n  input: 64 tokens\n",
+    )
+    shown = CliRunner().invoke(main, ["models", "show", file, "m", "--json"])
+    assert json.loads(shown.output) == {
+        "backend": "local",
+        "task": "embedding",
+        "context_length": 64,
+    }
 
 
 def test_command_names_each_problem(tiny_folder: Path, tmp_path: Path) -> None:

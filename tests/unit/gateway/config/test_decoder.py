@@ -57,12 +57,34 @@ def collect_issue_messages(backend: str) -> list[str]:
             "{protocol: openai, workers: [{url: http://w, auth: {bearer: }}]}",
             "has no value; give it one or remove the key",
         ),
+        (
+            '{kind: torch, path: m, prompt_lookup: "8"}',
+            "must be the number 8, not the string '8'; remove the quotes",
+        ),
+        (
+            "{kind: torch, path: m, prompt_lookup: 16}",
+            "must be one of 1 to 15, auto, off, not '16'",
+        ),
+        (
+            "{kind: torch, path: m, prompt_lookup: [8]}",
+            "must be one of 1 to 15, auto, off, not a list",
+        ),
+        (
+            "{kind: torch, path: m, prompt_lookup: Auto}",
+            "must be one of 1 to 15, auto, off, not 'Auto'; did you mean auto?",
+        ),
         ('{protocol: "", workers: [http://w]}', "is empty; give it a value or remove the key"),
     ],
 )
 def test_error_names_the_accepted_values(backend: str, accepted: str) -> None:
     (message,) = collect_issue_messages(backend)
     assert message.startswith(accepted)
+
+
+def test_number_is_no_misspelt_number() -> None:
+    """Given 16 where at most 15 is accepted, no number that looks like it is suggested."""
+    (message,) = collect_issue_messages("{kind: torch, path: m, prompt_lookup: 16}")
+    assert "did you mean" not in message
 
 
 def test_quoted_number_is_accepted_only_from_the_environment() -> None:

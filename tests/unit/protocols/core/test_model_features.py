@@ -58,3 +58,11 @@ FULL = ModelFeatures(
 def test_description_names_each_subject(features: ModelFeatures, expected: dict[str, str]) -> None:
     shown = dict(features.describe())
     assert {subject: shown[subject] for subject in expected} == expected
+
+
+@pytest.mark.parametrize(("length", "shown"), [(512, "512 tokens"), (None, "unknown")])
+def test_model_that_generates_no_text_is_described_by_its_task(
+    length: int | None, shown: str
+) -> None:
+    features = ModelFeatures(task="embedding", context_length=length)
+    assert dict(features.describe()) == {"task": "embedding", "input": shown}
