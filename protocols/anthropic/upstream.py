@@ -371,13 +371,17 @@ def _write_image_source(url: str) -> dict[str, Any]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
+_MEDIA_TYPE_ALIASES: Final = {"image/jpg": "image/jpeg"}
+"""Names that clients write, and Anthropic refuses."""
+
+
 def _split_data_url(url: str, default: str) -> tuple[str, str]:
     """The media type and the base64 data of a data URL, or of data alone."""
     head, comma, data = url.partition(",")
     if not comma:
         return default, url
-    media_type = head.removeprefix("data:").partition(";")[0]
-    return media_type or default, data
+    media_type = head.removeprefix("data:").partition(";")[0].lower()
+    return _MEDIA_TYPE_ALIASES.get(media_type, media_type) or default, data
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -419,6 +423,8 @@ def _find_other_losses(
     lost = [label for kind, label in _UNSUPPORTED_PARTS.items() if kind in parts]
     if ReasoningPart in parts and any(map(_is_unsigned, request.messages)):
         lost.append("earlier reasoning")
+    if any(map(_has_image_detail, request.messages)):
+        lost.append("the detail of images")
     yield from find_conversation_losses(request, names, lost)
 
 
@@ -437,6 +443,13 @@ def _is_unsigned(message: Message) -> bool:
     return any(
         isinstance(part, ReasoningPart) and part.signature is None and part.redacted is None
         for part in message.parts
+    )
+
+
+def _has_image_detail(message: Message) -> bool:
+    """Whether the client chose how closely the model looks at an image."""
+    return any(
+        isinstance(part, ImagePart) and part.detail not in (None, "auto") for part in message.parts
     )
 
 

@@ -122,7 +122,7 @@ from protocols.openai.responses_api.responses import (
     ResponsesEncoder,
     build_input_tokens_response,
 )
-from protocols.openai.responses_api.upstream import ResponsesRequestWriter
+from protocols.openai.responses_api.upstream import SHARED_FIELDS, ResponsesRequestWriter
 from protocols.openai.upstream import (
     build_passthrough_rules,
     create_encoder,
@@ -705,7 +705,9 @@ class OpenAI:
         losses = self._request_writer.unsupported_parameters(own_request, names)
         if own_request is request:
             return losses
-        return losses + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
+        shared = SHARED_FIELDS if request.source == RESPONSES_SOURCE else {}
+        dropped = [name for name in request.extra if name not in shared]
+        return losses + tuple(UnsupportedParameter(name, "dropped") for name in dropped)
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -736,7 +738,9 @@ class OpenAI:
         """The request without fields that only workers of another protocol may get."""
         if not request.extra or request.source in ("", self.name):
             return request
-        return msgspec.structs.replace(request, extra={})
+        sent = request.extra if request.source == RESPONSES_SOURCE else {}
+        shared = {name: sent[path] for path, name in SHARED_FIELDS.items() if path in sent}
+        return msgspec.structs.replace(request, extra=shared)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext

@@ -93,6 +93,9 @@ _LABELS: Final = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache
 _LABEL_PATHS: Final = [f"labels.{name}" for name in (*_LABELS, "metadata")]
 _UNSENT_PARTS: Final[Mapping[type[ContentPart], str]] = {VideoPart: "videos"}
 _TOOL_PREFIX: Final = "tools."
+_CHAT_SOURCE: Final = "openai"
+SHARED_FIELDS: Final = {"service_tier": "service_tier", "text.verbosity": "verbosity"}
+"""Fields of this API that chat completions have, too, and their names there."""
 _ITEM_PREFIXES: Final = ("input", "previous_response_id[", "text.format.")
 _GATEWAY_FIELDS: Final = frozenset(
     {"model", "input", "store", "previous_response_id", "stream_options"}
@@ -133,7 +136,9 @@ class ResponsesRequestWriter:
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> Iterator[UnsupportedParameter]:
         for name in request.extra:
-            if request.source != SOURCE or name.startswith(_ITEM_PREFIXES):
+            is_own = request.source == SOURCE and not name.startswith(_ITEM_PREFIXES)
+            is_shared = request.source == _CHAT_SOURCE and name in SHARED_FIELDS.values()
+            if not (is_own or is_shared):
                 yield UnsupportedParameter(name, "dropped")
         parts = {type(part) for message in request.messages for part in message.parts}
         field = names.get("messages", "messages")
@@ -176,6 +181,9 @@ class ResponsesRequestWriter:
         self._write_labels(request, body)
         if request.source == SOURCE:
             _write_extra(request.extra, body)
+        elif request.source == _CHAT_SOURCE:
+            sent = request.extra
+            _write_extra({path: sent[n] for path, n in SHARED_FIELDS.items() if n in sent}, body)
         return UpstreamRequest(self._path, _encode(body), _JSON_HEADERS)
 
     def _write_labels(self, request: GenerationRequest, body: dict[str, Any]) -> None:

@@ -201,6 +201,25 @@ def test_reasoning_is_sent_to_workers_only_with_a_signature() -> None:
     assert find_losses(signed) == []
 
 
+@pytest.mark.parametrize(
+    ("detail", "lost"),
+    [(None, []), ("auto", []), ("high", [("messages", "dropped")])],
+)
+def test_chosen_detail_of_an_image_is_lost(detail: str | None, lost: list[Any]) -> None:
+    request = ask(Message("user", (ImagePart("https://x/y.png", detail),)))
+
+    assert find_losses(request) == lost
+
+
+@pytest.mark.parametrize("written", ["image/jpg", "image/jpeg", "IMAGE/JPEG"])
+def test_media_type_of_an_image_is_one_that_anthropic_takes(written: str) -> None:
+    request = ask(Message("user", (ImagePart(f"data:{written};base64,/9j/"),)))
+
+    [block] = encode(request)["messages"][0]["content"]
+
+    assert block["source"] == {"type": "base64", "media_type": "image/jpeg", "data": "/9j/"}
+
+
 def test_names_are_lost() -> None:
     [loss] = Anthropic().unsupported_parameters(
         ask(Message("user", (TextPart("x"),), name="n")), {}

@@ -223,8 +223,22 @@ def test_fields_of_this_api_come_back_to_their_place() -> None:
     assert (body["tools"], body["text"]) == ([{"type": "web_search"}], {"verbosity": "low"})
     assert body["service_tier"] == "flex"
     assert find_losses(extra=extra, source="openai responses") == ["input.web_search_call=dropped"]
-    assert "text" not in encode(extra=extra, source="openai")
-    assert len(find_losses(extra=extra, source="openai")) == 4
+    assert "text" not in encode(extra=extra, source="anthropic")
+    assert len(find_losses(extra=extra, source="anthropic")) == 4
+
+
+def test_fields_that_both_apis_have_reach_workers_of_the_other() -> None:
+    chat_fields = {"verbosity": Raw(b'"low"'), "service_tier": Raw(b'"flex"'), "seed": Raw(b"1")}
+    own_fields = {"text.verbosity": Raw(b'"low"'), "service_tier": Raw(b'"flex"')}
+
+    body = encode(extra=chat_fields, source="openai")
+    chat_request = make(extra=own_fields, source="openai responses")
+    chat_body = msgspec.json.decode(OpenAI("openai").encode_request(chat_request).body)
+
+    assert (body["text"], body["service_tier"]) == ({"verbosity": "low"}, "flex")
+    assert find_losses(extra=chat_fields, source="openai") == ["seed=dropped"]
+    assert (chat_body["verbosity"], chat_body["service_tier"]) == ("low", "flex")
+    assert find_losses(OpenAI("openai"), extra=own_fields, source="openai responses") == []
 
 
 def test_prompts_go_through_the_workers_template() -> None:
