@@ -4,7 +4,7 @@ Every stream ends in exactly one StreamEnd or an exception. Each choice has one 
 comes at most once, unless the client requested running usage: then the last one counts.
 """
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
 
@@ -61,10 +61,15 @@ class TextDelta(Struct, frozen=True, gc=False, tag=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+PART_SEPARATOR: Final = "\n\n"
+"""What stands between the parts of reasoning where they are one text."""
+
+
 class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
     """A piece of reasoning, its signature, or encrypted reasoning (``redacted``).
 
-    ``id`` is the worker's name of the item that the piece belongs to, if it has one.
+    ``id`` is the worker's name of the item that the piece belongs to, if it has one. With
+    ``is_new_part``, it begins a further part of that item, and its text with ``PART_SEPARATOR``.
     """
 
     text: str
@@ -72,6 +77,7 @@ class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
     signature: str | None = None
     redacted: str | None = None
     id: str | None = None
+    is_new_part: bool = False
 
 
 class RefusalDelta(Struct, frozen=True, gc=False, tag=True):

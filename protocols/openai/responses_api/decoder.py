@@ -17,6 +17,7 @@ from protocols.core import sse
 from protocols.core.call_ids import CallIds
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
+    PART_SEPARATOR,
     ChoiceEnd,
     Event,
     HostedToolCall,
@@ -54,6 +55,8 @@ class _WireEvent(Struct):
     item: Any = None
     response: Any = None
     logprobs: Any = None
+    content_index: Any = None
+    summary_index: Any = None
 
 
 _decode_event = JsonDecoder(_WireEvent).decode
@@ -124,6 +127,8 @@ class _OutputState(Struct):
     call_index: int | None = None
     arguments: str = ""
     is_done: bool = False
+    reasoning_part: tuple[Any, ...] | None = None
+    """The part of its reasoning that the last piece belongs to."""
 
 
 class ResponsesDecoder(sse.StreamDecoder):
@@ -169,8 +174,7 @@ class ResponsesDecoder(sse.StreamDecoder):
             case "response.output_text.delta" | "response.refusal.delta":
                 self._read_delta(event, events)
             case kind if kind in _REASONING_DELTAS:
-                self._find_item(event).has_output = True
-                events.append(ReasoningDelta(_as_text(event.delta), id=read_text(event.item_id)))
+                self._read_reasoning_delta(event, events)
             case kind if kind in _CALL_DELTAS:
                 self._read_call_delta(event, events)
             case "response.output_item.added":
@@ -218,6 +222,13 @@ class ResponsesDecoder(sse.StreamDecoder):
             return
         logprobs = _read_logprobs(event.logprobs, events)
         events.append(TextDelta(text, tokens=len(logprobs) or 1, logprobs=logprobs))
+
+    def _read_reasoning_delta(self, event: _WireEvent, events: list[Event]) -> None:
+        state, text = self._find_item(event), _as_text(event.delta)
+        part = event.type, event.summary_index, event.content_index
+        is_new_part = state.reasoning_part not in (None, part)
+        state.has_output, state.reasoning_part = True, part
+        events.append(_build_reasoning(text, event.item_id, is_new_part=is_new_part))
 
     def _read_call_delta(self, event: _WireEvent, events: list[Event]) -> None:
         state, text = self._find_item(event), _as_text(event.delta)
@@ -381,6 +392,12 @@ def _report_unknown(value: _Object, known: KeyTree, at: str, events: list[Event]
     report_lost_fields(tuple(values), events)
 
 
+def _build_reasoning(text: str, name: Any, *, is_new_part: bool) -> ReasoningDelta:
+    if is_new_part:
+        text = PART_SEPARATOR + text
+    return ReasoningDelta(text, id=read_text(name), is_new_part=is_new_part)
+
+
 def _read_content(item: _Object) -> list[Event]:
     """The events of a complete message, or of complete reasoning."""
     events: list[Event] = []
@@ -397,13 +414,15 @@ def _read_content(item: _Object) -> list[Event]:
             case "refusal":
                 events.append(RefusalDelta(_as_text(part.get("refusal"))))
             case "reasoning_text":
-                events.append(ReasoningDelta(_as_text(part.get("text")), id=name))
+                text = _as_text(part.get("text"))
+                events.append(_build_reasoning(text, name, is_new_part=bool(events)))
             case _:
                 pass
     summary = item.get("summary")
     if not events and isinstance(summary, list):
-        texts = [_as_text(_as_object(part).get("text")) for part in summary]
-        events += [ReasoningDelta(text, id=name) for text in texts if text]
+        for text in (_as_text(_as_object(part).get("text")) for part in summary):
+            if text:
+                events.append(_build_reasoning(text, name, is_new_part=bool(events)))
     if not events and item.get("encrypted_content"):
         events.append(ReasoningDelta("", id=name))
     return events

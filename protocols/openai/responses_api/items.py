@@ -21,6 +21,7 @@ from protocols.chat.params import (
     missing_error,
 )
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.events import PART_SEPARATOR
 from protocols.core.extra import KeyTree, add_unknown_keys
 from protocols.core.json_text import decode_json
 from protocols.core.request import (
@@ -306,7 +307,7 @@ class ConversationReader:
         sealed = read_optional_string(item, "encrypted_content", at)
         part = None if sealed is None else open_reasoning(sealed)
         if part is None:
-            text = "".join(
+            text = PART_SEPARATOR.join(
                 read_string(one, "text", f"{at}.{name}[{k}]")
                 for name in _choose_reasoning_form(item)
                 for k, one in enumerate(_as_objects(item.get(name), f"{at}.{name}"))

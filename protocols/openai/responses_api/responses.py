@@ -24,6 +24,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
 )
 from protocols.core.events import (
+    PART_SEPARATOR,
     ChoiceEnd,
     Event,
     FinishReason,
@@ -216,17 +217,27 @@ class _ReasoningItem:
         self._is_summary = is_summary
         self._seals = seals
         self._index = index
+        self._texts: list[str] = []
+        """Those of the complete parts."""
         self._pieces: list[str] = []
         self._signature: str | None = None
         self._part_type = "summary_text" if is_summary else "reasoning_text"
         self._event = "response.reasoning_summary_text" if is_summary else "response.reasoning_text"
-        part_index = "summary_index" if is_summary else "content_index"
-        self._place = {"item_id": id, "output_index": index, part_index: 0}
-        self._template = build_delta_template(f"{self._event}.delta", self._place)
+        self._place: Mapping[str, Any] = {}
+        self._template: Any = None
+        self._place_part()
 
-    def _build(self, status: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    def _place_part(self) -> None:
+        """Count the next part."""
+        part_index = "summary_index" if self._is_summary else "content_index"
+        place = {"item_id": self.id, "output_index": self._index, part_index: len(self._texts)}
+        self._place = place
+        self._template = build_delta_template(f"{self._event}.delta", place)
+
+    def _build(self, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self.id, "type": "reasoning", "summary": []}
-        if parts:
+        if self._texts:
+            parts = [{"type": self._part_type, "text": text} for text in self._texts]
             item["summary" if self._is_summary else "content"] = parts
         return item | {"status": status}
 
@@ -241,27 +252,39 @@ class _ReasoningItem:
         added = "response.output_item.added"
         return self._writer.write(added, output_index=self._index, item=item)
 
-    def add(self, text: str, signature: str | None) -> bytes:
+    def add(self, event: ReasoningDelta) -> bytes:
         """A piece of reasoning."""
-        self._signature = signature or self._signature
-        if not text and not signature:
-            return b""
+        text, ended = event.text, b""
+        self._signature = event.signature or self._signature
+        if event.is_new_part:
+            ended, text = self._end_part(), text.removeprefix(PART_SEPARATOR)
+        if not text and not event.signature:
+            return ended
         begun = b"" if self._pieces else self._write_part("added", "")
         self._pieces.append(text)
-        return begun + (self._writer.write_delta(self._template, _encode(text)) if text else b"")
+        written = self._writer.write_delta(self._template, _encode(text)) if text else b""
+        return ended + begun + written
+
+    def _end_part(self) -> bytes:
+        """The last events of the open part, if there is one."""
+        if not self._pieces:
+            return b""
+        text = "".join(self._pieces)
+        ended = self._writer.write(f"{self._event}.done", **self._place, text=text)
+        ended += self._write_part("done", text)
+        self._texts.append(text)
+        self._pieces = []
+        self._place_part()
+        return ended
 
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item. What the worker encrypted is not packed again."""
-        text, ended = "".join(self._pieces), b""
-        item = self._build(
-            status, *([{"type": self._part_type, "text": text}] if self._pieces else ())
-        )
+        ended = self._end_part()
+        item = self._build(status)
         if self._seals:
+            text = PART_SEPARATOR.join(self._texts)
             item["encrypted_content"] = seal_reasoning(text, self._signature)
         item |= self.extra
-        if self._pieces:
-            ended = self._writer.write(f"{self._event}.done", **self._place, text=text)
-            ended += self._write_part("done", text)
         done = "response.output_item.done"
         return ended + self._writer.write(done, output_index=self._index, item=item), item
 
@@ -597,7 +620,7 @@ class ResponsesEncoder:
             )
             self._open_item = item
             begun += item.begin()
-        return begun + item.add(event.text, event.signature)
+        return begun + item.add(event)
 
     @property
     def _seals_reasoning(self) -> bool:

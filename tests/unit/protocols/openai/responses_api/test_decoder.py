@@ -191,6 +191,26 @@ def test_call_without_name_is_an_error() -> None:
         decode(finish({"type": "function_call"}))
 
 
+@pytest.mark.parametrize("key", ["content", "summary"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_parts_of_reasoning_stay_apart(key: str, *, stream: bool) -> None:
+    """Codex shows each part below its own heading."""
+    kind = "reasoning_text" if key == "content" else "summary_text"
+    texts = ("**A**", "**B**")
+    item = {"type": "reasoning", key: [{"type": kind, "text": text} for text in texts]}
+    name = f"reasoning_{'summary_' if key == 'summary' else ''}text.delta"
+    deltas = [
+        event(name, output_index=0, delta=text, **{f"{key}_index": i})
+        for i, text in enumerate(texts)
+    ]
+
+    events = decode(*(deltas if stream else ()), finish(item))
+
+    thoughts = [one for one in events if isinstance(one, ReasoningDelta)]
+    assert [one.text for one in thoughts] == ["**A**", "\n\n**B**"]
+    assert [one.is_new_part for one in thoughts] == [False, True]
+
+
 def test_reasoning_from_content_or_summary() -> None:
     content = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]}
     summary = {"type": "reasoning", "summary": [{"text": "b"}, {"text": ""}], "content": None}

@@ -167,6 +167,14 @@ def test_reasoning_is_read_from_its_summary_or_its_sealed_content() -> None:
     )
 
 
+def test_parts_of_a_summary_stay_apart() -> None:
+    parts = [{"type": "summary_text", "text": text} for text in ("**A**", "**B**")]
+
+    [message] = read({"type": "reasoning", "summary": parts}, assistant("a"))
+
+    assert message.parts[0] == ReasoningPart("**A**\n\n**B**")
+
+
 @pytest.mark.parametrize("sealed", ["x", "gw1:", "gw1:%%%", "gw1:AAAA", "gw1:eJwDAAAAAAE="])
 def test_foreign_sealed_content_is_ignored(sealed: str) -> None:
     assert open_reasoning(sealed) is None

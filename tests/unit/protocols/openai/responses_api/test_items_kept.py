@@ -13,6 +13,9 @@ from protocols.openai import OpenAI
 
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "E"}
 SUMMARY = REASONING | {"summary": [{"type": "summary_text", "text": "so"}]}
+TWO_PARTS = REASONING | {
+    "summary": [{"type": "summary_text", "text": text} for text in ("**A**", "**B**")]
+}
 CALL = {
     "type": "function_call",
     "id": "fc_1",
@@ -60,9 +63,9 @@ def write_answer(items: list[dict[str, Any]], *, stream: bool, summarizes: bool)
     for index, item in enumerate(items):
         place = {"output_index": index}
         events.append({"type": "response.output_item.added", **place, "item": item})
-        if summarizes and item.get("summary"):
-            delta = {"type": "response.reasoning_summary_text.delta", "delta": "so"}
-            events.append({**delta, **place, "item_id": item["id"]})
+        for i, part in enumerate(item.get("summary", ()) if summarizes else ()):
+            delta = {"type": "response.reasoning_summary_text.delta", "delta": part["text"]}
+            events.append({**delta, **place, "item_id": item["id"], "summary_index": i})
         events.append({"type": "response.output_item.done", **place, "item": item})
     events.append({"type": "response.completed", "response": response})
     return b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in events)
@@ -85,7 +88,7 @@ def read_output(passed: PassthroughRequest, data: bytes) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("item", [REASONING, SUMMARY])
+@pytest.mark.parametrize("item", [REASONING, SUMMARY, TWO_PARTS])
 @pytest.mark.parametrize("api", ["both", "responses"])
 @pytest.mark.parametrize("summarizes", [True, False])
 def test_encrypted_reasoning_is_kept_with_its_id(
