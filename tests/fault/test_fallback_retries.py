@@ -28,6 +28,7 @@ FAILURES: dict[str, Reply] = {
     "reset": [RESET],
 }
 HEALTHY = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""It closes, so that no request is sent on its connection, which would be tried again for free."""
 """Closes the connection, since a request on an idle one that closes would be replayed."""
 BREAKER = "{consecutive_failures: 1000, min_requests: 1000}"
 

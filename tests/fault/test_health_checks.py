@@ -36,7 +36,7 @@ def get_worker_state(backend: PoolBackend, position: int = 0) -> str:
 
 async def test_health_check_uses_the_protocol_request_and_the_worker_key() -> None:
     async with (
-        ScriptedWorker(WELL) as worker,
+        ScriptedWorker(WELL, probed=None) as worker,
         run_pool(
             WorkerConfig(worker.url + "/base", credentials=make_bearer_credentials("s3cret")),
             health=OFTEN,
@@ -51,7 +51,7 @@ async def test_health_check_uses_the_protocol_request_and_the_worker_key() -> No
 
 async def test_health_check_uses_the_configured_path() -> None:
     probe = HealthCheckSettings(interval=0.02, path="/v2/health/ready")
-    async with ScriptedWorker(WELL) as worker, run_pool(worker.url, health=probe):
+    async with ScriptedWorker(WELL, probed=None) as worker, run_pool(worker.url, health=probe):
         await worker.wait_for_request()
 
     assert (worker.requests[0].method, worker.requests[0].path) == ("GET", "/v2/health/ready")
@@ -67,8 +67,8 @@ async def test_failed_health_checks_eject_a_worker_until_recovery(ill: Reply) ->
     replies = [ill] * 4 + [WELL] * 1000
 
     async with (
-        ScriptedWorker(*replies) as bad,
-        ScriptedWorker(WELL) as other,
+        ScriptedWorker(*replies, probed=None) as bad,
+        ScriptedWorker(WELL, probed=None) as other,
         run_pool(bad.url, other.url, health=apply_strict_thresholds(probes)) as backend,
     ):
         await wait_until(lambda: get_worker_state(backend) == "out")
@@ -92,7 +92,7 @@ async def test_pool_starts_without_a_live_worker_and_becomes_ready_later(
     url = f"http://127.0.0.1:{reserved_socket.getsockname()[1]}"
     async with run_pool(url, health=apply_strict_thresholds(OFTEN)) as backend:
         await wait_until(lambda: not backend.ready)
-        async with ScriptedWorker(WELL, listener=reserved_socket):
+        async with ScriptedWorker(WELL, listener=reserved_socket, probed=None):
             await wait_until(lambda: backend.ready)
 
             assert get_worker_state(backend) == "up"
@@ -100,8 +100,8 @@ async def test_pool_starts_without_a_live_worker_and_becomes_ready_later(
 
 async def test_health_checks_follow_the_set_of_workers() -> None:
     async with (
-        ScriptedWorker(WELL) as a,
-        ScriptedWorker(WELL) as b,
+        ScriptedWorker(WELL, probed=None) as a,
+        ScriptedWorker(WELL, probed=None) as b,
         run_pool(a.url, health=OFTEN) as backend,
     ):
         await a.wait_for_request()
@@ -117,7 +117,7 @@ async def test_health_checks_follow_the_set_of_workers() -> None:
 
 
 async def test_workers_set_at_runtime_are_health_checked() -> None:
-    async with ScriptedWorker(WELL) as worker, run_pool(health=OFTEN) as backend:
+    async with ScriptedWorker(WELL, probed=None) as worker, run_pool(health=OFTEN) as backend:
         assert not backend.ready
 
         backend.replace_workers([WorkerConfig(worker.url)])
@@ -127,7 +127,7 @@ async def test_workers_set_at_runtime_are_health_checked() -> None:
 
 async def test_invalid_health_check_path_ejects_the_worker() -> None:
     probe = HealthCheckSettings(interval=0.02, path="no path")
-    async with ScriptedWorker(WELL) as worker:
+    async with ScriptedWorker(WELL, probed=None) as worker:
         async with run_pool(worker.url, health=apply_strict_thresholds(probe)) as backend:
             await wait_until(lambda: get_worker_state(backend) == "out")
 
@@ -135,7 +135,7 @@ async def test_invalid_health_check_path_ejects_the_worker() -> None:
 
 
 async def test_closed_pool_sends_no_health_checks() -> None:
-    async with ScriptedWorker([HANG]) as worker:
+    async with ScriptedWorker([HANG], probed=None) as worker:
         async with run_pool(worker.url, health=HealthCheckSettings(interval=0.02, timeout=60.0)):
             await worker.wait_for_request()
         await worker.wait_for_disconnect()
@@ -148,7 +148,7 @@ async def test_closed_pool_sends_no_health_checks() -> None:
 async def test_only_healthy_workers_get_requests() -> None:
     """The unhealthy worker would answer a request, but gets none."""
     async with (
-        ScriptedWorker(ILL) as ill,
+        ScriptedWorker(ILL, probed=None) as ill,
         ScriptedWorker([reply_text("Hello")]) as well,
         run_pool(ill.url, well.url, health=apply_strict_thresholds(OFTEN)) as backend,
     ):
@@ -233,7 +233,7 @@ async def test_warm_up_waits_for_one_health_check_of_each_worker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hangs = WorkerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with (
-            ScriptedWorker(WELL) as worker,
+            ScriptedWorker(WELL, probed=None) as worker,
             run_pool(worker.url, hangs, health=slow) as backend,
         ):
             warm = asyncio.get_running_loop().create_task(backend.warm_up())

@@ -59,7 +59,7 @@ async def test_first_request_waits_for_the_model_metadata() -> None:
     adapter = MetadataProtocol()
     async with (
         ScriptedWorker(
-            [METADATA_REPLY], [make_reply(b"", "404 No")], [reply_text("Hello")]
+            [METADATA_REPLY], [make_reply(b"", "404 No")], [reply_text("Hello")], probed=None
         ) as worker,
         run_pool(
             WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")), adapter=adapter
@@ -76,7 +76,9 @@ async def test_first_request_waits_for_the_model_metadata() -> None:
 
 async def test_concurrent_requests_share_one_metadata_query() -> None:
     async with (
-        ScriptedWorker([0.05, METADATA_REPLY], [METADATA_REPLY], [reply_text("Hello")]) as worker,
+        ScriptedWorker(
+            [0.05, METADATA_REPLY], [METADATA_REPLY], [reply_text("Hello")], probed=None
+        ) as worker,
         run_pool(worker.url, adapter=MetadataProtocol()) as backend,
     ):
         tasks = [asyncio.get_running_loop().create_task(collect_events(backend)) for _ in range(3)]
@@ -90,8 +92,10 @@ async def test_concurrent_requests_share_one_metadata_query() -> None:
 
 async def test_metadata_query_is_retried_on_another_worker() -> None:
     async with (
-        ScriptedWorker(SILENT, SILENT, [reply_text("Hello")]) as silent,
-        ScriptedWorker([METADATA_REPLY], [METADATA_REPLY], [reply_text("Hello")]) as other,
+        ScriptedWorker(SILENT, SILENT, [reply_text("Hello")], probed=None) as silent,
+        ScriptedWorker(
+            [METADATA_REPLY], [METADATA_REPLY], [reply_text("Hello")], probed=None
+        ) as other,
         run_pool(silent.url, other.url, adapter=MetadataProtocol()) as backend,
     ):
         await collect_events(backend)
@@ -101,7 +105,7 @@ async def test_metadata_query_is_retried_on_another_worker() -> None:
 
 async def test_missing_metadata_is_no_error_and_not_queried_per_request() -> None:
     async with (
-        ScriptedWorker(SILENT, SILENT, [reply_text("Hello")]) as worker,
+        ScriptedWorker(SILENT, SILENT, [reply_text("Hello")], probed=None) as worker,
         run_pool(worker.url, adapter=MetadataProtocol()) as backend,
     ):
         for _ in range(3):
@@ -116,7 +120,7 @@ async def test_metadata_404_counts_as_a_result() -> None:
     no: Reply = [make_reply(b"", "404 No")]
 
     async with (
-        ScriptedWorker(no, no, [reply_text("Hello")]) as worker,
+        ScriptedWorker(no, no, [reply_text("Hello")], probed=None) as worker,
         run_pool(worker.url, adapter=adapter) as backend,
     ):
         await collect_events(backend)
@@ -127,7 +131,7 @@ async def test_metadata_404_counts_as_a_result() -> None:
 async def test_metadata_query_is_bounded_by_the_request_timeout() -> None:
     limits = Timeouts(connect=1.0, first_token=0.3, idle=5.0, total=0.3)
     async with (
-        ScriptedWorker([HANG]) as worker,
+        ScriptedWorker([HANG], probed=None) as worker,
         run_pool(worker.url, adapter=MetadataProtocol(), timeouts=limits) as backend,
     ):
         with pytest.raises(DeadlineExceeded):
@@ -139,7 +143,7 @@ async def test_metadata_query_is_bounded_by_the_request_timeout() -> None:
 async def test_metadata_cache_is_bounded() -> None:
     adapter = MetadataProtocol()
     async with (
-        ScriptedWorker([METADATA_REPLY]) as worker,
+        ScriptedWorker([METADATA_REPLY], probed=None) as worker,
         run_pool(worker.url, adapter=adapter) as backend,
     ):
         learner = backend._metadata_cache
@@ -154,7 +158,7 @@ async def test_metadata_cache_is_bounded() -> None:
 async def test_successful_health_check_loads_metadata_before_any_request() -> None:
     adapter = MetadataProtocol()
     async with (
-        ScriptedWorker([WELL], [METADATA_REPLY], [METADATA_REPLY], [WELL]) as worker,
+        ScriptedWorker([WELL], [METADATA_REPLY], [METADATA_REPLY], [WELL], probed=None) as worker,
         run_pool(worker.url, adapter=adapter, health=OFTEN, models=("m",)) as backend,
     ):
         await worker.wait_for_request(6)
@@ -175,7 +179,7 @@ async def test_recovered_worker_gets_a_new_metadata_query() -> None:
     ]
     health = replace(OFTEN, fall=5)
     async with (
-        ScriptedWorker([WELL], [METADATA_REPLY], [METADATA_REPLY], *again) as worker,
+        ScriptedWorker([WELL], [METADATA_REPLY], [METADATA_REPLY], *again, probed=None) as worker,
         run_pool(worker.url, adapter=MetadataProtocol(), models=("m",), health=health) as backend,
     ):
         await worker.wait_for_request(9)
@@ -192,7 +196,7 @@ async def test_protocol_adapter_error_does_not_stop_health_checks(
 ) -> None:
     caplog.set_level(logging.ERROR, "interlingua")
     async with (
-        ScriptedWorker([WELL]) as worker,
+        ScriptedWorker([WELL], probed=None) as worker,
         run_pool(worker.url, adapter=FailingMetadataProtocol(), health=OFTEN, models=("m",)),
     ):
         await worker.wait_for_request(3)
@@ -201,7 +205,7 @@ async def test_protocol_adapter_error_does_not_stop_health_checks(
 
 
 async def test_closed_pool_cancels_metadata_queries() -> None:
-    async with ScriptedWorker([HANG]) as worker:
+    async with ScriptedWorker([HANG], probed=None) as worker:
         async with run_pool(worker.url, adapter=MetadataProtocol()) as backend:
             task = asyncio.get_running_loop().create_task(collect_events(backend, STREAMED))
             await worker.wait_for_request()

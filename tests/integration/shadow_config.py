@@ -77,7 +77,6 @@ def build_worker_config(
     return text.replace("PROTOCOL", protocol).replace("WORKERS", urls).replace("SHADOW", shadow)
 
 
-PROBED = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 """The response to a health probe."""
 HELLO = [{"role": "user", "content": "hi"}]
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"new","choices":[%s]}'

@@ -35,7 +35,6 @@ HI_STREAM = [
     *(b"data: " + json.dumps({"id": "a", "model": "llama3", **event}).encode() for event in EVENTS),
     b"data: [DONE]",
 ]
-PROBED = make_reply(b"{}")
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai, triton]}}]
 admin: {{address: "127.0.0.1:0"}}
@@ -99,7 +98,7 @@ def parse_explain_header(answer: httpx.Response) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 async def test_explain_header_describes_routing_and_timing(serve: Serve, *, stream: bool) -> None:
     reply = chunked(*(line + b"\n\n" for line in HI_STREAM)) if stream else make_reply(HI_RESPONSE)
-    async with ScriptedWorker([reply], probed=PROBED) as worker:
+    async with ScriptedWorker([reply]) as worker:
         running = await serve(build_config(worker.url))
         response = await send_chat(running, stream=stream, top_k=3, logit_bias={})
 
@@ -129,7 +128,7 @@ async def test_explain_header_describes_routing_and_timing(serve: Serve, *, stre
 async def test_stored_explanation_has_the_exact_worker_request_with_masked_secrets(
     serve: Serve,
 ) -> None:
-    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)]) as worker:
         running = await serve(build_config(worker.url))
         response = await send_chat(running, {"x-request-id": "one/1"}, max_tokens=5)
         async with open_admin_client(running) as http:
@@ -166,7 +165,7 @@ async def test_stored_explanation_has_the_exact_worker_request_with_masked_secre
 
 
 async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) -> None:
-    async with ScriptedWorker([CLOSE], probed=PROBED) as bad:
+    async with ScriptedWorker([CLOSE]) as bad:
         running = await serve(build_config(bad.url, "http://127.0.0.1:1"))
         response = await send_chat(running, {"x-request-id": "r"})
         async with open_admin_client(running) as http:
@@ -204,7 +203,7 @@ async def test_explanation_of_a_rejected_request_stops_before_the_attempts(serve
 
 
 async def test_explain_header_is_only_sent_to_keys_with_explain_permission(serve: Serve) -> None:
-    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)]) as worker:
         running = await serve(build_config(worker.url) + KEYS)
         plain = await send_chat(running, {"authorization": "Bearer plain-key"})
         curious = await send_chat(running, {"authorization": "Bearer curious-key"})
@@ -247,7 +246,7 @@ async def test_explanation_store_keeps_the_newest_entries_up_to_its_limit(serve:
 
 
 async def test_stored_worker_body_is_truncated_to_64_kib(serve: Serve) -> None:
-    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)]) as worker:
         running = await serve(build_config(worker.url))
         messages = [{"role": "user", "content": "x" + "é" * 70_000}]
         await send_chat(running, {"x-request-id": "r"}, messages=messages, model="other")
@@ -269,7 +268,7 @@ async def test_stored_worker_body_is_truncated_to_64_kib(serve: Serve) -> None:
 async def test_dry_run_uses_live_worker_states_and_sends_no_request(
     serve: Serve,
 ) -> None:
-    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)]) as worker:
         running = await serve(build_config(worker.url, "http://127.0.0.1:1"))
         await send_chat(running)
         await send_chat(running)
@@ -335,7 +334,7 @@ async def test_invalid_explain_request_is_rejected(
 async def test_dry_run_predicts_the_exact_worker_request(
     serve: Serve, path: str, body: dict[str, Any]
 ) -> None:
-    async with ScriptedWorker([make_reply(HI_RESPONSE)], probed=PROBED) as worker:
+    async with ScriptedWorker([make_reply(HI_RESPONSE)]) as worker:
         running = await serve(build_config(worker.url))
         async with open_admin_client(running) as http:
             question = {"path": path, "headers": USER, "body": body}
@@ -359,8 +358,8 @@ async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_
     error_body = b'{"error":{"message":"CUDA out of memory; your key is canary-of-a-worker"}}'
     broken = [make_reply(error_body, "500 Oops")]
     async with (
-        ScriptedWorker(*[broken] * 3, probed=PROBED) as bad,
-        ScriptedWorker(*[[make_reply(HI_RESPONSE)]] * 3, probed=PROBED) as good,
+        ScriptedWorker(*[broken] * 3) as bad,
+        ScriptedWorker(*[[make_reply(HI_RESPONSE)]] * 3) as good,
     ):
         running = await serve(build_config(bad.url, good.url))
         answers = [await send_chat(running) for _ in range(2)]
@@ -388,7 +387,7 @@ async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_
 
 async def test_worker_error_within_a_stream_is_in_the_record(serve: Serve) -> None:
     broken = [chunked(HI_STREAM[0] + b"\n\n", b'data: {"error":{"message":"it broke"}}\n\n')]
-    async with ScriptedWorker(broken, probed=PROBED) as worker:
+    async with ScriptedWorker(broken) as worker:
         running = await serve(build_config(worker.url))
         response = await send_chat(running, stream=True)
 

@@ -53,7 +53,7 @@ def reply(request: pytest.FixtureRequest) -> bytes:
 
 @pytest.fixture
 async def worker(reply: bytes) -> AsyncIterator[ScriptedWorker]:
-    async with ScriptedWorker([reply], probed=make_reply(b'{"object":"list","data":[]}')) as worker:
+    async with ScriptedWorker([reply]) as worker:
         yield worker
 
 

@@ -33,7 +33,6 @@ EVENTS = [
     b"data: [DONE]\n\n",
 ]
 ERROR = b'data: {"error":{"message":"cuda","type":"server_error","code":500}}\n\n'
-MODELS = b'{"object":"list","data":[]}'
 
 
 def build_response(body: bytes, status: str = "200 OK") -> bytes:
@@ -56,13 +55,11 @@ def get_post_bodies(worker: ScriptedWorker) -> list[bytes]:
     return [request.body for request in worker.requests if request.method == "POST"]
 
 
-PROBED = [build_response(MODELS)]
-"""The first request to every worker is its probe."""
 USAGE_OPTION = b',"stream_options":{"include_usage":true}}'
 
 
 async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [build_response(HI_RESPONSE)]) as worker:
+    async with ScriptedWorker([build_response(HI_RESPONSE)]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post("/v1/chat/completions", content=REQUEST)
 
@@ -77,7 +74,7 @@ async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> No
 
 async def test_streamed_text_passthrough_changes_only_the_model_name(serve: Serve) -> None:
     text = EVENTS[0].replace(b'"H"', b'"e"').replace(b'"choices"', b'"odd":1.50,"choices"')
-    async with ScriptedWorker(PROBED, build_stream_reply(EVENTS[0], text, *EVENTS[1:])) as worker:
+    async with ScriptedWorker(build_stream_reply(EVENTS[0], text, *EVENTS[1:])) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         body = REQUEST[:-1] + b',"stream":true}'
         response = await gateway.http.post("/v1/chat/completions", content=body)
@@ -121,7 +118,7 @@ async def test_worker_reports_the_usage_of_every_stream_and_the_client_gets_it_o
     )
     text = EVENTS[0].replace(b'"H"', b'"e"')
     events = [*map(add_usage, [EVENTS[0], text, text, *EVENTS[1:-1]]), usage, EVENTS[-1]]
-    async with ScriptedWorker(PROBED, build_stream_reply(*events)) as worker:
+    async with ScriptedWorker(build_stream_reply(*events)) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         body = REQUEST[:-1] + b',"stream":true' + options + b"}"
         response = await gateway.http.post("/v1/chat/completions", content=body)
@@ -136,7 +133,7 @@ async def test_worker_reports_the_usage_of_every_stream_and_the_client_gets_it_o
 
 
 async def test_usage_is_not_requested_from_workers_if_that_is_disabled(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS)) as worker:
+    async with ScriptedWorker(build_stream_reply(*EVENTS)) as worker:
         config = FRONT.format(workers=format_worker_urls(worker))
         gateway = await serve(config + "defaults: {stream_usage: false}\n")
         body = REQUEST[:-1] + b',"stream":true}'
@@ -150,7 +147,7 @@ async def test_usage_is_not_requested_from_workers_if_that_is_disabled(serve: Se
 
 @pytest.mark.parametrize("model", ["warm", "short"])
 async def test_model_defaults_and_limits_disable_passthrough(serve: Serve, model: str) -> None:
-    async with ScriptedWorker(PROBED, [build_response(HI_RESPONSE)]) as worker:
+    async with ScriptedWorker([build_response(HI_RESPONSE)]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(
             "/v1/chat/completions", content=REQUEST.replace(b"chat", model.encode())
@@ -163,7 +160,7 @@ async def test_model_defaults_and_limits_disable_passthrough(serve: Serve, model
 
 
 async def test_request_of_another_protocol_is_translated(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [build_response(HI_RESPONSE)]) as worker:
+    async with ScriptedWorker([build_response(HI_RESPONSE)]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(
             "/serving-endpoints/chat/invocations",
@@ -176,7 +173,7 @@ async def test_request_of_another_protocol_is_translated(serve: Serve) -> None:
 
 async def test_worker_error_is_rewritten_by_the_gateway(serve: Serve) -> None:
     error_body = b'{"error":{"message":"bad\\u0000 top_k","type":"BadRequestError","code":400}}'
-    async with ScriptedWorker(PROBED, [build_response(error_body, "400 Bad Request")]) as worker:
+    async with ScriptedWorker([build_response(error_body, "400 Bad Request")]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post("/v1/chat/completions", content=REQUEST)
 
@@ -193,7 +190,7 @@ async def test_broken_stream_ends_with_an_error_and_no_done_marker(serve: Serve,
         if how == "error"
         else [*build_stream_reply(*broken, end=b""), CLOSE]
     )
-    async with ScriptedWorker(PROBED, reply) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(
             "/v1/chat/completions", content=REQUEST[:-1] + b',"stream":true}'
@@ -213,8 +210,8 @@ async def test_broken_stream_ends_with_an_error_and_no_done_marker(serve: Serve,
 async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) -> None:
     lost: list[Any] = [CLOSE]
     async with (
-        ScriptedWorker(PROBED, lost) as one,
-        ScriptedWorker(PROBED, [build_response(HI_RESPONSE)]) as other,
+        ScriptedWorker(lost) as one,
+        ScriptedWorker([build_response(HI_RESPONSE)]) as other,
     ):
         gateway = await serve(FRONT.format(workers=format_worker_urls(one, other)))
         for _ in range(4):
@@ -225,7 +222,7 @@ async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) ->
 
 
 async def test_unary_worker_response_is_converted_to_a_stream(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [build_response(HI_RESPONSE)]) as worker:
+    async with ScriptedWorker([build_response(HI_RESPONSE)]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(
             "/v1/chat/completions", content=REQUEST[:-1] + b',"stream":true}'
@@ -237,7 +234,7 @@ async def test_unary_worker_response_is_converted_to_a_stream(serve: Serve) -> N
 
 
 async def test_streamed_worker_response_is_converted_to_a_unary_response(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS)) as worker:
+    async with ScriptedWorker(build_stream_reply(*EVENTS)) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post("/v1/chat/completions", content=REQUEST)
     assert response.json()["choices"][0]["message"]["content"] == "Hi"

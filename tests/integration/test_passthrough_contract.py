@@ -39,7 +39,7 @@ async def ask(serve: Serve, protocol: str, *events: bytes, is_stream: bool = Tru
     body = {"messages": MESSAGES, "model": "chat"} | ({"stream": True} if is_stream else {})
     if protocol == "databricks":
         del body["model"]
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(FRONT.format(protocol=protocol, worker=worker.url))
         response = await gateway.http.post(PATHS[protocol], json=body)
     assert response.status_code == 200, response.text
@@ -69,7 +69,7 @@ async def test_unknown_part_of_a_stream_is_reported(
 
     # when a client of the same protocol asks for the stream
     reply = build_stream_reply(*events)
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(FRONT.format(protocol=protocol, worker=worker.url))
         response = await gateway.http.post(PATHS[protocol], json=body)
 
@@ -253,7 +253,7 @@ async def test_a_triton_stream_is_forwarded_without_ids_comments_and_the_worker_
     event = line + b'data: {"model_name" : "ll\\u0061ma","text_output":"a"}\n\n'
     reply = build_stream_reply(*[event.replace(b"\n", end)] * 3)
 
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(TRITON.format(worker=worker.url))
         response = await gateway.http.post(
             "/v2/models/chat/generate_stream", json={"text_input": "x"}

@@ -21,7 +21,6 @@ models:
   chat: {{backend: pool, model: llama}}
 """
 
-PROBED = build_response(b"{}")
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}],"temperature":0.50'
 CHAT = b'{"model":"chat",%b}' % MESSAGES
 HI_RESPONSE = (
@@ -139,7 +138,7 @@ def build_reply(case: PassthroughCase) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 async def test_passthrough_changes_only_the_model_name(serve: Serve, case: PassthroughCase) -> None:
-    async with ScriptedWorker(build_reply(case), probed=PROBED) as worker:
+    async with ScriptedWorker(build_reply(case)) as worker:
         gateway = await serve_gateway(serve, worker, case.protocol)
         response = await send_case(gateway, case)
 
@@ -190,7 +189,7 @@ async def test_broken_stream_ends_with_an_error_and_no_finish_reason(
         if how == "error"
         else [*build_stream_reply(*begun, end=b""), CLOSE]
     )
-    async with ScriptedWorker(broken, probed=PROBED) as worker:
+    async with ScriptedWorker(broken) as worker:
         gateway = await serve_gateway(serve, worker, case.protocol)
         response = await send_case(gateway, case)
 
@@ -215,7 +214,7 @@ async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, 
         else build_stream_reply(CHUNKS[0], *CHUNKS[2:])
     )
 
-    async with ScriptedWorker(other, probed=PROBED) as worker:
+    async with ScriptedWorker(other) as worker:
         gateway = await serve_gateway(serve, worker, case.protocol)
         response = await send_case(gateway, case)
 
@@ -228,7 +227,7 @@ async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, 
 
 
 async def test_generate_without_details_is_translated_and_drops_the_details(serve: Serve) -> None:
-    async with ScriptedWorker(build_stream_reply(*TEXTS), probed=PROBED) as worker:
+    async with ScriptedWorker(build_stream_reply(*TEXTS)) as worker:
         gateway = await serve_gateway(serve, worker, "mindie")
         response = await gateway.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
     assert b"details" not in response.content
@@ -239,7 +238,7 @@ async def test_generate_without_details_is_translated_and_drops_the_details(serv
 
 async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -> None:
     hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
-    async with ScriptedWorker(hanging, [build_response(b"{}")], probed=PROBED) as worker:
+    async with ScriptedWorker(hanging, [build_response(b"{}")]) as worker:
         gateway = await serve_gateway(serve, worker, "mindie")
         stream = gateway.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
         async with stream as response:
@@ -256,7 +255,7 @@ async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -
 
 async def test_client_stops_a_passthrough_request_by_its_worker_request_id(serve: Serve) -> None:
     hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
-    async with ScriptedWorker(hanging, [build_response(b"{}")], probed=PROBED) as worker:
+    async with ScriptedWorker(hanging, [build_response(b"{}")]) as worker:
         gateway = await serve_gateway(serve, worker, "mindie")
         stream = gateway.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
         async with stream as response:

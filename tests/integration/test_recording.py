@@ -239,7 +239,7 @@ async def test_worker_response_is_recorded_as_the_client_got_it(
 ) -> None:
     """Passed through or translated, a recording has the client's bytes and the worker's URL."""
     reply = chunked(*WORKER_EVENTS) if stream else make_reply(WORKER_ANSWER)
-    async with ScriptedWorker([make_reply(b'{"data":[]}')], [reply]) as worker:
+    async with ScriptedWorker([reply]) as worker:
         text = WORKER_CONFIG.format(url=worker.url, to=tmp_path / "rec")
         async with run_gateway(text) as (_, http):
             body = build_chat_body(model, stream=stream)
@@ -261,8 +261,7 @@ async def test_worker_response_is_recorded_as_the_client_got_it(
 
 async def test_forwarded_request_is_recorded_without_bodies(tmp_path: Path) -> None:
     """A forwarded request has model, worker, status, sizes and times."""
-    answers = [make_reply(b'{"data":[]}')], [make_reply(b'{"results":[]}')]
-    async with ScriptedWorker(*answers) as worker:
+    async with ScriptedWorker([make_reply(b'{"results":[]}')]) as worker:
         text = WORKER_CONFIG.format(url=worker.url, to=tmp_path / "rec")
         async with run_gateway(text) as (_, http):
             body = {"model": "passed", "input": SECRET}

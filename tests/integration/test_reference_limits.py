@@ -65,7 +65,7 @@ async def stage(
         store = {"sqlite": str(tmp_path / "responses.db")}
     elif request.param == "redis":
         store = {"redis": request.getfixturevalue("redis").url, "prefix": tmp_path.name}
-    async with ScriptedWorker([respond(ANSWER)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(ANSWER)]) as worker:
         config = {
             "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
             "backends": {"w": {"protocol": "openai", "workers": [worker.url]}},

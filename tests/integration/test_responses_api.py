@@ -64,7 +64,7 @@ class ResponsesGateway:
 
 @pytest.fixture
 async def gateway(serve: Serve) -> AsyncIterator[ResponsesGateway]:
-    async with ScriptedWorker([respond(ANSWER)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(ANSWER)]) as worker:
         config = {
             "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
             "backends": {"w": {"protocol": "openai", "workers": [worker.url]}},
@@ -394,7 +394,7 @@ SEARCHED = {
 @asynccontextmanager
 async def search_gateway(serve: Serve, on_loss: str = "report") -> AsyncIterator[RunningGateway]:
     """A gateway in front of a Responses API worker that runs web searches itself."""
-    async with ScriptedWorker([respond(SEARCHED)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(SEARCHED)]) as worker:
         backend = {"protocol": "openai", "workers": [worker.url], "options": {"worker_api": "both"}}
         config = {
             "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],

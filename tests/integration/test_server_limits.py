@@ -39,7 +39,7 @@ def build_config(url: str, protocol: str) -> str:
 async def test_max_tokens_must_be_below_the_limit_of_the_graph(
     serve: Serve, protocol: str, field: str
 ) -> None:
-    async with ScriptedWorker([ANSWER], probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker([ANSWER]) as worker:
         front = await serve(build_config(worker.url, protocol))
         answers = [
             await front.http.post(
@@ -85,7 +85,7 @@ async def test_prompt_and_response_tokens_are_named_apart(
 ) -> None:
     error: dict[str, Any] = {"error": {"message": text, "code": "context_length_exceeded"}}
     refusal = make_reply(json.dumps(error).encode(), "400 Bad Request")
-    async with ScriptedWorker([refusal], probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker([refusal]) as worker:
         front = await serve(build_config(worker.url, "openai"))
         answer = await front.http.post("/v3/chat/completions", json={"model": "m", "messages": HI})
 

@@ -36,7 +36,7 @@ async def test_unsupported_parameters_keep_the_protocols_own_headers(
         "content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn",
         "usage": {"input_tokens": 1, "output_tokens": 1},
     }  # fmt: skip
-    async with ScriptedWorker([respond(response)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(response)]) as worker:
         pool = {"protocol": "anthropic", "workers": [worker.url]}
         gateway = await serve(
             build_config(
@@ -59,7 +59,7 @@ async def test_unsupported_parameters_remove_only_what_they_name(serve: Serve) -
                      "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }  # fmt: skip
-    async with ScriptedWorker([respond(response)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(response)]) as worker:
         pool = {"protocol": "openai", "workers": [worker.url]}
         gateway = await serve(
             build_config(backends={"w": pool | {"unsupported_parameters": ["sampling.seed"]}})
@@ -84,7 +84,7 @@ async def test_headers_reach_a_worker_of_the_protocol_or_are_reported(
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }  # fmt: skip
     limits = {"limits": {"max_tokens": 50}} if "max_tokens" in settings else settings
-    async with ScriptedWorker([respond(response)], probed=respond({"data": []})) as worker:
+    async with ScriptedWorker([respond(response)]) as worker:
         pool = {"protocol": "openai", "workers": [worker.url]}
         gateway = await serve(
             build_config(backends={"w": pool}, models={"m": {"backend": "w", **limits}})

@@ -16,7 +16,6 @@ from tests.integration.shadow_config import (
     FAULTY_REPLIES,
     HELLO,
     NO_SHADOW,
-    PROBED,
     SHADOW,
     STREAM,
     SUCCEEDING,
@@ -169,7 +168,7 @@ async def test_shadow_request_is_translated_without_client_headers(
     start_gateway: StartGateway,
 ) -> None:
     reply = make_reply(b'{"text_output":"abc","model_name":"new","model_version":"1"}')
-    async with ScriptedWorker([reply], probed=PROBED) as worker:
+    async with ScriptedWorker([reply]) as worker:
         gateway = await start_gateway(build_worker_config(worker, protocol="triton"))
         response = await gateway.ask(
             {
@@ -199,7 +198,7 @@ async def test_shadow_request_is_translated_without_client_headers(
 
 
 async def test_passthrough_response_is_compared_by_its_events(start_gateway: StartGateway) -> None:
-    async with ScriptedWorker([chunked(*STREAM)], probed=PROBED) as worker:
+    async with ScriptedWorker([chunked(*STREAM)]) as worker:
         gateway = await start_gateway(build_worker_config(worker, text=ECHO_AS_SHADOW))
         alone = await start_gateway(
             build_worker_config(worker, text=ECHO_AS_SHADOW, shadow=NO_SHADOW)
@@ -232,7 +231,7 @@ async def test_shadow_failures_do_not_change_the_primary_response(
     well = trouble in SUCCEEDING
     shadow = f'shadow: {{to: "2", share: 100%, timeout: {"9s" if well else "100ms"}}}'
 
-    async with ScriptedWorker(FAULTY_REPLIES[trouble], probed=PROBED) as worker:
+    async with ScriptedWorker(FAULTY_REPLIES[trouble]) as worker:
         gateway = await start_gateway(build_worker_config(worker, shadow=shadow))
         alone = await start_gateway(build_worker_config(worker, shadow=NO_SHADOW))
         answers = [await one.ask(stream=stream) for one in (gateway, alone, gateway, alone)]

@@ -14,7 +14,6 @@ from tests.integration.shadow_config import (
     FAULTY_REPLIES,
     LISTEN,
     NO_SHADOW,
-    PROBED,
     STREAM,
     WORKER_AS_SHADOW,
     StartGateway,
@@ -59,7 +58,7 @@ async def test_shadow_requests_above_max_concurrency_are_dropped(
     start_gateway: StartGateway,
 ) -> None:
     shadow = 'shadow: {to: "2", share: 100%, max_concurrency: 2}'
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, shadow=shadow))
         for _ in range(5):
             assert (await gateway.ask()).status_code == 200
@@ -82,7 +81,7 @@ async def test_shadow_requests_of_all_models_have_a_maximum(
 ) -> None:
     monkeypatch.setattr(shadow_module, "_MAX_RUNNING", 2)
     shadow = 'shadow: {to: "2", share: 100%, max_concurrency: 9}'
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, shadow=shadow))
         for _ in range(3):
             assert (await gateway.ask()).status_code == 200
@@ -97,7 +96,7 @@ async def test_body_of_a_shadow_request_counts_in_the_memory_budget_until_it_end
 ) -> None:
     """The worker of version 2 does not answer."""
     shadow = 'shadow: {to: "2", share: 100%}'
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, shadow=shadow))
         assert (await gateway.ask(user="x" * 10_000)).status_code == 200
         await worker.wait_for_request(1)
@@ -111,7 +110,7 @@ async def test_request_gets_no_shadow_for_which_there_is_no_room(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow = 'shadow: {to: "2", share: 100%}'
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, shadow=shadow))
         monkeypatch.setattr(gateway.app.memory, "has_room", lambda size: False)
         assert (await gateway.ask()).status_code == 200
@@ -122,7 +121,7 @@ async def test_request_gets_no_shadow_for_which_there_is_no_room(
 
 async def test_shadow_request_has_its_own_timeout(start_gateway: StartGateway) -> None:
     shadow = 'shadow: {to: "2", share: 100%, timeout: 100ms}'
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, shadow=shadow))
         response = await gateway.ask({"x-interlingua-timeout": "20"})
         comparison = await gateway.wait_for_comparison()
@@ -138,7 +137,7 @@ async def test_shadow_request_has_its_own_timeout(start_gateway: StartGateway) -
 
 async def test_client_disconnect_cancels_the_shadow_request(start_gateway: StartGateway) -> None:
     text = WORKER_AS_SHADOW.replace("delay: 5ms", "delay: 30s")
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, text=text))
         leaving = asyncio.create_task(gateway.ask(stream=True))
         await worker.wait_for_request()
@@ -161,7 +160,7 @@ async def test_stop_infer_cancels_the_shadow_request(
     text = text.replace("[a, b, c]", f"[{', '.join('abc' * 100)}]")
     body = {"id": "a1", "text_input": "hi"}
 
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker, text=text))
         task = asyncio.create_task(gateway.http.post(f"/v2/models/chat/{what}", json=body))
         await worker.wait_for_request()
@@ -186,7 +185,7 @@ async def test_write_timeout_of_the_client_cancels_the_shadow_request(
         exchange._request.writer.send_response(200, (), b"")
 
     monkeypatch.setattr("gateway.pipeline.responder.Responder.run", deaf)
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker))
         await gateway.ask()
         await worker.wait_for_disconnect()
@@ -201,7 +200,7 @@ async def test_failed_primary_does_not_cancel_the_shadow_request(
     text = WORKER_AS_SHADOW.replace("delay: 5ms", "fail: {mode: disconnect, after_chunks: 1}")
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
-    async with ScriptedWorker(slow, probed=PROBED) as worker:
+    async with ScriptedWorker(slow) as worker:
         gateway = await start_gateway(build_worker_config(worker, text=text))
         for stream in (False, True):
             go.clear()
@@ -216,7 +215,7 @@ async def test_failed_primary_does_not_cancel_the_shadow_request(
 
 async def test_gateway_stop_cancels_shadow_requests(start_gateway: StartGateway) -> None:
     before = asyncio.all_tasks()
-    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG]) as worker:
         gateway = await start_gateway(build_worker_config(worker))
         await gateway.ask()
         await worker.wait_for_request()
@@ -232,7 +231,7 @@ async def test_shadow_request_survives_a_reload(start_gateway: StartGateway) -> 
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
 
-    async with ScriptedWorker(slow, probed=PROBED) as worker:
+    async with ScriptedWorker(slow) as worker:
         gateway = await start_gateway(
             build_worker_config(worker).replace("drain_timeout: 0s", "drain_timeout: 9s")
         )
@@ -256,7 +255,7 @@ async def test_shadow_request_survives_a_reload(start_gateway: StartGateway) -> 
 async def test_shadow_request_is_dropped_for_a_waiting_client_request(
     start_gateway: StartGateway, room: int
 ) -> None:
-    async with ScriptedWorker([HANG], [chunked(*STREAM)], probed=PROBED) as worker:
+    async with ScriptedWorker([HANG], [chunked(*STREAM)]) as worker:
         gateway = await start_gateway(build_shared_pool_config(worker, room=room))
         await gateway.ask()
         await worker.wait_for_request()
@@ -274,7 +273,7 @@ async def test_shadow_request_is_queued_behind_all_client_requests(
 ) -> None:
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
-    async with ScriptedWorker(slow, [chunked(*STREAM)], probed=PROBED) as worker:
+    async with ScriptedWorker(slow, [chunked(*STREAM)]) as worker:
         gateway = await start_gateway(build_shared_pool_config(worker, room=5))
         asks = [asyncio.create_task(gateway.ask(model="other", stream=True))]
         await worker.wait_for_request()
@@ -296,8 +295,8 @@ async def test_shadow_request_is_queued_behind_all_client_requests(
 async def test_shadow_failures_do_not_eject_workers(start_gateway: StartGateway) -> None:
     reply = FAULTY_REPLIES["answers 500"]
     async with (
-        ScriptedWorker(reply, probed=PROBED) as one,
-        ScriptedWorker(reply, probed=PROBED) as two,
+        ScriptedWorker(reply) as one,
+        ScriptedWorker(reply) as two,
     ):
         gateway = await start_gateway(build_shared_pool_config(one, two, most=9, room=9))
         for n in range(6):
@@ -315,7 +314,7 @@ async def test_shadow_failures_do_not_eject_workers(start_gateway: StartGateway)
 
 
 async def test_shadow_requests_do_not_count_in_worker_latency(start_gateway: StartGateway) -> None:
-    async with ScriptedWorker([chunked(*STREAM)], probed=PROBED) as worker:
+    async with ScriptedWorker([chunked(*STREAM)]) as worker:
         gateway = await start_gateway(build_shared_pool_config(worker, most=9))
         pool: Any = gateway.app.backends["both"]
 

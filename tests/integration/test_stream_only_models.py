@@ -43,7 +43,7 @@ async def test_the_stream_is_collected_and_the_model_is_known_from_then_on(
     serve: Serve, status: str
 ) -> None:
     replies = ([make_reply(REFUSAL, status)], [STREAM], [STREAM])
-    async with ScriptedWorker(*replies, probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker(*replies) as worker:
         front = await serve(build_config(worker.url, "openai"))
         answers = [await front.http.post("/v1/chat/completions", json=CHAT) for _ in range(2)]
 
@@ -55,7 +55,7 @@ async def test_the_stream_is_collected_and_the_model_is_known_from_then_on(
 
 async def test_pass_through_keeps_each_output_of_the_collected_stream(serve: Serve) -> None:
     replies = ([make_reply(REFUSAL)], [STREAM])
-    async with ScriptedWorker(*replies, probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker(*replies) as worker:
         front = await serve(build_config(worker.url, "triton"))
         body = {"text_input": "hi", "x": 1}
         answer = await front.http.post("/v2/models/m/generate", json=body)
@@ -70,7 +70,7 @@ async def test_an_error_in_the_collected_stream_is_the_response(serve: Serve) ->
         content_type="text/event-stream",
     )
     replies = ([make_reply(REFUSAL)], [broken])
-    async with ScriptedWorker(*replies, probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker(*replies) as worker:
         front = await serve(build_config(worker.url, "triton"))
         answer = await front.http.post("/v2/models/m/generate", json={"text_input": "hi"})
 
@@ -80,7 +80,7 @@ async def test_an_error_in_the_collected_stream_is_the_response(serve: Serve) ->
 async def test_a_stream_that_is_not_json_is_a_worker_failure(serve: Serve) -> None:
     broken = make_reply(b"data: no\n\n", content_type="text/event-stream")
     replies = ([make_reply(REFUSAL)], [broken])
-    async with ScriptedWorker(*replies, probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker(*replies) as worker:
         front = await serve(build_config(worker.url, "triton"))
         answer = await front.http.post("/v2/models/m/generate", json={"text_input": "hi"})
 

@@ -22,8 +22,6 @@ models:
   warm: {{backend: pool, model: llama, defaults: {{temperature: 0.5}}}}
   spare: {{backend: own}}
 """
-PROBED = [b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"]
-"""The first request to every worker is its probe."""
 ODD = b'{"PROMPT":["hi"],"STREAM":true,"PROMPT":1.50'
 ANSWER = b'{"TEXT":"Hi","model_name":"llama","model_version":"2","num_input_tokens":3}'
 EVENTS = [
@@ -37,7 +35,7 @@ GENERATE = "/v2/models/chat/generate"
 
 
 async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [build_response(ANSWER)]) as worker:
+    async with ScriptedWorker([build_response(ANSWER)]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(GENERATE, content=ODD)
 
@@ -55,7 +53,7 @@ async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> No
 async def test_streamed_passthrough_changes_only_the_model_name(
     serve: Serve, events: list[bytes]
 ) -> None:
-    async with ScriptedWorker(PROBED, build_stream_reply(*events)) as worker:
+    async with ScriptedWorker(build_stream_reply(*events)) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
@@ -68,7 +66,7 @@ async def test_streamed_passthrough_changes_only_the_model_name(
 
 
 async def test_worker_error_event_ends_the_stream_with_an_error(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS, ERROR, *EVENTS)) as worker:
+    async with ScriptedWorker(build_stream_reply(*EVENTS, ERROR, *EVENTS)) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
@@ -77,7 +75,7 @@ async def test_worker_error_event_ends_the_stream_with_an_error(serve: Serve) ->
 
 
 async def test_truncated_stream_ends_with_an_error(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [*build_stream_reply(*EVENTS, end=b""), CLOSE]) as worker:
+    async with ScriptedWorker([*build_stream_reply(*EVENTS, end=b""), CLOSE]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
 
@@ -99,7 +97,7 @@ async def test_worker_client_error_is_forwarded_and_does_not_eject_the_worker(
     body = b'{"error":"%b"}' % message.encode()
     complaint = [build_response(body.replace(b"chat", b"llama"), status)]
 
-    async with ScriptedWorker(PROBED, complaint) as one, ScriptedWorker(PROBED, complaint) as two:
+    async with ScriptedWorker(complaint) as one, ScriptedWorker(complaint) as two:
         gateway = await serve(FRONT.format(workers=format_worker_urls(one, two)))
         for _ in range(12):
             response = await gateway.http.post(GENERATE, content=b"{}")
@@ -115,7 +113,7 @@ async def test_worker_client_error_is_forwarded_and_does_not_eject_the_worker(
 
 async def test_model_error_does_not_eject_the_worker(serve: Serve) -> None:
     complaint = [build_response(b'data: {"error":"An Error Occurred"}\n\n', "400 Bad Request")]
-    async with ScriptedWorker(PROBED, complaint) as worker:
+    async with ScriptedWorker(complaint) as worker:
         gateway = await serve(
             FRONT.format(workers=format_worker_urls(worker)).replace(", fallback: [spare]", "")
         )
@@ -131,8 +129,8 @@ async def test_model_error_does_not_eject_the_worker(serve: Serve) -> None:
 async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) -> None:
     broken = [build_response(b'{"error":"the device is gone"}', "500 Internal Server Error")]
     async with (
-        ScriptedWorker(PROBED, broken) as one,
-        ScriptedWorker(PROBED, [build_response(ANSWER)]) as two,
+        ScriptedWorker(broken) as one,
+        ScriptedWorker([build_response(ANSWER)]) as two,
     ):
         gateway = await serve(FRONT.format(workers=format_worker_urls(one, two)))
         for _ in range(4):
@@ -140,7 +138,7 @@ async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) ->
 
 
 async def test_passthrough_request_falls_back_to_a_backend_of_another_kind(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [CLOSE]) as worker:
+    async with ScriptedWorker([CLOSE]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(f"{GENERATE}_stream", content=b'{"text_input":"hi"}')
         odd = await gateway.http.post(f"{GENERATE}_stream", content=ODD)
@@ -155,7 +153,7 @@ async def test_passthrough_request_falls_back_to_a_backend_of_another_kind(serve
 
 async def test_model_defaults_disable_passthrough(serve: Serve) -> None:
     responses = [build_response(b'{"text_output":"Hi","model_name":"llama","model_version":"2"}')]
-    async with ScriptedWorker(PROBED, responses) as worker:
+    async with ScriptedWorker(responses) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post(
             "/v2/models/warm/generate", content=b'{"text_input":"hi","max_tokens":2}'

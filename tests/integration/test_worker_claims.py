@@ -58,7 +58,7 @@ async def test_implausible_usage_is_counted_by_the_gateway_and_fails_no_response
     if is_stream:
         body["stream_options"] = {"include_usage": True}
     headers = {} if is_passed_through else {"x-interlingua-strict": "1"}
-    async with ScriptedWorker(*replies, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(*replies) as worker:
         gateway = await serve(CONFIG.format(worker=worker.url))
         answers = [
             await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
@@ -103,7 +103,7 @@ async def test_implausible_usage_of_a_passed_through_response_is_not_forwarded(
 ) -> None:
     path, body, response = case
     reply = [build_response(json.dumps(response).encode())]
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         config = CONFIG.format(worker=worker.url).replace("[openai]", f"[{protocol}]")
         gateway = await serve(config.replace("protocol: openai", f"protocol: {protocol}"))
         answer = await gateway.http.post(path, json=body)

@@ -6,7 +6,6 @@ import pytest
 
 from tests.conftest import Serve
 from tests.fault.protocol_clients import DONE, STARTED_STREAM, STOP
-from tests.integration.test_passthrough import build_response
 from tests.support.fakes import END, ScriptedWorker, chunk
 
 CONFIG = """
@@ -49,7 +48,7 @@ async def test_pings_do_not_restart_the_idle_timeout(
     serve: Serve, ping: bytes, headers: dict[str, str]
 ) -> None:
     reply = [STARTED_STREAM, *repeat(ping), chunk(STOP), chunk(DONE) + END]
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(
             CONFIG.format(worker=worker.url, timeouts="{idle: 300ms, idle_max: 300ms}")
         )
@@ -65,7 +64,7 @@ async def test_pings_do_not_restart_the_first_token_timeout(serve: Serve, ping: 
     head, _, _ = STARTED_STREAM.partition(b"\r\n\r\n")
     reply = [head + b"\r\n\r\n", *repeat(ping), chunk(STOP), chunk(DONE) + END]
 
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(
             CONFIG.format(worker=worker.url, timeouts="{first_token: 300ms, idle_max: 300ms}")
         )
@@ -84,7 +83,7 @@ async def test_pings_extend_a_timeout_up_to_the_longest_silence(
     text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
     reply = [begin, *repeat(ping), chunk(text), chunk(STOP), chunk(DONE) + END]
 
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         timeouts = "{idle: 300ms, first_token: 300ms, idle_max: 10s}"
         gateway = await serve(CONFIG.format(worker=worker.url, timeouts=timeouts))
         response = await gateway.http.post("/v1/chat/completions", json=BODY)
@@ -97,7 +96,7 @@ async def test_content_restarts_the_idle_timeout(serve: Serve) -> None:
     text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
     reply = [STARTED_STREAM, *repeat(text)[:50], chunk(STOP), chunk(DONE) + END]
 
-    async with ScriptedWorker(reply, probed=build_response(b"{}")) as worker:
+    async with ScriptedWorker(reply) as worker:
         gateway = await serve(CONFIG.format(worker=worker.url, timeouts="{idle: 300ms}"))
         response = await gateway.http.post("/v1/chat/completions", json=BODY)
 

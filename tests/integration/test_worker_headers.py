@@ -35,7 +35,7 @@ async def test_configured_headers_reach_the_worker_and_win_over_those_of_clients
     serve: Serve, protocol: str, path: str
 ) -> None:
     """Whether the request is passed through, translated or forwarded."""
-    async with ScriptedWorker([make_reply(b"{}")], probed=make_reply(b"{}")) as worker:
+    async with ScriptedWorker([make_reply(b"{}")]) as worker:
         gateway = await serve(CONFIG.format(protocol=protocol, worker=worker.url))
         sent = {"anthropic-version": "2023-06-01", "openai-organization": "another"}
 

@@ -64,12 +64,18 @@ class ReceivedRequest(Struct, frozen=True):
     connection: int
 
 
+WELL = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+"""The response to a health probe of a worker that is well."""
+
+
 class ScriptedWorker:
     """Listens on a loopback port inside ``async with``, and sends its scripted replies.
 
     ``listener`` is a bound socket to use instead; without ``read_body`` bodies are left unread.
     ``probed`` is the response to each GET (a health probe), which uses up no scripted reply, or a
-    function that returns the reply to the next one.
+    function that returns the reply to the next one. With None, GETs get the scripted replies, too;
+    nothing orders a probe and a request, so this is for tests whose requests are all GETs, or
+    where no probe is sent.
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class ScriptedWorker:
         read_body: bool = True,
         tls: ssl.SSLContext | None = None,
         listener: socket.socket | None = None,
-        probed: bytes | Callable[[], Reply] | None = None,
+        probed: bytes | Callable[[], Reply] | None = WELL,
     ) -> None:
         self._replies = replies
         self._probed = probed

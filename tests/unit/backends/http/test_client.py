@@ -73,7 +73,7 @@ async def test_per_request_headers_are_not_sent_with_the_next_request() -> None:
 
 
 async def test_get_request_has_no_body() -> None:
-    async with ScriptedWorker(OK) as worker, open_client() as upstream:
+    async with ScriptedWorker(OK, probed=None) as worker, open_client() as upstream:
         await send_and_read(upstream, worker.url, UpstreamRequest("/health", b"", method="GET"))
 
     assert worker.requests[0].method == "GET"
