@@ -46,30 +46,34 @@ def rollout(command: str, file: str, model: str | None) -> None:
 
     Exit codes: 0 done, 1 the command does not fit the rollout's phase, 2 wrong usage.
     """  # noqa: D301 - click reads \b
+    from gateway.evidence.rollout_report import read_common_settings, report_rollout  # noqa: PLC0415 - only here
     from gateway.evidence.rollout_store import open_rollout_store  # noqa: PLC0415 - only here
 
     config = _load(file)
-    name, plan = _find_rollout(config, file, model)
+    name, _ = _find_rollout(config, file, model)
+    now = time.time()  # noqa: TID251 - the shared state has real times
     store = open_rollout_store(config)
     try:
         with closing(store):
             if command == "status":
-                from gateway.evidence.rollout_report import report_rollout  # noqa: PLC0415 - as above
-
-                _show_status(report_rollout(store, config, name))
+                _show_status(report_rollout(store, config, name, now))
             else:
-                _steer(store, name, plan, _as_command(command))
+                common = read_common_settings(store, config, name, now)
+                _steer(store, name, common.rollout, _as_command(command), now)
     except store.errors as error:
         why = str(error) or type(error).__name__
         raise click.ClickException(f"the state of the rollout can't be used now: {why}") from None
 
 
 def _steer(
-    store: "RolloutStore", name: str, plan: "RolloutConfig", command: "RolloutCommand"
+    store: "RolloutStore",
+    name: str,
+    plan: "RolloutConfig",
+    command: "RolloutCommand",
+    now: float,
 ) -> None:
     from gateway.evidence.rollout import apply_command, find_first_step, hash_plan  # noqa: PLC0415 - only here
 
-    now = time.time()  # noqa: TID251 - the shared state has real times
     state = store.load(name, hash_plan(plan), now, find_first_step(plan))
     if state.phase in _FORBIDDEN[command]:
         raise click.ClickException(f"the rollout of {name} is {state.phase}")
@@ -99,6 +103,8 @@ def _show_status(report: "RolloutReport") -> None:
     click.echo(f"{report.model}@{report.version}: {report.phase or 'not begun'}{share}")
     if report.reason:
         click.echo(f"  {report.reason}")
+    if report.difference:
+        click.echo(f"  {report.difference}")
     if report.phase is None:
         return
     if report.phase == "completed":

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gateway.config.schema import RolloutConfig, SharedStateConfig
 from gateway.evidence.rollout import RolloutState, StepSamples, hash_plan, merge_samples
+from gateway.evidence.rollout_gateways import GatewaySettings
 from gateway.evidence.rollout_sqlite import SqliteRolloutStore, decode_state, encode_state
 from protocols.core.json_text import decode_json
 
@@ -116,6 +117,23 @@ class RedisRolloutStore:
         text = msgspec.json.encode(_PublishedSamples(state.step_at, samples))
         self._redis.hset(key, self._file.create_id(), text)
         self._redis.expire(key, _RETENTION)
+
+    def list_gateways(self, model: str) -> dict[str, GatewaySettings]:
+        """See ``RolloutStore``."""
+        found = self._redis.hgetall(self._get_key("gateways", model))
+        return {
+            owner.decode(): decode_json(text, kind=GatewaySettings) for owner, text in found.items()
+        }
+
+    def put_gateway(self, model: str, owner: str, settings: GatewaySettings) -> None:
+        """See ``RolloutStore``."""
+        key = self._get_key("gateways", model)
+        self._redis.hset(key, owner, msgspec.json.encode(settings))
+        self._redis.expire(key, _RETENTION)
+
+    def remove_gateway(self, model: str, owner: str) -> None:
+        """See ``RolloutStore``."""
+        self._redis.hdel(self._get_key("gateways", model), owner)
 
     def close(self) -> None:
         """See ``RolloutStore``."""

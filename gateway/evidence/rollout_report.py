@@ -1,6 +1,7 @@
 """The rollouts of a configuration, as the command and the admin listener show them."""
 
 import math
+import time
 from contextlib import closing
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from gateway.evidence.rollout import (
     compute_share,
     hash_plan,
 )
+from gateway.evidence.rollout_gateways import CommonSettings, find_common_settings
 from gateway.evidence.rollout_store import RolloutStore, open_rollout_store
 
 
@@ -49,6 +51,8 @@ class RolloutReport(Struct, frozen=True):
     requests_at_least: int = 0
     """The requests that the step needs."""
     guardrails: tuple[GuardrailReport, ...] = ()
+    difference: str = ""
+    """How the settings of the gateways differ, in a sentence; "" if they do not."""
 
 
 def list_rollouts(config: Config) -> list[RolloutReport]:
@@ -56,17 +60,31 @@ def list_rollouts(config: Config) -> list[RolloutReport]:
     names = [name for name, model in config.models.items() if model.rollout is not None]
     if not names:
         return []
+    now = time.time()  # noqa: TID251 - the shared state has real times
     with closing(open_rollout_store(config)) as store:
-        return [report_rollout(store, config, name) for name in names]
+        return [report_rollout(store, config, name, now) for name in names]
 
 
-def report_rollout(store: RolloutStore, config: Config, model: str) -> RolloutReport:
+def read_common_settings(
+    store: RolloutStore, config: Config, model: str, now: float
+) -> CommonSettings:
+    """The settings that the gateways follow; those of the configuration if none is alive.
+
+    Raises the errors of the store.
+    """
+    rollout = config.models[model].rollout
+    assert rollout is not None  # noqa: S101 - the caller has looked
+    common = find_common_settings(store.list_gateways(model).values(), now)
+    return common or CommonSettings(rollout)
+
+
+def report_rollout(store: RolloutStore, config: Config, model: str, now: float) -> RolloutReport:
     """One rollout. Raises the errors of the store."""
-    plan = config.models[model].rollout
-    assert plan is not None  # noqa: S101 - the caller has looked
+    common = read_common_settings(store, config, model, now)
+    plan = common.rollout
     state = store.read(model, hash_plan(plan))
     if state is None:
-        return RolloutReport(model, plan.to, None, plan.steps, 0, 0)
+        return RolloutReport(model, plan.to, None, plan.steps, 0, 0, difference=common.difference)
     split = config.models[model].get_split_name(model)
     samples = store.read_samples(plan, model, split, state)
     return RolloutReport(
@@ -83,6 +101,7 @@ def report_rollout(store: RolloutStore, config: Config, model: str) -> RolloutRe
         guardrails=tuple(
             map(_report_guardrail, check_guardrails(plan, samples, is_shadow=state.is_shadow))
         ),
+        difference=common.difference,
     )
 
 

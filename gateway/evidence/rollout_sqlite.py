@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.config.schema import RolloutConfig
 from gateway.evidence.rollout import RolloutState, StepSamples
+from gateway.evidence.rollout_gateways import GatewaySettings
 from gateway.evidence.rollout_samples import read_samples
 from gateway.observability.usage import (
     UsageSources,
@@ -50,6 +51,16 @@ class DatabaseRolloutStore(ABC):
             f"WHERE {_KEY} AND (owner = $3 OR leased_until <= $4 OR leased_until - $5 + $4 > $5) "
             "RETURNING 1"
         )
+        self._create_gateways = (
+            f"CREATE TABLE IF NOT EXISTS {table}_gateway (model {text} NOT NULL, "
+            f"owner {text} NOT NULL, settings {text} NOT NULL, PRIMARY KEY (model, owner))"
+        )
+        self._list_gateways = f"SELECT owner, settings FROM {table}_gateway WHERE model = $1"  # noqa: S608 - as above
+        self._put_gateway = (
+            f"INSERT INTO {table}_gateway VALUES ($1, $2, $3) "  # noqa: S608 - as above
+            "ON CONFLICT (model, owner) DO UPDATE SET settings = excluded.settings RETURNING 1"
+        )
+        self._remove_gateway = f"DELETE FROM {table}_gateway WHERE model = $1 AND owner = $2"  # noqa: S608 - as above
         self._replace = f"UPDATE {table} SET state = $3 WHERE {_KEY} AND state = $4 RETURNING 1"  # noqa: S608 - as above
 
     @abstractmethod
@@ -106,6 +117,24 @@ class DatabaseRolloutStore(ABC):
     ) -> None:
         """See ``RolloutStore``: the database has them."""
         del rollout, model, split, state
+
+    def list_gateways(self, model: str) -> dict[str, GatewaySettings]:
+        """See ``RolloutStore``."""
+        return {
+            owner: decode_json(text, kind=GatewaySettings)
+            for owner, text in self._run(self._list_gateways, model)
+        }
+
+    def put_gateway(self, model: str, owner: str, settings: GatewaySettings) -> None:
+        """See ``RolloutStore``."""
+        values = model, owner, msgspec.json.encode(settings).decode()
+        if not self._run(self._put_gateway, *values):
+            self._run(self._create_gateways)
+            self._run(self._put_gateway, *values)
+
+    def remove_gateway(self, model: str, owner: str) -> None:
+        """See ``RolloutStore``."""
+        self._run(self._remove_gateway, model, owner)
 
     def close(self) -> None:
         """See ``RolloutStore``: each statement has a connection of its own."""

@@ -3,14 +3,15 @@
 It is in the PostgreSQL database of the usage rows; or in the Redis server of ``state``; or in the
 SQLite file of the usage rows. One gateway decides at a time: whoever holds the lease. A decision is
 written only if the state is still the one that it was made from, so that no command of an operator
-is lost. Each plan of a model has a state of its own: gateways with another configuration change
-nothing of it.
+is lost. Each plan of a model has a state of its own; all gateways follow one plan, also if their
+configurations differ (``gateway.evidence.rollout_gateways``).
 """
 
 from typing import Protocol
 
 from gateway.config.schema import Config, RolloutConfig
 from gateway.evidence.rollout import RolloutState, StepSamples
+from gateway.evidence.rollout_gateways import GatewaySettings
 from gateway.evidence.rollout_sqlite import SqliteRolloutStore
 
 
@@ -55,6 +56,15 @@ class RolloutStore(Protocol):
         self, rollout: RolloutConfig, model: str, split: str, state: RolloutState
     ) -> None:
         """Let whoever decides know the requests of this gateway."""
+
+    def list_gateways(self, model: str) -> dict[str, GatewaySettings]:
+        """What the processes have told of their settings, by their names. Nothing is written."""
+
+    def put_gateway(self, model: str, owner: str, settings: GatewaySettings) -> None:
+        """Tell the others the settings of this process."""
+
+    def remove_gateway(self, model: str, owner: str) -> None:
+        """Forget a process."""
 
     def close(self) -> None:
         """Close its connections."""

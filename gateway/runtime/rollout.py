@@ -2,7 +2,8 @@
 
 Every gateway and process reads the shared state of each rollout, and sets its split accordingly:
 nothing is reloaded, and users keep their version as the split's hash says. One of them, who holds
-the lease, looks at the requests of all and decides (``gateway.evidence.rollout``).
+the lease, looks at the requests of all and decides (``gateway.evidence.rollout``). If their
+configurations differ, all follow the same one (``gateway.evidence.rollout_gateways``).
 """
 
 import asyncio
@@ -24,6 +25,13 @@ from gateway.evidence.rollout import (
     find_first_step,
     hash_plan,
 )
+from gateway.evidence.rollout_gateways import (
+    ALIVE_CHECKS,
+    CommonSettings,
+    build_settings,
+    find_common_settings,
+    list_forgotten,
+)
 from gateway.evidence.rollout_store import RolloutStore, open_rollout_store
 from gateway.pipeline.services import GatewayServices
 from gateway.routing.router import Router
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector
 
 _log = logging.getLogger("interlingua.rollout")
-_LEASE_CHECKS: Final = 3
+_LEASE_CHECKS: Final = ALIVE_CHECKS
 """How many checks a lease lasts."""
 _LOOK_PAUSE: Final = 10
 """How many times as long as a look at the requests takes there is none."""
@@ -94,6 +102,10 @@ class RolloutManager:
         """By the model's name."""
         self._next_looks: dict[str, float] = {}
         """When the requests of a model's step may be read again."""
+        self._followed: dict[str, tuple[RolloutConfig, RolloutConfig]] = {}
+        """The settings of a model's rollout here, and those that all gateways follow."""
+        self._differences: dict[str, tuple[str, int]] = {}
+        """How the settings of the gateways differ, and in how many checks so far."""
 
     def register_metrics(self, metrics: "MetricsCollector") -> None:
         """Add the metrics of the rollouts."""
@@ -122,7 +134,8 @@ class RolloutManager:
     async def _follow(self) -> None:
         while True:
             waits = [
-                rollout.check_every for _, rollout in _list_rollouts(self._get_snapshot().config)
+                self._get_followed(name, rollout).check_every
+                for name, rollout in _list_rollouts(self._get_snapshot().config)
             ]
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(waits, default=_IDLE_WAIT)):
@@ -163,6 +176,11 @@ class RolloutManager:
     async def _check_rollout(
         self, snapshot: ConfigSnapshot, store: RolloutStore, name: str, rollout: RolloutConfig
     ) -> None:
+        own = rollout
+        rollout = await asyncio.to_thread(self._follow_settings, store, name, own)
+        if rollout.to not in snapshot.config.models[name].resolve_weights():
+            self._stop_split(snapshot, name, own)
+            return
         now, plan = self._wall_clock(), hash_plan(rollout)
         before = self.statuses.get(name)
         last_read = before.state if before is not None and before.plan == plan else None
@@ -177,10 +195,47 @@ class RolloutManager:
         after = self.statuses.get(name)
         if before is None or after is None or before.plan != after.plan or before == after:
             return
-        if rollout.webhook is not None and await asyncio.to_thread(
+        if own.webhook is not None and await asyncio.to_thread(
             store.take_lease, name, plan, self._owner, now, _LEASE_CHECKS * rollout.check_every
         ):
-            self._webhook.post(rollout.webhook.reveal(), after.describe_move(now))
+            self._webhook.post(own.webhook.reveal(), after.describe_move(now))
+
+    def _follow_settings(
+        self, store: RolloutStore, name: str, rollout: RolloutConfig
+    ) -> RolloutConfig:
+        """Tell the other gateways the settings of this one; returns those that all follow."""
+        now = self._wall_clock()
+        known = store.list_gateways(name)
+        for owner in list_forgotten(known, now):
+            store.remove_gateway(name, owner)
+        check_every = max(rollout.check_every, self._get_followed(name, rollout).check_every)
+        own = build_settings(rollout, known.values(), now, check_every)
+        known[self._owner] = own
+        store.put_gateway(name, self._owner, own)
+        common = find_common_settings(known.values(), now) or CommonSettings(rollout)
+        self._log_difference(name, common.difference)
+        self._followed[name] = rollout, common.rollout
+        return common.rollout
+
+    def _get_followed(self, name: str, rollout: RolloutConfig) -> RolloutConfig:
+        """The settings that were last followed instead of these; these if nothing is known."""
+        own, followed = self._followed.get(name, (rollout, rollout))
+        return followed if own == rollout else rollout
+
+    def _log_difference(self, name: str, difference: str) -> None:
+        """Say that settings differ once this has lasted: a gateway that stopped is soon gone."""
+        text, checks = self._differences.get(name, ("", 0))
+        checks = checks + 1 if difference == text else 1
+        self._differences[name] = difference, checks
+        if difference and checks == ALIVE_CHECKS + 1:
+            _log.warning("rollout of %s: %s", name, difference)
+
+    def _stop_split(self, snapshot: ConfigSnapshot, name: str, rollout: RolloutConfig) -> None:
+        """All gateways roll out a version that the model does not have here."""
+        if self._get_snapshot() is snapshot:
+            self.statuses.pop(name, None)
+            weights = snapshot.config.models[name].resolve_weights()
+            snapshot.router.set_weights(name, compute_weights(rollout, weights, None))
 
     def apply(self, config: Config, router: Router) -> None:
         """Set the splits of a new router as the rollouts are now, before it gets requests."""
@@ -196,11 +251,16 @@ class RolloutManager:
         """
         known, self.statuses = self.statuses, {}
         for name, rollout in _list_rollouts(config):
-            state = None
-            if (status := known.get(name)) is not None and status.plan == hash_plan(rollout):
-                self.statuses[name], state = status, status.state
-            weights = compute_weights(rollout, config.models[name].resolve_weights(), state)
-            router.set_weights(name, weights)
+            weights, followed = (
+                config.models[name].resolve_weights(),
+                self._get_followed(name, rollout),
+            )
+            status = known.get(name)
+            if status is None or status.plan != hash_plan(followed) or status.to not in weights:
+                router.set_weights(name, compute_weights(rollout, weights, None))
+            else:
+                self.statuses[name] = status
+                router.set_weights(name, compute_weights(followed, weights, status.state))
 
     def _set_split(
         self, snapshot: ConfigSnapshot, name: str, rollout: RolloutConfig, state: RolloutState

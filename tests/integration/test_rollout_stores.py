@@ -33,6 +33,7 @@ from tests.integration.test_rollout import BROKEN, CHAT, CONFIG, GOOD, send, sen
 from tests.support.fakes import ScriptedWorker
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 NOW: Final = 1_700_000_000.0
 
@@ -255,6 +256,56 @@ async def test_gateway_that_decides_rolls_back_by_the_requests_of_another(
         await send_until(first, lambda versions: not versions["2"])
     assert (code, "chat@2: rolled back" in printed) == (0, True)
     assert sent >= 1
+
+
+async def test_gateways_with_different_settings_make_one_decision_by_the_latest(
+    serve: Serve, place: SharedPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first has 20 % and no guardrails, the second 45 %; version 2's worker answers 500."""
+    async with ScriptedWorker(GOOD) as old, ScriptedWorker(BROKEN) as new:
+        latest = place.build_config("b", old.url, new.url).replace("[20, 50, 100]", "[45, 100]")
+        stale = place.build_config("a", old.url, new.url, "step_at_most: 1h")
+        stale = stale.replace("{errors: {max_increase: 5%}}", "{}")
+        first = await serve(stale)
+        share = await send(first, 10)
+        second = await serve(latest)
+        await send_until(second, lambda versions: not versions["2"])
+        await send_until(first, lambda versions: not versions["2"])
+        reports = [
+            await show_status(place.create_folder(name), text)
+            for name, text in (("a", stale), ("b", latest))
+        ]
+        await wait_until(lambda: "gateway processes with other settings" in caplog.text)
+    assert share["1"] > 0
+    expected = "(guardrails, step_at_most, steps): 1 of 2; all follow those that were loaded last"
+    for code, printed in reports:
+        assert code == 0
+        assert printed.startswith("chat@2: rolled back\n  errors: 0.0% → 100.0%")
+        assert f"gateway processes with other settings {expected}: to 2, steps 45, 100" in printed
+    assert caplog.text.count("chat@2: rolled back at 0 %") == 2
+
+
+async def test_operator_of_a_gateway_with_other_settings_steers_the_rollout_of_all(
+    serve: Serve, place: SharedPlace
+) -> None:
+    async with ScriptedWorker(GOOD) as worker:
+        stale = place.build_config("a", worker.url, worker.url).replace(
+            "requests: 30", "requests: 99999"
+        )
+        latest = place.build_config("b", worker.url, worker.url).replace(
+            "[20, 50, 100]", "[45, 90]"
+        )
+        latest = latest.replace("requests: 30", "requests: 99999")
+        first, second = await serve(stale), await serve(latest)
+        code, printed = await show_status(place.create_folder("a"), stale, "promote")
+        assert (code, printed) == (0, "chat@2: running, 90 %\n")
+        await send_until(second, lambda versions: versions["2"] > 30)
+        raised = await send(second)  # the share may have risen amid the requests before
+        await send_until(first, lambda versions: versions == raised)
+
+        await show_status(place.create_folder("a"), stale, "abort")
+        await send_until(first, lambda versions: not versions["2"])
+        await send_until(second, lambda versions: not versions["2"])
 
 
 async def test_rollout_goes_on_after_kill_9(place: SharedPlace) -> None:

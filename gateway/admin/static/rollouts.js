@@ -51,6 +51,7 @@ export function rollout(report) {
     steps(report),
     el("p", {}, facts(report)),
     report.reason ? el("p", { class: PHASES[phase] === "bad" ? "bad" : null }, report.reason) : null,
+    report.difference ? el("p", { class: "bad" }, report.difference) : null,
     report.guardrails.length ? guardrails(report) : null,
   );
 }
