@@ -38,7 +38,7 @@ _SERVERS = ("redis-server", "prometheus")
 _PATIENCE = 90.0
 """Timeout of a page in seconds."""
 
-_LEFT = """
+_FUNCTIONS = """
 left() {
   if [ -n "${left-}" ]; then
     while kill "$left" 2>>"$BESIDE/left"; do sleep 0.1; done # again and again: at once
@@ -50,8 +50,19 @@ left() {
     sleep 0.05
   done
 }
+curl() {
+  case " $* " in *' --retry-connrefused '*)
+    local address="${!#}" left_tries=600
+    address="${address#http://}" address="${address%%/*}"
+    until (: <>"/dev/tcp/${address/://}") 2>>"$BESIDE/refused" || ((left_tries-- == 0)); do
+      sleep 0.05
+    done ;;
+  esac
+  command curl "$@"
+}
 """
-"""A shell function that leaves its command running once it serves."""
+"""Shell functions: one leaves its command running once it serves; the other, a ``curl`` that would
+try again each second until a server listens, first waits for that server."""
 
 
 class Block(Struct):
@@ -107,7 +118,7 @@ def run_page(page: str, folder: Path, stand_in: str = "", programs: Path | None 
     printed = folder.with_name(f"{folder.name}-printed")
     printed.mkdir()
     ports = allocate_ports(page + stand_in)
-    pieces = [_LEFT]
+    pieces = [_FUNCTIONS]
     if stand_in:
         (printed / "stand-in.yaml").write_text(_replace_ports(stand_in, ports), "utf-8")
         pieces.append(f"left interlingua serve {printed}/stand-in.yaml; left=")
