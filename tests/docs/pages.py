@@ -52,9 +52,9 @@ left() {
 }
 curl() {
   case " $* " in *' --retry-connrefused '*)
-    local address="${!#}" left_tries=600
+    local address="${!#}" tries=600
     address="${address#http://}" address="${address%%/*}"
-    until (: <>"/dev/tcp/${address/://}") 2>>"$BESIDE/refused" || ((left_tries-- == 0)); do
+    until (: <>"/dev/tcp/${address/://}") 2>>"$BESIDE/refused" || ((tries-- == 0)); do
       sleep 0.05
     done ;;
   esac

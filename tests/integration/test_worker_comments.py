@@ -81,7 +81,8 @@ async def test_pings_extend_a_timeout_up_to_the_longest_silence(
     head, _, _ = STARTED_STREAM.partition(b"\r\n\r\n")
     begin = STARTED_STREAM if limits == "idle" else head + b"\r\n\r\n"
     text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-    reply = [begin, *repeat(ping), chunk(text), chunk(STOP), chunk(DONE) + END]
+    for_one_second = repeat(ping)[:100]
+    reply = [begin, *for_one_second, chunk(text), chunk(STOP), chunk(DONE) + END]
 
     async with ScriptedWorker(reply) as worker:
         timeouts = "{idle: 300ms, first_token: 300ms, idle_max: 10s}"
