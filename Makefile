@@ -66,6 +66,8 @@ SAMPLE_SIZE := 40
 # Tests that need more tools than Python's.
 TOOLS  := tests/deploy tests/page
 SITE   := tests/docs/test_site.py
+# It belongs to make check, which every change must pass as well.
+RULES  := tests/test_architecture.py
 
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -97,7 +99,7 @@ check: $(DEV_STAMP)
 	step lint         $(BIN)/ruff check --quiet .; \
 	step types        $(BIN)/mypy; \
 	step imports      $(BIN)/lint-imports --no-cache --no-logo; \
-	step architecture $(PYTEST) --noconftest tests/test_architecture.py; \
+	step architecture $(PYTEST) --noconftest $(RULES); \
 	if [ -n "$$failed" ]; then printf '\ncheck failed:%s   (make format fixes formatting and much of lint)\n' "$$failed"; exit 1; fi
 
 ## make test    the tests that every change must pass, in at most eight minutes on two idle cores:
@@ -109,7 +111,7 @@ test: $(DEV_STAMP)
 	@echo "test: protocols, with branch coverage"
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(COVERAGE_TESTS)
 	@echo "test: unit, conformance, integration, fault injection"
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE))
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE) $(RULES))
 	@echo "test: a sample of the properties"
 	@$(PYTEST) -n $(JOBS) --one-in=$(SAMPLE_SIZE) --hypothesis-profile=few tests/property
 	@echo "test: the real model"
