@@ -1,31 +1,42 @@
 """The command ``interlingua``: its commands are in ``gateway.cli``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Final
 
 import click
 
 from gateway import __version__
-from gateway.cli.ab import ab
-from gateway.cli.compare import compare
-from gateway.cli.config import check, diff, schema
-from gateway.cli.explain import explain_command
-from gateway.cli.init import init
-from gateway.cli.keys import keys
-from gateway.cli.migrate import migrate
-from gateway.cli.models import models
-from gateway.cli.probe import probe
-from gateway.cli.replay import replay
-from gateway.cli.rollout import rollout
-from gateway.cli.serve import serve, worker
-from gateway.cli.usage import usage
 
-_GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
-    "Serve": (serve, worker),
-    "Write a configuration": (init, check, diff, schema, keys, migrate),
-    "Operate": (explain_command, rollout, usage, probe, models),
-    "Decide by evidence": (ab, replay, compare),
+_GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Serve": {
+        "serve": "gateway.cli.serve:serve",
+        "worker": "gateway.cli.serve:worker",
+    },
+    "Write a configuration": {
+        "init": "gateway.cli.init:init",
+        "check": "gateway.cli.config:check",
+        "diff": "gateway.cli.config:diff",
+        "schema": "gateway.cli.config:schema",
+        "keys": "gateway.cli.keys:keys",
+        "migrate": "gateway.cli.migrate:migrate",
+    },
+    "Operate": {
+        "explain": "gateway.cli.explain:explain_command",
+        "rollout": "gateway.cli.rollout:rollout",
+        "usage": "gateway.cli.usage:usage",
+        "probe": "gateway.cli.probe:probe",
+        "models": "gateway.cli.models:models",
+    },
+    "Decide by evidence": {
+        "ab": "gateway.cli.ab:ab",
+        "replay": "gateway.cli.replay:replay",
+        "compare": "gateway.cli.compare:compare",
+    },
 }
+"""The commands by group. A command is imported when it is called: most need a part of the rest."""
+
+_COMMANDS: Final = {name: entry for group in _GROUPS.values() for name, entry in group.items()}
 
 
 _MAX_SUMMARY: Final = 200
@@ -35,17 +46,33 @@ _MAX_SUMMARY: Final = 200
 class GroupedCommand(click.Group):
     """A command whose help lists its commands by group."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See click.Group."""
+        del ctx
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See click.Group."""
+        del ctx
+        return _import_command(cmd_name) if cmd_name in _COMMANDS else None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click.Group."""
         del ctx
-        for title, commands in _GROUPS.items():
+        for title, group in _GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(
                     [
-                        (command.name or "", command.get_short_help_str(_MAX_SUMMARY))
-                        for command in commands
+                        (name, _import_command(name).get_short_help_str(_MAX_SUMMARY))
+                        for name in group
                     ]
                 )
+
+
+def _import_command(name: str) -> click.Command:
+    module, _, attribute = _COMMANDS[name].partition(":")
+    command: click.Command = getattr(import_module(module), attribute)
+    return command
 
 
 @click.group(cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,8 +89,3 @@ def main() -> None:
 
     Exit codes: 0 good, 1 the configuration is wrong or the gateway failed, 2 wrong usage.
     """  # noqa: D301 - click reads \b
-
-
-for _commands in _GROUPS.values():
-    for _command in _commands:
-        main.add_command(_command)

@@ -313,4 +313,4 @@ def test_ab_is_a_command_of_the_cli() -> None:
     from gateway.cli import main  # noqa: PLC0415 - everything comes with it
 
     assert isinstance(main, click.Group)
-    assert main.commands["ab"] is ab
+    assert main.get_command(click.Context(main), "ab") is ab

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -90,7 +90,7 @@ def test_editors_find_the_schema_beside_the_file() -> None:
 
 
 def test_terminal_prompts_for_missing_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["gateway.cli.init"], "_is_terminal", lambda: True)
+    monkeypatch.setattr("gateway.cli.init._is_terminal", lambda: True)
     answers = "http://a:1 http://b:2\nsupport\nllama3\nnone\ny\n"
     result = CliRunner().invoke(main, ["init"], input=answers)
 
@@ -107,7 +107,7 @@ def test_help_lists_every_command_in_a_group() -> None:
     assert [line for line in text.splitlines() if line.endswith(":") and line[0] != " "] == [
         "Options:", "Serve:", "Write a configuration:", "Operate:", "Decide by evidence:"
     ]  # fmt: skip
-    for name in main.commands:
+    for name in main.list_commands(click.Context(main)):
         assert re.search(rf"^  {name} ", text, re.MULTILINE), name
 
 
