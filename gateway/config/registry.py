@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.core.interfaces import ClientAdapter
+from protocols.core.interfaces import ClientAdapter, get_request_kinds
 
 _RESERVED_PARAMS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
 """Parameters of adapters that are not options, since the configuration has keys for them."""
@@ -139,6 +139,10 @@ class ProtocolRegistry:
         """The paths that the protocol adds to a worker's URL."""
         return _get_path_prefixes(self.load_adapter_class(name), profile)
 
+    def get_request_kinds(self, name: str, profile: str | None) -> frozenset[str]:
+        """The kinds of requests that workers of the protocol answer."""
+        return _get_request_kinds(self.load_adapter_class(name), profile)
+
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> ClientAdapter:
@@ -177,6 +181,11 @@ def _list_endpoints(
 @functools.lru_cache(_CACHE_SIZE)
 def _get_path_prefixes(adapter_class: type, profile: str | None) -> tuple[str, ...]:
     return tuple(adapter_class(profile).path_prefixes)
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _get_request_kinds(adapter_class: type, profile: str | None) -> frozenset[str]:
+    return frozenset(get_request_kinds(adapter_class(profile)))
 
 
 def find_template_error(path: str) -> str | None:

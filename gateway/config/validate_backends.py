@@ -7,9 +7,9 @@ chat templates.
 
 import importlib.util
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
@@ -36,12 +36,14 @@ from gateway.config.schema import (
     Config,
     ListenerConfig,
     ListenerProtocolConfig,
+    ModelConfig,
     ResponseStoreConfig,
     SharedStateConfig,
     TlsConfig,
 )
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
+from protocols.core.catalog import ModelTask
 from protocols.core.restricted import PARAMETERS
 from protocols.core.units import ConfigSection, NonEmptyStr, parse_ip
 
@@ -60,13 +62,17 @@ def check(config: Config, context: ValidationContext) -> None:
             if is_set(listener):
                 _check_listener(listener, ("listeners", number), context, preferred)
     if is_set(config.backends):
+        pools = {}
         for name, backend in config.backends.items():
             path = ("backends", name)
             if is_set(backend) and isinstance(backend, PoolSettings):
-                _check_pool(backend, path, context)
+                if _check_pool(backend, path, context):
+                    pools[name] = backend
             elif is_set(backend) and isinstance(backend, TorchSettings):
                 _check_template(backend.chat_template, (*path, "chat_template"), context)
                 _check_model_files(backend, path, context)
+        if is_set(config.models):
+            _check_tasks(config.models, pools, context)
     _check_identity(config, context)
     _check_state(config, context)
     _check_stored_responses(config, context)
@@ -227,18 +233,20 @@ def _check_listener_protocol(
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
-    if is_set(pool.protocol):
-        _check_pool_protocol(pool, path, context)
+def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> bool:
+    """Report what is wrong with a pool; returns whether its protocol and its profile are known."""
+    is_known = is_set(pool.protocol) and _check_pool_protocol(pool, path, context)
     _check_unsupported_parameters(pool, path, context)
     if is_set(pool.tls) and pool.tls is not None:
         _check_ca(pool.tls, (*path, "tls"), context)
+    return is_known
 
 
-def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> bool:
+    """The same for what depends on the protocol."""
     name, profile_at = pool.protocol, (*path, "profile")
     if not context.check_worker_protocol(name, pool.profile, (*path, "protocol"), profile_at):
-        return
+        return False
     option_types = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():
         at = (*path, "options", key)
@@ -255,6 +263,35 @@ def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: Validati
             _check_template(pool.chat_template, (*path, key), context)
     if is_set(pool.workers):
         _check_worker_paths(pool, (*path, "workers"), context)
+    return True
+
+
+def _check_tasks(
+    models: Mapping[str, ModelConfig], pools: Mapping[str, PoolSettings], context: ValidationContext
+) -> None:
+    """Report models whose workers' protocol has no requests of their task."""
+    for name, model in models.items():
+        if not is_set(model) or not is_set(model.task) or model.task == "chat":
+            continue
+        for backend in _list_backends(model):
+            if (pool := pools.get(backend)) is None:
+                continue
+            kinds = context.protocols.get_request_kinds(pool.protocol, pool.profile)
+            if model.task in kinds:
+                continue
+            setting = pool.protocol + ("" if pool.profile is None else f" ({pool.profile})")
+            tasks = join_names(task for task in get_args(ModelTask) if task in kinds)
+            message = f"workers of {quote(backend)} have no {model.task} requests in {setting}"
+            context.add_issue(
+                ("models", name, "task"), f"{message}; name another backend, or a task of: {tasks}"
+            )
+
+
+def _list_backends(model: ModelConfig) -> list[str]:
+    """The names of the backends of a model's targets, as far as they could be read."""
+    targets = model.versions.values() if is_set(model.versions) and model.versions else (model,)
+    names = [target.backend for target in targets if is_set(target) and is_set(target.backend)]
+    return [name for name in dict.fromkeys(names) if name is not None]
 
 
 def _check_worker_paths(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:

@@ -32,6 +32,7 @@ from protocols.anthropic.responses import MessageEncoder, MessageOptions, TokenC
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ClientError, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
+    GENERATION_KINDS,
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -51,6 +52,7 @@ from protocols.core.request import (
     AnyRequest,
     GenerationRequest,
     Request,
+    RequestKind,
     TokenizeRequest,
     build_tokenize_request,
 )
@@ -145,6 +147,7 @@ class Anthropic:
     model_options: ClassVar[Mapping[str, Any]] = {}
     stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
     request_headers: RequestHeaders = REQUEST_HEADERS
+    request_kinds: frozenset[RequestKind] = GENERATION_KINDS
     version_header: ClassVar[str] = VERSION_HEADER
     query_parameters: ClassVar[frozenset[str]] = frozenset({"beta"})
     """It marks requests with fields of a beta, which the header names."""

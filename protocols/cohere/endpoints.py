@@ -16,6 +16,7 @@ from protocols.cohere.responses import RERANK_STYLE, ChatEncoder
 from protocols.core.catalog import Catalog, ModelInfo, ModelTask
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import (
+    GENERATION_KINDS,
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -68,7 +69,7 @@ class Cohere:
     request_headers: RequestHeaders = NO_REQUEST_HEADERS
     applies_model_settings: ClassVar[bool] = True
     path_prefixes: tuple[str, ...] = (upstream.CHAT_PATH, upstream.RERANK_PATH)
-    request_kinds: frozenset[RequestKind] = frozenset({"chat", "completion", "rerank"})
+    request_kinds: frozenset[RequestKind] = GENERATION_KINDS | {"rerank"}
     health_request: UpstreamRequest = UpstreamRequest("/v1/models", b"", (), method="GET")
     param_tables: Mapping[str, tuple[Param, ...]] = {"chat": CHAT_PARAMS, "rerank": RERANK_PARAMS}
 

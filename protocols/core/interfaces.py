@@ -460,6 +460,7 @@ class SupportsRequestKinds(Protocol):
     """The kinds that its workers may answer, those of Request included."""
 
 
+GENERATION_KINDS: Final[frozenset[RequestKind]] = frozenset({"chat", "completion"})
 BASIC_KINDS: Final[frozenset[RequestKind]] = frozenset({"chat", "completion", "embedding"})
 """The kinds of Request."""
 _API_NAMES: Final = {

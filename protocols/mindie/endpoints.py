@@ -18,6 +18,7 @@ from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, PathNotFound
 from protocols.core.interfaces import (
+    GENERATION_KINDS,
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -35,6 +36,7 @@ from protocols.core.request import (
     AnyRequest,
     GenerationRequest,
     PromptOptions,
+    RequestKind,
     TokenizeRequest,
 )
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
@@ -314,6 +316,7 @@ class MindIE(MindieUpstream):
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     request_headers: RequestHeaders = NO_REQUEST_HEADERS
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
+    request_kinds: frozenset[RequestKind] = GENERATION_KINDS
     endpoints: tuple[Endpoint, ...] = (
         _build_generate_endpoint(f"{_MODEL_PATH}/generate", "text"),
         _build_generate_endpoint(f"{_MODEL_PATH}/generate_stream", "text_stream"),

@@ -13,7 +13,7 @@ from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
 from protocols.core import loss
 from protocols.core.errors import GatewayError
-from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.interfaces import GENERATION_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
@@ -31,6 +31,7 @@ from protocols.core.request import (
     RefusalPart,
     RegexFormat,
     Request,
+    RequestKind,
     TextPart,
     Tool,
     VideoPart,
@@ -336,6 +337,7 @@ class TgiUpstream:
     model_options: ClassVar[Mapping[str, Any]] = {}
     path_prefixes: tuple[str, ...] = ("/v1", "/generate", "/generate_stream")
     """Suffixes that a worker's URL must not have."""
+    request_kinds: frozenset[RequestKind] = GENERATION_KINDS
 
     def __init__(self, profile: str | None = None) -> None:
         if profile not in (None, *self.profiles):

@@ -50,7 +50,7 @@ PAIRS: Final = [
 ANSWERED_BY_GATEWAY: Final = {"nothing", "stop", "tokens"}
 """OVMS's unknown paths, an unknown request id, and token ids for workers that take texts."""
 NOT_OFFERED: Final = {
-    **dict.fromkeys(("triton", "mindie", "tgi", "anthropic"), ("embedding", "rerank")),
+    "triton": ("embedding", "rerank"),
 }
 """Request kinds that the scripted text model of these worker protocols does not have."""
 TEXT_TOKENIZERS: Final = ("openai-sglang", "openai-llamacpp")
