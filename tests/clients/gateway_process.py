@@ -49,7 +49,7 @@ def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
 
 def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     try:
-        process.wait(20)
+        process.wait(30)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

@@ -83,7 +83,7 @@ def send_chat(gateway: Gateway, model: str, key: str = "") -> httpx.Response:
     """Send a chat request; a worker without a model echoes it."""
     body: Any = {"model": model, "messages": [{"role": "user", "content": "say this back"}]}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
 
 
 def get_response_text(answer: httpx.Response) -> str:

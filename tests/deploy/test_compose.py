@@ -183,7 +183,7 @@ def test_prometheus_scrapes_the_metrics(stage: ProcessLauncher, tmp_path: Path) 
     def has_metrics() -> bool:
         try:
             query = {"query": 'interlingua_requests_total{job="interlingua"}'}
-            response = httpx.get(f"http://{place}/api/v1/query", params=query)
+            response = httpx.get(f"http://{place}/api/v1/query", params=query, timeout=30)
         except httpx.TransportError:
             return False
         return response.status_code == httpx.codes.OK and bool(response.json()["data"]["result"])

@@ -200,7 +200,12 @@ def start_deployment(
 def test_overlay_serves_requests_and_probes(stage: ProcessLauncher, tmp_path: Path) -> None:
     manifests = list(parse_manifests(run_tool_successfully("kubectl", "kustomize", TRY)))
     worker, container = start_deployment(stage, manifests, "workers", tmp_path)
-    assert httpx.get(worker.url + container["readinessProbe"]["httpGet"]["path"]).status_code == 200
+    assert (
+        httpx.get(
+            worker.url + container["readinessProbe"]["httpGet"]["path"], timeout=30
+        ).status_code
+        == 200
+    )
 
     port = worker.url.rpartition(":")[2]
     gateway, container = start_deployment(
@@ -211,11 +216,13 @@ def test_overlay_serves_requests_and_probes(stage: ProcessLauncher, tmp_path: Pa
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         http_get = container[probe]["httpGet"]
         assert http_get["port"] == "admin"
-        assert httpx.get(gateway.admin + http_get["path"]).status_code == 200
+        assert httpx.get(gateway.admin + http_get["path"], timeout=30).status_code == 200
     assert get_response_text(send_chat(gateway, "echo", "try")) == "say this back"
     assert send_chat(gateway, "echo", "other").status_code == 401
 
-    page = httpx.get(f"{gateway.admin}/metrics", headers={"Authorization": "Bearer admin"})
+    page = httpx.get(
+        f"{gateway.admin}/metrics", headers={"Authorization": "Bearer admin"}, timeout=30
+    )
     assert page.status_code == 200
 
 

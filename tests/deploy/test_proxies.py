@@ -77,7 +77,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def ask(port: int, **headers: str) -> None:
     transport = httpx.HTTPTransport(local_address=CLIENT)
-    with httpx.Client(transport=transport, timeout=20) as http:
+    with httpx.Client(transport=transport, timeout=30) as http:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         wait_until(lambda: is_served(http, url), "the proxy has no gateway")
         response = http.post(url, json=BODY, headers=headers | {"x-request-id": "the-one"})

@@ -93,7 +93,7 @@ def test_first_request_of_the_readme_gets_the_documented_answer(
 def test_charts_of_the_web_ui_show_the_readme_requests(
     ui_url: str, folder: Path, address: str
 ) -> None:
-    page = httpx.get(ui_url.partition("#")[0])
+    page = httpx.get(ui_url.partition("#")[0], timeout=30)
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
 
@@ -106,7 +106,7 @@ def test_charts_of_the_web_ui_show_the_readme_requests(
 
 def count_requests(ui_url: str) -> float:
     """Return the sum of the points in the web UI's chart of requests per second."""
-    history = httpx.get(httpx.URL(ui_url).join("/-/history")).raise_for_status().json()
+    history = httpx.get(httpx.URL(ui_url).join("/-/history"), timeout=30).raise_for_status().json()
     return sum(
         float(point.get("requests", 0))
         for version in history["versions"]

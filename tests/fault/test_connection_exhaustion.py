@@ -121,7 +121,10 @@ async def test_idle_connections_above_the_limit_evict_only_idle_connections(
             chunks = response.aiter_text()
             received = await anext(chunks)
             for _ in range(10):
-                async with open_idle_connections(gateway.port, 500), httpx.AsyncClient() as new:
+                async with (
+                    open_idle_connections(gateway.port, 500),
+                    httpx.AsyncClient(timeout=30) as new,
+                ):
                     assert gateway.count_descriptors() <= before + 510
                     for _ in range(5):
                         health = await new.get(f"{gateway.urls[0]}/health")

@@ -42,7 +42,7 @@ async def read_stream(one: GatewayProcess, began: asyncio.Event) -> str:
 
 def create_client_without_keepalive() -> httpx.AsyncClient:
     """Create a client that opens a connection for each request."""
-    return httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0), timeout=20)
+    return httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0), timeout=30)
 
 
 async def send_until_refused(
@@ -70,7 +70,7 @@ async def test_sigterm_serves_during_shutdown_delay_and_then_drains(
         create_gateway(
             tmp_path, *PROCESS_OPTIONS[mode], shutdown_delay="2s", drain_timeout="1s"
         ) as one,
-        httpx.AsyncClient() as kept_alive,
+        httpx.AsyncClient(timeout=30) as kept_alive,
         create_client_without_keepalive() as new,
     ):
         running = asyncio.create_task(read_stream(one, began))

@@ -35,7 +35,7 @@ class BlockedCall:
 
         def held(*args: Any) -> Any:
             self.begun.set()
-            if not self._go.wait(10):
+            if not self._go.wait(30):
                 raise RuntimeError("nobody else could be served meanwhile")
             return real(*args)
 

@@ -283,7 +283,7 @@ async def test_failure_after_the_stream_end_does_not_affect_the_response(
     async with (
         ScriptedWorker(first, [make_reply(FULL_HELLO)]) as worker,
         run_openai_pool(worker) as pool,
-        asyncio.timeout(4),
+        asyncio.timeout(30),
     ):
         events = await collect_events(pool, STREAMED)
         assert join_text(await collect_events(pool, UNARY)) == "Hello"

@@ -62,7 +62,7 @@ async def list_models_on_new_connections(gateway: GatewayProcess, times: int) ->
     """Return the model lists of this many new connections."""
     models = set()
     for _ in range(times):
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             listed = await client.get(f"{gateway.urls[0]}/v1/models")
             models.add(" ".join(one["id"] for one in listed.json()["data"]))
     return models
@@ -70,7 +70,7 @@ async def list_models_on_new_connections(gateway: GatewayProcess, times: int) ->
 
 async def send_chat(gateway: GatewayProcess, **headers: str) -> httpx.Response:
     """Send a chat request on a new connection."""
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         url = f"{gateway.urls[0]}/v1/chat/completions"
         return await client.post(url, json=REQUEST, headers=headers)
 
@@ -232,7 +232,7 @@ async def test_reload_adds_and_removes_listeners_in_all_processes(tmp_path: Path
         gateway.write_config(build_config())
         assert (await gateway.request_reload()).status_code == HTTPStatus.OK
         with pytest.raises(httpx.ConnectError):
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=30) as client:
                 await client.get(f"{url}/health")
 
 

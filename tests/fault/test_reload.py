@@ -91,7 +91,7 @@ async def test_watcher_detects_a_renewed_certificate(tmp_path: Path) -> None:
         (tmp_path / "next.pem").replace(pem)
         await wait_until(lambda: "is served" in gateway.read_output())
         trusted = ssl.create_default_context(cafile=str(HERE / "loopback-renewed.pem"))
-        async with httpx.AsyncClient(verify=trusted) as client:
+        async with httpx.AsyncClient(verify=trusted, timeout=30) as client:
             health = await client.get(f"{gateway.urls[0]}/health")
 
     assert health.status_code == 200

@@ -169,7 +169,7 @@ async def test_output_of_a_crash_has_no_confidential_text(tmp_path: Path) -> Non
     body = {"model": "says", "messages": [{"role": "user", "content": CANARY}]}
     response = await _send_request(gateway, "/v1/chat/completions", body, KEY)
     gateway.process.send_signal(signal.SIGABRT)
-    gateway.process.wait(10)
+    gateway.process.wait(30)
     await gateway.http.aclose()
 
     assert CANARY in response.text

@@ -44,7 +44,7 @@ async def test_upgrade_under_load_loses_no_request(
 
 async def get_status_on_new_connection(url: str) -> int:
     """Send a request on a new connection and return the status."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         return (await client.get(f"{url}/v1/models")).status_code
 
 

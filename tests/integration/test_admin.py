@@ -77,7 +77,7 @@ async def run_admin_listener(
         AdminServices(get_unready_reason=lambda: state["why"], worker_sets=pools),
     )
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
-    async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         yield AdminClient(http, workers, state, listener)
     await listener.close()
 
@@ -123,7 +123,7 @@ async def test_metrics_endpoint_serves_the_rendered_metrics_unchanged() -> None:
         get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: page
     )
     listener = AdminServer(AdminConfig("127.0.0.1:0"), behind)
-    async with httpx.AsyncClient(base_url=await listener.listen()) as http:
+    async with httpx.AsyncClient(base_url=await listener.listen(), timeout=30) as http:
         response = await http.get("/metrics")
 
     await listener.close()
@@ -578,7 +578,7 @@ async def test_idle_admin_connections_are_evicted_above_the_limit(
     monkeypatch.setattr("gateway.admin.api.CONNECTION_LIMITS", limits)
     async with run_admin_listener() as admin:
         silent = [
-            socket.create_connection(("127.0.0.1", admin.port), timeout=20) for _ in range(200)
+            socket.create_connection(("127.0.0.1", admin.port), timeout=30) for _ in range(200)
         ]
         with contextlib.ExitStack() as stack:
             for one in silent:

@@ -53,8 +53,8 @@ class RunningGateway:
         self, file: Path, app: Gateway, urls: list[str], records: list[RequestRecord]
     ) -> None:
         self.file, self.app, self.records = file, app, records
-        self.admin = httpx.AsyncClient(base_url=urls[-1], timeout=10)
-        self.http = httpx.AsyncClient(base_url=urls[0], timeout=10, headers={"x-api-key": KEY})
+        self.admin = httpx.AsyncClient(base_url=urls[-1], timeout=30)
+        self.http = httpx.AsyncClient(base_url=urls[0], timeout=30, headers={"x-api-key": KEY})
         self.urls = urls
 
     async def chat(self, model: str, **fields: Any) -> httpx.Response:

@@ -233,7 +233,7 @@ class Client:
     """Sends requests over one connection, and counts the gateway's calls with ``calls``."""
 
     def __init__(self, port: int, worker: Worker, calls: Callable[[], int]) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._worker = worker
         self._calls = calls

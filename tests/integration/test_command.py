@@ -64,7 +64,7 @@ class Command:
 
     def ended(self) -> int:
         """Wait for the process to exit and return its exit code."""
-        return self.process.wait(20)
+        return self.process.wait(30)
 
     def stop(self) -> int:
         """Send SIGTERM, wait, and return the exit code."""
@@ -106,7 +106,7 @@ def test_gateway_without_local_model_loads_no_torch_and_uses_little_memory(
     file.write_text(POOL)
     command = start_command(commands, "serve", str(file))
 
-    assert httpx.get(command.serving() + "/health").status_code == 200
+    assert httpx.get(command.serving() + "/health", timeout=30).status_code == 200
 
     proc = Path(f"/proc/{command.process.pid}")
     resident = re.search(r"VmRSS:\s+(\d+) kB", (proc / "status").read_text())
@@ -122,7 +122,7 @@ def test_sigterm_lets_running_requests_finish(commands: list[Command], file: Pat
     url = command.serving()
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a b c d e"}]}
 
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as response:
         lines = response.iter_lines()
         next(lines)
         command.process.send_signal(signal.SIGTERM)
@@ -203,7 +203,7 @@ def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_change
     commands: list[Command],
 ) -> None:
     command = start_command(commands, "serve", "127.0.0.1:9", "--port", "0", "--admin-port", "0")
-    root = httpx.get(command.serving()).json()
+    root = httpx.get(command.serving(), timeout=30).json()
     assert root["endpoints"]["openai"][0] == "POST /v1/chat/completions"
     assert root["api_key_required"] is False
 
@@ -212,7 +212,7 @@ def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_change
     )
     assert page is not None
 
-    with httpx.Client(base_url=page[1]) as admin:
+    with httpx.Client(base_url=page[1], timeout=30) as admin:
         assert admin.get("/-/ui/").status_code == 200
         assert admin.get("/-/status").status_code == 200
         assert admin.post("/-/drain").status_code == 401
@@ -229,8 +229,10 @@ def test_api_key_option_protects_the_listener(commands: list[Command]) -> None:
     )  # fmt: skip
     url = command.serving() + "/v1/models"
 
-    assert httpx.get(url).status_code == 401
-    assert httpx.get(url, headers={"Authorization": "Bearer sk-secret"}).status_code == 200
+    assert httpx.get(url, timeout=30).status_code == 401
+    assert (
+        httpx.get(url, headers={"Authorization": "Bearer sk-secret"}, timeout=30).status_code == 200
+    )
     assert "web UI" not in command.read_output()
 
 
@@ -248,7 +250,7 @@ async def test_serve_accepts_a_worker_url_instead_of_a_file(
     url = command.serving()
     body = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}]}
 
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         openai = await client.post("/v1/chat/completions", json=body)
         triton = await client.post("/v2/models/mock/generate", json={"text_input": "say hi"})
         missing = await client.post("/v1/chat/completions", json=body | {"model": "nope"})

@@ -25,7 +25,7 @@ models:
 
 async def open_admin_client(gateway: RunningGateway) -> httpx.AsyncClient:
     """Open an HTTP client of the gateway's admin listener."""
-    return httpx.AsyncClient(base_url=gateway.admin)
+    return httpx.AsyncClient(base_url=gateway.admin, timeout=30)
 
 
 async def test_file_discovery_follows_changes_of_the_file(

@@ -74,7 +74,7 @@ def build_config(*urls: str) -> str:
 
 
 def open_admin_client(running: RunningGateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=running.admin, timeout=10)
+    return httpx.AsyncClient(base_url=running.admin, timeout=30)
 
 
 async def send_chat(

@@ -315,7 +315,9 @@ async def test_processes_share_feedback_in_sqlite(tmp_path: Path) -> None:
     async with GatewayProcess(tmp_path, text, "--processes", "2") as gateway:
         names = []
         for _ in range(6):
-            async with httpx.AsyncClient(base_url=gateway.urls[0]) as client:  # on a new connection
+            async with httpx.AsyncClient(
+                base_url=gateway.urls[0], timeout=30
+            ) as client:  # on a new connection
                 body = {"model": "m", "messages": HELLO}
                 response = await client.post("/v1/chat/completions", json=body)
                 names.append(response.headers["x-request-id"])
@@ -460,19 +462,19 @@ async def test_experiments_say_why_there_are_none(serve: Serve, tmp_path: Path) 
         "backends: {echo: {kind: echo}}\nmodels: {chat: {backend: echo}}\n"
     )
     gateway = await serve(plain)
-    async with httpx.AsyncClient(base_url=gateway.admin) as admin:
+    async with httpx.AsyncClient(base_url=gateway.admin, timeout=30) as admin:
         experiments = (await admin.get("/-/experiments")).json()
         assert experiments["experiments"] == []
         assert "observe.usage" in experiments["problem"]
     settings = 'admin: {address: "127.0.0.1:0"}'
     (tmp_path / "other.sqlite").write_text("no database" * 100)
     other = await serve(CONFIG.format(file=tmp_path / "other.sqlite", more=settings))
-    async with httpx.AsyncClient(base_url=other.admin) as admin:
+    async with httpx.AsyncClient(base_url=other.admin, timeout=30) as admin:
         refused = await admin.get("/-/experiments")
         assert refused.status_code == 503
         assert "can't be read now" in refused.json()["error"]["message"]
     empty = await serve(CONFIG.format(file=tmp_path / "none.sqlite", more=settings))
-    async with httpx.AsyncClient(base_url=empty.admin) as admin:
+    async with httpx.AsyncClient(base_url=empty.admin, timeout=30) as admin:
         [one] = (await admin.get("/-/experiments")).json()["experiments"]
         assert one["problem"] == "fewer than two versions were sent requests"
 

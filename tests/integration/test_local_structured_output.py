@@ -76,7 +76,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = Command("serve", str(file))
     url = command.serving()
     until = time.monotonic() + 120
-    while httpx.get(f"{url}/health").status_code != 200:
+    while httpx.get(f"{url}/health", timeout=30).status_code != 200:
         assert time.monotonic() < until, command.read_output()
         time.sleep(0.2)
     yield url

@@ -63,18 +63,18 @@ class Served:
         url = self.wait_for(r"interlingua serves m, e on (http://[\w.:]+)")[1]
         for model in ("m", "e"):
             body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "a"}]}
-            httpx.post(f"{url}/v1/chat/completions", json=body, timeout=20)
+            httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
         self.process.send_signal(signal.SIGHUP)
         self.wait_for("unchanged|reload|served")
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(30) == 0
-        self._reader.join(10)
+        self._reader.join(30)
         return self.output.splitlines()
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._reader.join(10)
+        self._reader.join(30)
         os.close(self._reads)
 
 
@@ -179,7 +179,7 @@ def test_invalid_configuration_is_reported_as_json_in_a_pipe(
     started: list[Served], tmp_path: Path
 ) -> None:
     served = serve(started, tmp_path, settings="nonsense: 1\nother: 2\n")
-    assert served.process.wait(20) == 1
+    assert served.process.wait(30) == 1
 
     served.wait_for("other")
     objects = parse_lines(served.output.splitlines())

@@ -635,7 +635,7 @@ async def test_running_request_is_listed_and_cancelled(serve: Serve, worker: Med
     task = asyncio.ensure_future(gateway.http.post("/v1/audio/speech", json=SPEECH))
     await arrived.wait()
 
-    async with httpx.AsyncClient(base_url=gateway.admin) as admin:
+    async with httpx.AsyncClient(base_url=gateway.admin, timeout=30) as admin:
         [listed] = (await admin.get("/-/requests")).json()["requests"]
         cancelled = await admin.post(f"/-/requests/{listed['id']}/cancel")
 

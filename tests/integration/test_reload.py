@@ -404,7 +404,7 @@ async def test_reload_adds_and_removes_listeners(gateway: ReloadableGateway) -> 
 
     assert task.result().status_code == 200
     assert task.result().headers["connection"] == "close"
-    async with httpx.AsyncClient(base_url=f"http://{second}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{second}", timeout=30) as client:
         assert (await client.get("/v1/models")).status_code == 200
     assert await gateway.get_reply() == "Hello world"
 
@@ -423,13 +423,13 @@ async def test_reload_changes_protocols_and_limits_of_a_listener_in_place(
     await gateway.reload(listeners=[only], limits=few)
 
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 404
-    async with httpx.AsyncClient(base_url=gateway.urls[0]) as client:
+    async with httpx.AsyncClient(base_url=gateway.urls[0], timeout=30) as client:
         with pytest.raises(httpx.HTTPError):  # one is connected already
             await client.get("/health")
 
     await gateway.reload(listeners=[only], limits={"connections": 9, "header": "1KiB"})
     long = {"x-long": "x" * 2000}
-    async with httpx.AsyncClient(base_url=gateway.urls[0], headers=long) as client:
+    async with httpx.AsyncClient(base_url=gateway.urls[0], headers=long, timeout=30) as client:
         assert (await client.get("/health")).status_code == 431
 
 
@@ -449,7 +449,7 @@ async def test_reload_with_a_port_in_use_is_rejected_and_rolled_back(
 
     assert why.startswith("listeners[2].address: the gateway can't listen there: ")
     assert why.endswith("address already in use")
-    async with httpx.AsyncClient(base_url=f"http://{comes}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{comes}", timeout=30) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
     assert await gateway.get_reply() == "Hello world"
@@ -493,7 +493,7 @@ def get_certificate_name(url: str, pem: Path) -> str:
     port = int(url.rpartition(":")[2])
     context = ssl.create_default_context(cafile=str(pem))
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
     ):
         certificate = connection.getpeercert() or {}
@@ -514,7 +514,7 @@ async def test_renewed_certificate_is_used_for_new_connections(
         return await asyncio.to_thread(get_certificate_name, gateway.urls[0], pem)
 
     trusted = ssl.create_default_context(cafile=str(PEMS / "loopback.pem"))
-    async with httpx.AsyncClient(base_url=gateway.urls[0], verify=trusted) as client:
+    async with httpx.AsyncClient(base_url=gateway.urls[0], verify=trusted, timeout=30) as client:
         assert (await client.get("/health")).status_code == 200
         assert await show(PEMS / "loopback.pem") == "loopback test worker"
 
@@ -622,7 +622,7 @@ async def test_admin_worker_changes_end_when_their_pool_is_recreated(
     parts: Parts = {"admin": {"address": "127.0.0.1:0"}, "models": {"m": {"backend": "far"}}}
     await gateway.start(backends={"far": build_pool_config()}, **parts)
 
-    async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
+    async with httpx.AsyncClient(base_url=gateway.urls[-1], timeout=30) as admin:
         added = {"backend": "far", "url": "http://10.0.0.1:8000"}
         assert (await admin.post("/-/workers", json=added)).status_code == 201
 
@@ -666,7 +666,7 @@ async def test_reload_applies_a_new_admin_key(gateway: ReloadableGateway) -> Non
     await gateway.start(admin=at | {"sha256": hash_key("one")})
     await gateway.reload(admin=at | {"sha256": hash_key("two")})
 
-    async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
+    async with httpx.AsyncClient(base_url=gateway.urls[-1], timeout=30) as admin:
         statuses = [
             (await admin.post("/-/reload", headers={"authorization": f"Bearer {key}"})).status_code
             for key in ("one", "two")
@@ -682,7 +682,7 @@ async def test_admin_reload_endpoint_returns_configuration_errors_as_json(
     await gateway.start(**parts)
     before = gateway.app._current
     gateway.write(models={"m": {"backend": "nobody"}}, **parts)
-    async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
+    async with httpx.AsyncClient(base_url=gateway.urls[-1], timeout=30) as admin:
         response = await admin.post("/-/reload")
         page = (await admin.get("/metrics")).text
     body = response.json()
@@ -712,7 +712,7 @@ async def test_admin_reload_endpoint_rejects_cross_origin_requests(
 
     headers = {} if origin is None else {"origin": origin.replace("HOST", url)}
 
-    async with httpx.AsyncClient(base_url=url) as admin:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as admin:
         assert (await admin.post("/-/reload", headers=headers)).status_code == status
 
 
@@ -731,7 +731,7 @@ async def test_gateway_without_a_configuration_source_has_no_reload_endpoint(
 
     urls = await app.start()
 
-    async with httpx.AsyncClient(base_url=urls[-1]) as admin:
+    async with httpx.AsyncClient(base_url=urls[-1], timeout=30) as admin:
         assert (await admin.post("/-/reload")).status_code == 404
 
     await app.stop()

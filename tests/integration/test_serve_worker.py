@@ -64,7 +64,7 @@ def list_names(url: str, path: str = "/v1/models") -> list[str]:
 
 
 def chat(url: str, model: str, path: str = "/v1/chat/completions") -> httpx.Response:
-    return httpx.post(url + path, json=CHAT | {"model": model})
+    return httpx.post(url + path, json=CHAT | {"model": model}, timeout=30)
 
 
 def test_worker_models_are_listed_in_every_protocol_and_others_are_refused(

@@ -174,14 +174,14 @@ async def test_references_are_loaded_within_the_deadline(serve: Serve) -> None:
     store: Any = gateway.app._services.reference_loader.store  # type: ignore[union-attr]
 
     async def wait(owner: str, names: Sequence[str]) -> Mapping[str, Any]:
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
         raise AssertionError(owner, names)
 
     store.locate_responses = wait
     body = {"model": "m", "input": "y", "previous_response_id": "resp_1"}
     headers = {"x-interlingua-timeout": "0.1"}
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         replies = await asyncio.gather(
             *(gateway.http.post("/v1/responses", json=body, headers=headers) for _ in range(10))
         )

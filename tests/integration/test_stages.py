@@ -107,7 +107,7 @@ async def send_chat(*stages: EveryPoint, model: str = "chat", stream: bool = Fal
     [url] = await gateway.start()
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
     try:
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             return await client.post("/v1/chat/completions", json=body)
     finally:
         await gateway.stop()

@@ -163,7 +163,7 @@ def gateway(
 
 def fetch_workers(admin: str) -> dict[str, Any]:
     """Return the gateway's workers by URL."""
-    body = httpx.get(f"{admin}/-/workers", timeout=10).json()
+    body = httpx.get(f"{admin}/-/workers", timeout=30).json()
     workers: list[dict[str, Any]] = body["backends"]["ray"]
     return {one["url"]: one for one in workers}
 
@@ -222,7 +222,7 @@ def test_replicas_are_discovered_and_serve_requests(
         texts.add(response.json()["choices"][0]["text"])
     assert len(texts) == 1
     for replica in read_replicas(workers_file):
-        assert httpx.get(f"{replica}/v1/models", timeout=10).status_code == 401
+        assert httpx.get(f"{replica}/v1/models", timeout=30).status_code == 401
     assert KEY not in workers_file.read_text()
 
 

@@ -374,7 +374,7 @@ async def test_connection_limit_evicts_the_longest_idle_connections() -> None:
     """With far more clients than connections, each new one evicts the one that is idle longest."""
     async with run_listener() as (port, _, listener):
         listener.set_limits(replace(LIMITS, connections=20))
-        sockets = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
+        sockets = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(100)]
         try:
             async with asyncio.timeout(PATIENCE), open_client(port) as new:
                 assert b"200 OK" in await send_get(new, "/a")

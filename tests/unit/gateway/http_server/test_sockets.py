@@ -34,7 +34,7 @@ def test_client_that_connects_during_close_is_disconnected(
     async def come_and_shut() -> bytes:
         sockets = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
         port = await sockets.listen("127.0.0.1", 0)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             for _ in range(turns):
                 await asyncio.sleep(0)
             sockets.stop_accepting()
@@ -60,7 +60,7 @@ async def test_closed_socket_may_be_closed_again_and_rejects_connections() -> No
     await sockets.close_sockets()
 
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
 async def test_unopened_socket_can_be_closed() -> None:

@@ -36,7 +36,7 @@ async def run_admin_proxy(*members: UnreachableProcess) -> AsyncIterator[httpx.A
         lambda: b"own 1.0\n",
         do_nothing,
     )
-    async with httpx.AsyncClient(base_url=await proxy.listen()) as http:
+    async with httpx.AsyncClient(base_url=await proxy.listen(), timeout=30) as http:
         yield http
     await proxy.close()
 
