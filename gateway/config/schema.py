@@ -550,7 +550,8 @@ class IncreaseConfig(ConfigSection, frozen=True, kw_only=True):
     """How much higher than the other versions' a measure may be."""
 
     max_increase: Share
-    """Of errors, in points of the share of failed requests; of a time, relative to the others'."""
+    """Of errors, in points of the share of failed requests; of a time or tokens, relative to the
+    others'."""
 
 
 class DecreaseConfig(ConfigSection, frozen=True, kw_only=True):
@@ -598,14 +599,18 @@ class GuardrailsConfig(ConfigSection, frozen=True):
     """The median of the time that successful requests take."""
     duration_p95: IncreaseConfig | None = None
     """Their 95th percentile."""
+    completion_tokens_p50: IncreaseConfig | None = None
+    """The median of the tokens of successful responses, which are paid for."""
+    completion_tokens_p95: IncreaseConfig | None = None
+    """Their 95th percentile."""
     feedback: Mapping[Name, DecreaseConfig] = {}
     """Feedback by its name: booleans, or numbers from 0 to 1."""
     compare: CompareGuardrailsConfig = CompareGuardrailsConfig()
     """What the gateway measures of complete responses."""
 
-    def list_times(self) -> Mapping[str, IncreaseConfig]:
-        """The guardrails of times that are set, by their names: COLUMN_pPERCENT."""
-        names = ("first_token_p50", "first_token_p95", "duration_p50", "duration_p95")
+    def list_quantiles(self) -> Mapping[str, IncreaseConfig]:
+        """The guardrails of quantiles that are set, by their names: COLUMN_pPERCENT."""
+        names = (name for name in self.__struct_fields__ if name.endswith(("_p50", "_p95")))
         limits = ((name, getattr(self, name)) for name in names)
         return {name: limit for name, limit in limits if limit is not None}
 

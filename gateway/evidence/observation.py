@@ -181,7 +181,10 @@ def requires_json(body: Any) -> bool:
 
 
 def find_tools(body: Any) -> Mapping[str, Any]:
-    """The schema of the arguments of each tool, by its name; None if it has none."""
+    """The schema of the arguments of each tool, by its name.
+
+    A function without one takes any JSON, and another kind of tool, with None, any text.
+    """
     tools = body.get("tools") if isinstance(body, dict) else None
     found = dict[str, Any]()
     for tool in tools if isinstance(tools, list) else ():
@@ -190,7 +193,9 @@ def find_tools(body: Any) -> Mapping[str, Any]:
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
         name = function.get("name")
         if isinstance(name, str):
-            found[name] = function.get("parameters", function.get("input_schema"))
+            schema = function.get("parameters", function.get("input_schema"))
+            is_function = tool.get("type", "function") == "function"
+            found[name] = {} if schema is None and is_function else schema
     return found
 
 

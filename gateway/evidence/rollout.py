@@ -88,8 +88,8 @@ class StepSamples(Struct):
     """The requests of a step: of all others, and of the version that is rolled out."""
 
     errors: tuple[Tally, Tally]
-    times: Mapping[str, tuple[TimeCounts, TimeCounts]]
-    """By the name of the usage rows' column."""
+    numbers: Mapping[str, tuple[TimeCounts, TimeCounts]]
+    """Times and tokens, by the name of the usage rows' column."""
     feedback: Mapping[str, tuple[Tally, Tally]]
     compare: Mapping[str, tuple[Tally, Tally]] = {}
     """The share of good responses by each measure."""
@@ -105,8 +105,8 @@ def merge_samples(parts: Sequence[StepSamples]) -> StepSamples:
     return StepSamples(
         _add_tallies([part.errors for part in parts]),
         {
-            name: _add_counts([one.times[name] for one in parts if name in one.times])
-            for name in parts[0].times
+            name: _add_counts([one.numbers[name] for one in parts if name in one.numbers])
+            for name in parts[0].numbers
         },
         {
             name: _add_tallies([one.feedback[name] for one in parts if name in one.feedback])
@@ -180,7 +180,7 @@ def check_guardrails(
 ) -> list[GuardrailResult]:
     """Each guardrail that applies to the current step: no user judges copies of requests."""
     rails = rollout.guardrails
-    count = (rails.errors is not None) + len(rails.list_times()) + len(rails.feedback)
+    count = (rails.errors is not None) + len(rails.list_quantiles()) + len(rails.feedback)
     count += len(rails.compare.list_limits())
     steps = len(rollout.steps) - find_first_step(rollout)
     level = 1 - _ERROR_RATE / max(1, count * steps)
@@ -194,9 +194,9 @@ def _check_all(
 ) -> Iterator[GuardrailResult]:
     if rails.errors is not None:
         yield _check_rate("errors", samples.errors, rails.errors.max_increase, level)
-    for name, increase in rails.list_times().items():
+    for name, increase in rails.list_quantiles().items():
         column = name.rpartition("_p")[0]
-        yield _check_quantile(name, samples.times[column], increase.max_increase, level)
+        yield _check_quantile(name, samples.numbers[column], increase.max_increase, level)
     shares = [
         *(
             (f"feedback {name}", rail, samples.feedback[name])
@@ -245,9 +245,12 @@ def _check_quantile(
     p = int(name.rpartition("_p")[2]) / 100
     # each end may be wrong with half of the probability
     low, high = compare_quantiles(*pair, p, 1 - (1 - level) / 2)
-    before, after = (f"{find_quantile(one, p) * 1000:,.0f}" for one in pair)
+    is_time = not name.startswith("completion_tokens")
+    unit, factor, word = ("ms", 1000, "longer") if is_time else ("tokens", 1, "more")
+    before, after = (f"{find_quantile(one, p) * factor:,.0f}" for one in pair)
     text = (
-        f"{before} → {after} ms: at least {max(low, 0):.0%} longer, {allowed:.0%} more is allowed"
+        f"{before} → {after} {unit}: at least {max(low, 0):.0%} {word}, "
+        f"{allowed:.0%} more is allowed"
     )
     return GuardrailResult(name, low, high, allowed, text)
 

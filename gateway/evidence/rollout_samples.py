@@ -34,11 +34,12 @@ _FIRST: Final = ", ".join(
     f"CASE failed_model WHEN '' THEN {name} ELSE failed_{name} END AS first_{name}"
     for name in ("model", "version", "split", "outcome")
 )
-_TIMES: Final[Mapping[str, str]] = {
+_NUMBERS: Final[Mapping[str, str]] = {
     "first_token": f"{_ANSWERED} AND first_token >= 0",
     "duration": f"{_ANSWERED} AND outcome = 'ok' AND duration >= 0",
+    "completion_tokens": f"{_ANSWERED} AND outcome = 'ok' AND completion_tokens > 0",
 }
-"""The columns of times, with the requests that have them."""
+"""The columns of times and tokens, with the requests that have them."""
 
 
 def read_samples(
@@ -57,10 +58,10 @@ def read_samples(
     """
     values = rollout.to, model, split, since, is_shadow
     rails = rollout.guardrails
-    columns = sorted({name.rpartition("_p")[0] for name in rails.list_times()})
+    columns = sorted({name.rpartition("_p")[0] for name in rails.list_quantiles()})
     return StepSamples(
         _build_pair(query(_count_errors, *values)),
-        {column: _read_times(query, column, values) for column in columns},
+        {column: _read_numbers(query, column, values) for column in columns},
         _read_feedback(query, [*rails.feedback], values),
         _read_measures(query, [*rails.compare.list_limits()], values),
     )
@@ -93,11 +94,11 @@ def _build_pair(rows: Sequence[Sequence[Any]]) -> tuple[Tally, Tally]:
     return a, b
 
 
-def _read_times(
+def _read_numbers(
     query: QueryUsage, column: str, values: Sequence[object]
 ) -> tuple[TimeCounts, TimeCounts]:
     def build_query(sources: UsageSources) -> str:
-        return _build_requests(sources, BIN_EXPRESSION.format(column=column), _TIMES[column])
+        return _build_requests(sources, BIN_EXPRESSION.format(column=column), _NUMBERS[column])
 
     rows = query(build_query, *values)
     a, b = ({number: count for of, number, count in rows if of == side} for side in (0, 1))

@@ -198,7 +198,7 @@ def test_requests_of_all_gateways_decide(place: SharedPlace) -> None:
     assert samples.errors == expected
     later = RolloutState(step_at=NOW + 1000)
     n = expected[0].n
-    assert samples.times == {"first_token": (count_times([0.1] * n), count_times([1.1] * n))}
+    assert samples.numbers == {"first_token": (count_times([0.1] * n), count_times([1.1] * n))}
     assert samples.feedback == {"up": (Tally(n / 2, n // 2), Tally(n / 2, n // 2))}
     assert samples.compare == {"json_valid": (Tally(n / 2, n), Tally(n / 2, n))}
     assert first.read_samples(rollout, "chat", "chat", later).requests == 0

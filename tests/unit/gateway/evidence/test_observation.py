@@ -193,3 +193,20 @@ def test_declining_text_is_found_by_its_beginning(text: str, *, declines: bool) 
 )
 def test_example_shows_the_last_text_of_the_prompt(body: Any, prompt: str) -> None:
     assert describe_prompt(body) == prompt
+
+
+@pytest.mark.parametrize(
+    ("tool", "is_valid"),
+    [
+        ({"type": "function", "function": {"name": "f"}}, False),
+        ({"name": "f"}, False),
+        ({"type": "custom", "name": "f"}, None),
+    ],
+)
+def test_arguments_of_a_function_without_a_schema_must_be_json(
+    tool: dict[str, Any], *, is_valid: bool | None
+) -> None:
+    """Those of a custom tool may be any text."""
+    choice = RecordedChoice(tool_calls=[RecordedToolCall("f", "{")])
+    one = observe(record({"tools": [tool]}, choice))
+    assert (one.calls_tools, one.has_valid_arguments) == (True, is_valid)

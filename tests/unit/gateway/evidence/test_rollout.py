@@ -91,7 +91,7 @@ def test_version_twice_as_slow_goes_back_by_the_median_within_400_requests(seed:
         PLAN.guardrails, first_token_p95=None, first_token_p50=IncreaseConfig(max_increase=0.2)
     )
     samples = make_samples(count=200)
-    samples.times = {"first_token": (count_times(a), count_times(b))}
+    samples.numbers = {"first_token": (count_times(a), count_times(b))}
     state = decide(msgspec.structs.replace(PLAN, guardrails=guardrails), START, samples, 1001)
     assert state.phase == "rolled back"
     assert state.reason.startswith("first_token_p50: 1")
@@ -142,7 +142,7 @@ def test_guardrail_without_requests_is_neither_breached_nor_proven() -> None:
 def test_step_waits_for_values_of_the_version_that_the_others_have() -> None:
     """A version of which no response begins has no times that could be compared."""
     silent = make_samples()
-    silent.times = {"first_token": (silent.times["first_token"][0], {})}
+    silent.numbers = {"first_token": (silent.numbers["first_token"][0], {})}
     assert decide(PLAN, START, silent, 1601) == START
     rail = check_guardrails(PLAN, silent)[1]
     assert rail.text == "no values of the version yet, the step waits"

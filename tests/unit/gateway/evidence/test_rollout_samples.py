@@ -169,7 +169,7 @@ def test_odd_times_are_left_out_or_counted_in_a_bin(
     )
     times = [first_token] if first_token is not None and first_token >= 0 else []
     samples = read(file)
-    assert samples.times == {
+    assert samples.numbers == {
         "first_token": ({}, count_times(times)),
         "duration": ({}, count_times([2.0])),
     }
