@@ -77,7 +77,7 @@ class Runtime:
 
     @property
     def weights(self) -> dict[str, Mapping[str, int]]:
-        """What the current router was told."""
+        """The weights that the manager has set in the current router."""
         return cast("RecordingRouter", self.snapshot.router).weights
 
     @property
