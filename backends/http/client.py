@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import AddrInfoType, start_connection
 from msgspec import Struct
 
-from backends.aio import WriteBatcher
 from backends.http.connection import Http1Response, HttpConnection
 from backends.http.interfaces import DEFAULT_MAX_HEAD, ConnectionCounts, join_path
+from backends.write_batching import WriteBatcher
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from backends.aio import WriteBatcher
 from backends.http.interfaces import DEFAULT_MAX_HEAD, MAX_HELD_BYTES, MAX_READ, BodyConsumer
+from backends.write_batching import WriteBatcher
 from protocols.core.errors import StreamBroken, WorkerError, WorkerFailed
 from protocols.core.name_cache import NameCache
 

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, NoReturn
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import HttpClient, UpstreamResponse
 from backends.interfaces import (
     TIME_IS_UP,

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from backends.aio import BackgroundCall
+from backends.background_call import BackgroundCall
 from backends.http.interfaces import WorkerConfig
 
 # Worker sources.

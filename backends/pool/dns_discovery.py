@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from backends.aio import BackgroundCall
+from backends.background_call import BackgroundCall
 from backends.http.interfaces import WorkerConfig
 from backends.pool.discovery import DiscoveryError
 from backends.pool.settings import DnsSettings, WorkerTemplate

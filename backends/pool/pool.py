@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict, replace
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.http.client import AsyncioHttpClient
 from backends.http.interfaces import (
     ConnectionCounts,

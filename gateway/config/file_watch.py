@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.aio import BackgroundCall
+from backends.background_call import BackgroundCall
 
 _POLL_INTERVAL: Final = 1.0
 

@@ -18,8 +18,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol, cast
 
-from backends.aio import WriteBatcher
 from backends.http.interfaces import MAX_HELD_BYTES
+from backends.write_batching import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.overload import (
     compute_check_interval,

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from backends.aio import WriteBatcher
+from backends.write_batching import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
 from gateway.http_server.overload import ConnectionTracker, compute_check_interval

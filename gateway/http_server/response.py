@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from backends.aio import WriteBatcher
+from backends.write_batching import WriteBatcher
 from gateway.http_server.parser import IncomingRequest
 from protocols.core.interfaces import Headers
 from protocols.core.name_cache import NameCache

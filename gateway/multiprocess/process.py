@@ -20,7 +20,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from backends.aio import BackgroundCall
+from backends.background_call import BackgroundCall
 from backends.log_format import configure_logging, inherit_log_format
 from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.loader import ConfigText, LoadedConfig

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.admission import set_target_labels
 from gateway.pipeline.http import CancellableRequest

@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.admission import Admission

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.interfaces import StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter

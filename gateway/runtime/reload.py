@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.aio import BackgroundCall
+from backends.background_call import BackgroundCall
 from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.file_watch import FileWatcher
 from gateway.config.loader import LoadConfig, LoadedConfig

@@ -40,18 +40,18 @@ def test_failed_load_has_no_profile() -> None:
 def test_profile_shares_are_relative_to_all_samples() -> None:
     serve, send = (
         f"{ROOT}/gateway/pipeline/handler.py:RequestHandler.handle",
-        f"{ROOT}/backends/aio.py:send",
+        f"{ROOT}/backends/write_batching.py:send",
     )
     stacks = [([send, serve], 5), (["/lib/tasks.py:current_task", serve], 3), ([], 2)]
 
     assert [*profiles.format_profile(stacks)] == [
         "10 samples",
         "\n  share  package",
-        "  50.0%  backends/aio.py",
+        "  50.0%  backends/write_batching.py",
         "  30.0%  gateway/pipeline",
         "  20.0%  the event loop",
         "\n  share  function",
-        "  50.0%  backends/aio.py:send",
+        "  50.0%  backends/write_batching.py:send",
         "  30.0%  tasks.py:current_task",
         "  20.0%  the event loop",
     ]

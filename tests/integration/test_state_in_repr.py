@@ -8,12 +8,13 @@ from typing import Final
 
 import uvloop
 
-from backends.aio import DeadlineTimer, WriteBatcher
+from backends.deadline_timer import DeadlineTimer
 from backends.http.client import AsyncioHttpClient
 from backends.http.connection import Http1Response, HttpConnection
 from backends.pool.attempt import Attempt
 from backends.pool.pool import PoolBackend
 from backends.pool.workers import WorkerPool, WorkerState
+from backends.write_batching import WriteBatcher
 from gateway.config.loader import load_text
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from tests.support.fakes import FakeClock
 
 

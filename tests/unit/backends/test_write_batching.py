@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.aio import WriteBatcher
+from backends.write_batching import WriteBatcher
 
 
 class FakeLoop:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from backends.aio import WriteBatcher
 from backends.http.client import AsyncioHttpClient
 from backends.http.connection import HttpConnection
+from backends.write_batching import WriteBatcher
 from protocols.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
 from protocols.core.interfaces import UpstreamRequest
 from tests.support.fakes import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, UpstreamResponse, WorkerConfig
 from backends.interfaces import Deadline, StreamItem, Timeouts
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices

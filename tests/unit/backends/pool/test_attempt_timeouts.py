@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import UpstreamResponse
 from backends.interfaces import Deadline
 from backends.pool.attempt import NO_TIMEOUT, AttemptTimeouts

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.interfaces import Deadline, ModelTimeouts, Timeouts
 from backends.pool.attempt import AttemptTimeouts
 from protocols.core.errors import DeadlineExceeded, StreamBroken

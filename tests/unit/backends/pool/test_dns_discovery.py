@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from backends import aio
-from backends.aio import BackgroundCall
+from backends.background_call import BackgroundCall
 from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.discovery import DiscoveryError
 from backends.pool.dns_discovery import DnsSource, is_dns_name

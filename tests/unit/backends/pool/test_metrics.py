@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, WorkerConfig
 from backends.interfaces import Deadline, RequestContext
 from backends.pool.attempt import AttemptTimeouts, filter_headers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.aio import DeadlineTimer
+from backends.deadline_timer import DeadlineTimer
 from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter
