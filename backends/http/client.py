@@ -1,4 +1,16 @@
-"""The HTTP client: request heads, connects, and a pool of idle connections per worker."""
+"""The HTTP client: an idle connection to the worker if there is one, else a new one.
+
+Each worker's URL has a pool of connections. A request takes the connection that was used last, or
+opens one (DNS, TCP and TLS within one timeout); a connection is in the pool again once its response
+is complete. A worker that has closed an idle connection meanwhile answers nothing, so ``send`` then
+opens a new one.
+
+What must never happen:
+
+- A request that a client's text has given another structure: ``build_request_head`` checks it.
+- A connection to a link-local address, at which clouds serve credentials.
+- An open connection that no pool knows, since nobody would close it.
+"""
 
 import asyncio
 import functools
@@ -21,13 +33,20 @@ from backends.write_batching import WriteBatcher
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
-# The parsed URL of a worker, and the heads of requests to it. Pure.
-
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _BODILESS_METHODS: Final = ("GET", "HEAD")
 _PATH_PATTERN: Final = re.compile(r"/[!-\"$-~]*")
 _MAX_CACHED_PATH: Final = 256
 """The longest path that is cached, so that long model names do not fill the memory."""
+_TCP_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""TCP keepalive: seconds of silence, seconds between probes, probes. A dead peer shows in 30 s.
+
+The system's default is two hours, and nothing else detects it during a long unary response.
+"""
+_HAPPY_EYEBALLS_DELAY: Final = 0.25
+"""Seconds until the next address is tried in parallel (RFC 8305)."""
+_MAX_CONCURRENT_CONNECTS: Final = 64
+"""Concurrent connects to one worker: more would only wait in its accept queue."""
 
 
 class WorkerOrigin(Struct, frozen=True):
@@ -51,137 +70,6 @@ def parse_origin(url: str) -> WorkerOrigin:
     if port != _DEFAULT_PORTS[parts.scheme]:
         host_header = f"{host_header}:{port}"
     return WorkerOrigin(host, port, parts.scheme == "https", host_header, parts.path.rstrip("/"))
-
-
-def build_request_head(url: str, request: UpstreamRequest, extra_headers: Headers = ()) -> bytes:
-    """The request line and the headers; for ``extra_headers`` see ``HttpClient``.
-
-    Raises InternalError for a path or header that would change the request's structure.
-    """
-    path, size = request.path, len(request.body)
-    build_lines = (
-        _build_common_lines_cached if len(path) <= _MAX_CACHED_PATH else _build_common_lines
-    )
-    text = build_lines(url, request.method, path, request.headers) + _format_headers(extra_headers)
-    if not size and request.method in _BODILESS_METHODS:
-        return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
-    return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
-
-
-def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
-    """The request line and the headers common to requests. Raises InternalError."""
-    if not _PATH_PATTERN.fullmatch(path):
-        shown_path = path.partition("?")[0][:100]  # a query may hold a key
-        raise InternalError(f"invalid request path {shown_path!r}")
-    origin = parse_origin(url)
-    request_line = f"{method} {join_path(origin.base_path, path)} HTTP/1.1\r\n"
-    return request_line + _format_headers((("Host", origin.host_header), *headers))
-
-
-_build_common_lines_cached = functools.lru_cache(maxsize=1024)(_build_common_lines)
-"""Most requests to a worker have these lines in common."""
-
-
-def _format_headers(headers: Headers) -> str:
-    """One line for each header. Raises InternalError for a line break in one."""
-    text = ""
-    for name, value in headers:
-        text += f"{name}: {value}\r\n"
-    if text.count("\n") + text.count("\r") != 2 * len(headers) or "\0" in text:
-        raise InternalError("a request header contains a line break")
-    return text
-
-
-# Connecting to a worker: DNS, TCP and TLS within one timeout.
-
-_TCP_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""TCP keepalive: seconds of silence, seconds between probes, probes. A dead peer shows in 30 s.
-
-The system's default is two hours, and nothing else detects it during a long unary response.
-"""
-_HAPPY_EYEBALLS_DELAY: Final = 0.25
-"""Seconds until the next address is tried in parallel (RFC 8305)."""
-
-
-async def connect(
-    origin: WorkerOrigin,
-    tls: ssl.SSLContext | None,
-    seconds: float,
-    factory: Callable[[], HttpConnection],
-) -> HttpConnection:
-    """A new connection. Raises WorkerUnreachable."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(seconds):
-            results = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-            return await _connect_any(_filter_addresses(results), origin, tls, factory)
-    except (OSError, UnicodeError) as error:  # TimeoutError is an OSError, too
-        raise WorkerUnreachable("the worker is unreachable") from error
-
-
-async def _connect_any(
-    addresses: Sequence[AddrInfoType],
-    origin: WorkerOrigin,
-    tls: ssl.SSLContext | None,
-    factory: Callable[[], HttpConnection],
-) -> HttpConnection:
-    """A connection to the first address that answers. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    name = origin.host if tls is not None else None
-    if len(addresses) == 1:
-        # create_connection takes one turn of the loop less.
-        host, port = addresses[0][4][:2]
-        transport, connection = await loop.create_connection(
-            factory, str(host), int(port), ssl=tls, server_hostname=name
-        )
-    else:
-        sock = await start_connection(
-            addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY, loop=loop
-        )
-        try:
-            transport, connection = await loop.create_connection(
-                factory, sock=sock, ssl=tls, server_hostname=name
-            )
-        except BaseException:
-            sock.close()
-            raise
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        _enable_keepalive(sock)
-    return connection
-
-
-def _filter_addresses(results: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
-    """The allowed addresses. Raises OSError if there is none.
-
-    Link-local addresses are refused: cloud metadata services use them.
-    """
-    allowed = [result for result in results if not _is_link_local(str(result[4][0]))]
-    if not allowed:
-        raise OSError(
-            "the host resolves to a forbidden address (link-local, multicast or unspecified)"
-        )
-    return allowed
-
-
-def _is_link_local(address: str) -> bool:
-    ip = ip_address(address)
-    if isinstance(ip, IPv6Address):
-        ip = ip.ipv4_mapped or ip
-    return ip.is_link_local or ip.is_multicast or ip.is_unspecified
-
-
-def _enable_keepalive(sock: socket.socket) -> None:
-    """Enable TCP keepalive."""
-    with suppress(OSError):  # already closed
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _TCP_KEEPALIVE.items():
-            if (option := getattr(socket, name, None)) is not None:  # not on every platform
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-_MAX_CONCURRENT_CONNECTS: Final = 64
-"""Concurrent connects to one worker: more would only wait in its accept queue."""
 
 
 class AsyncioHttpClient:
@@ -409,3 +297,119 @@ class _HostConnectionPool:
             self._all_closed.set()
         if connection in self._idle:
             self._idle.remove(connection)
+
+
+async def connect(
+    origin: WorkerOrigin,
+    tls: ssl.SSLContext | None,
+    seconds: float,
+    factory: Callable[[], HttpConnection],
+) -> HttpConnection:
+    """A new connection. Raises WorkerUnreachable."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds):
+            results = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+            return await _connect_any(_filter_addresses(results), origin, tls, factory)
+    except (OSError, UnicodeError) as error:  # TimeoutError is an OSError, too
+        raise WorkerUnreachable("the worker is unreachable") from error
+
+
+async def _connect_any(
+    addresses: Sequence[AddrInfoType],
+    origin: WorkerOrigin,
+    tls: ssl.SSLContext | None,
+    factory: Callable[[], HttpConnection],
+) -> HttpConnection:
+    """A connection to the first address that answers. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    name = origin.host if tls is not None else None
+    if len(addresses) == 1:
+        # create_connection takes one turn of the loop less.
+        host, port = addresses[0][4][:2]
+        transport, connection = await loop.create_connection(
+            factory, str(host), int(port), ssl=tls, server_hostname=name
+        )
+    else:
+        sock = await start_connection(
+            addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY, loop=loop
+        )
+        try:
+            transport, connection = await loop.create_connection(
+                factory, sock=sock, ssl=tls, server_hostname=name
+            )
+        except BaseException:
+            sock.close()
+            raise
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        _enable_keepalive(sock)
+    return connection
+
+
+def _filter_addresses(results: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
+    """The allowed addresses. Raises OSError if there is none.
+
+    Link-local addresses are refused: cloud metadata services use them.
+    """
+    allowed = [result for result in results if not _is_link_local(str(result[4][0]))]
+    if not allowed:
+        raise OSError(
+            "the host resolves to a forbidden address (link-local, multicast or unspecified)"
+        )
+    return allowed
+
+
+def _is_link_local(address: str) -> bool:
+    ip = ip_address(address)
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    return ip.is_link_local or ip.is_multicast or ip.is_unspecified
+
+
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Enable TCP keepalive."""
+    with suppress(OSError):  # already closed
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP_KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every platform
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def build_request_head(url: str, request: UpstreamRequest, extra_headers: Headers = ()) -> bytes:
+    """The request line and the headers; for ``extra_headers`` see ``HttpClient``.
+
+    Raises InternalError for a path or header that would change the request's structure.
+    """
+    path, size = request.path, len(request.body)
+    build_lines = (
+        _build_common_lines_cached if len(path) <= _MAX_CACHED_PATH else _build_common_lines
+    )
+    text = build_lines(url, request.method, path, request.headers) + _format_headers(extra_headers)
+    if not size and request.method in _BODILESS_METHODS:
+        return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
+    return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
+
+
+def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
+    """The request line and the headers common to requests. Raises InternalError."""
+    if not _PATH_PATTERN.fullmatch(path):
+        shown_path = path.partition("?")[0][:100]  # a query may hold a key
+        raise InternalError(f"invalid request path {shown_path!r}")
+    origin = parse_origin(url)
+    request_line = f"{method} {join_path(origin.base_path, path)} HTTP/1.1\r\n"
+    return request_line + _format_headers((("Host", origin.host_header), *headers))
+
+
+_build_common_lines_cached = functools.lru_cache(maxsize=1024)(_build_common_lines)
+"""Most requests to a worker have these lines in common."""
+
+
+def _format_headers(headers: Headers) -> str:
+    """One line for each header. Raises InternalError for a line break in one."""
+    text = ""
+    for name, value in headers:
+        text += f"{name}: {value}\r\n"
+    if text.count("\n") + text.count("\r") != 2 * len(headers) or "\0" in text:
+        raise InternalError("a request header contains a line break")
+    return text

@@ -58,8 +58,9 @@ from backends.pool.attempt import (
     add_trace_headers,
     filter_headers,
 )
-from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
+from backends.pool.discovery import WorkerDiscovery, WorkerSource
 from backends.pool.dns_discovery import DnsSource
+from backends.pool.file_discovery import FileSource, WorkerFileReader
 from backends.pool.forwarding import ForwardedAttempt
 from backends.pool.health_check import HealthChecker
 from backends.pool.load_balancing import (

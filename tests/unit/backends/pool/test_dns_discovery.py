@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends import aio
+from backends import background_call
 from backends.background_call import BackgroundCall
 from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.discovery import DiscoveryError
@@ -285,7 +285,7 @@ async def test_call_whose_thread_could_not_start_is_tried_again(
 
     call = BackgroundCall(lambda: "found")
     with monkeypatch.context() as patch:
-        patch.setattr(aio, "start_new_thread", refuse)
+        patch.setattr(background_call, "start_new_thread", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             await call.wait_result()
 

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from backends.http.interfaces import WorkerConfig
-from backends.pool.discovery import DiscoveryError, FileSource
+from backends.pool.discovery import DiscoveryError
+from backends.pool.file_discovery import FileSource
 
 
 def parse_workers(data: bytes) -> list[WorkerConfig]:
@@ -29,6 +30,7 @@ async def test_worker_file_is_read_at_the_first_poll(tmp_path: Path) -> None:
 
     assert source.interval == 1.0
     assert await list_last_digits(source) == "12"
+    assert repr(source) == f"<FileSource {path}, 2 workers>"
     assert await list_last_digits(source) == "12"
 
 
@@ -169,7 +171,7 @@ async def test_worker_file_read_timeout_fails(
         go.wait(5)
         return parse_workers(data)
 
-    monkeypatch.setattr("backends.pool.discovery._READ_TIMEOUT", 0.01)
+    monkeypatch.setattr("backends.pool.file_discovery._READ_TIMEOUT", 0.01)
     with pytest.raises(DiscoveryError, match="not read within"):
         await FileSource(path, slow).list_workers()
 
