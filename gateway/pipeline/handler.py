@@ -33,7 +33,6 @@ from gateway.pipeline.http import (
 from gateway.pipeline.responder import record_error, send_reply
 from gateway.pipeline.services import GatewayServices, HandlerSettings, StageFactory
 from gateway.pipeline.state import RequestState, RouteStage, RouteStages
-from gateway.pipeline.strategies import find_lost_arguments
 from gateway.pipeline.tasks.registry import build_endpoint_handlers
 from gateway.ratelimit.limiter import RateLimiter
 from gateway.routing.paths import EndpointMatch, PathRouter
@@ -42,16 +41,13 @@ from protocols.core.errors import (
     GatewayError,
     InternalError,
     Unauthorized,
-    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     HasBinaryData,
     HttpResponse,
-    SupportsTokenEstimate,
 )
-from protocols.core.loss import UnsupportedParameter, build_loss_headers
 
 log = logging.getLogger("interlingua")
 
@@ -309,26 +305,5 @@ def _send_error(
         return
     error.request_id = request.record.id
     adapter: ClientAdapter = request.adapter
-    response, headers = adapter.encode_error(error, client_request), request.headers
-    if client_request is not None and isinstance(adapter, SupportsTokenEstimate):
-        estimate = _estimate_tokens(adapter, error, client_request)
-        if estimate is not None:
-            lost = (_ESTIMATED, *find_lost_arguments(adapter, client_request, ()))
-            response, headers = estimate, (*headers, *build_loss_headers(lost))
-    send_reply(request.writer, response, request.record, headers)
-
-
-_ESTIMATED: Final = UnsupportedParameter("input_tokens", "approximated")
-
-
-def _estimate_tokens(
-    adapter: SupportsTokenEstimate, error: GatewayError, client_request: ClientRequest
-) -> HttpResponse | None:
-    """The estimated number of tokens of a text that the target can't count now."""
-    is_targets = isinstance(error, UnsupportedFeature) or error.origin != "client"
-    if client_request.endpoint.task != "tokenize" or not is_targets:
-        return None
-    try:
-        return adapter.estimate_tokens(client_request)
-    except GatewayError:
-        return None
+    response = adapter.encode_error(error, client_request)
+    send_reply(request.writer, response, request.record, request.headers)

@@ -27,7 +27,7 @@ from gateway.emulation.planner import (
     plan_emulation,
     plan_passthrough,
 )
-from gateway.routing.router import Route
+from gateway.routing.router import Model, Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
@@ -245,11 +245,9 @@ class TargetAttempt:
     def prepare(self) -> None:
         """Choose between pass-through and translation. Raises ClientError."""
         adapter, client_request, route = self.adapter, self.client_request, self.route
-        headers = client_request.headers
-        is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
         source = PassthroughSource(adapter, client_request, self._response_context)
         self.prepared = route.target.backend.prepare(BackendRequest(self._decoder.decode, source))
-        rule: OnLoss = "reject" if is_strict else route.model.on_loss
+        rule = get_loss_rule(route.model, client_request.headers)
         passthrough = self.prepared.passthrough
         sent = () if passthrough is None else passthrough.upstream_request.headers
         lost = find_lost_arguments(adapter, client_request, sent)
@@ -394,6 +392,12 @@ class TargetAttempt:
 
     def _build_loss_headers(self) -> Headers:
         return loss.build_loss_headers(self.unsupported_parameters)
+
+
+def get_loss_rule(model: Model, headers: Mapping[str, str]) -> OnLoss:
+    """What becomes of a request of which something would be lost."""
+    is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
+    return "reject" if is_strict else model.on_loss
 
 
 def find_lost_arguments(

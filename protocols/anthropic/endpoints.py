@@ -58,7 +58,6 @@ from protocols.core.request import (
 )
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
-from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields
 from protocols.prompt import require_generation
 
@@ -227,9 +226,8 @@ class Anthropic:
             error.param = locate_message(call, error.param)
         return errors.build_error_response(error, call.id if call else None)
 
-    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
+    def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse:
         """See ``protocols.core.interfaces.SupportsTokenEstimate``."""
-        count = estimate_prompt_tokens(read_request(call, self._rules))
         return _build_response(call, {"input_tokens": count})
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:

@@ -5,7 +5,7 @@ StoresResponses      a client adapter whose requests refer to earlier responses
 SupportsProxy        an adapter with endpoints that are forwarded without translation
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
-SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
+SupportsTokenEstimate a client adapter whose response may be an estimated number of tokens
 HasQueryParameters   a client adapter that knows parameters of queries of its requests
 HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
@@ -333,10 +333,13 @@ class SupportsProxy(Protocol):
 
 @runtime_checkable
 class SupportsTokenEstimate(Protocol):
-    """A client adapter whose ``tokenize`` endpoints answer with an estimate where nobody counts."""
+    """A client adapter with ``tokenize`` endpoints that answer with a number of tokens.
 
-    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
-        """The estimated number of tokens as a response. Raises ClientError."""
+    The gateway estimates it where nobody counts.
+    """
+
+    def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse | None:
+        """The response with this number; None if the endpoint answers with something else."""
 
 
 class OpenApiFragment(Struct, frozen=True):

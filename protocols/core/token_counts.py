@@ -6,10 +6,10 @@ from typing import Any, Final
 from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import (
     EmbeddingRequest,
-    GenerationRequest,
     ReasoningPart,
     Request,
     TextPart,
+    TokenizeRequest,
 )
 
 MAX_TOKENS: Final = 1 << 24
@@ -21,7 +21,7 @@ IMAGE_TOKENS: Final = 1500
 _BYTES_PER_TOKEN: Final = 4
 
 
-def estimate_prompt_tokens(request: GenerationRequest) -> int:
+def estimate_prompt_tokens(request: TokenizeRequest) -> int:
     """The estimated tokens of a conversation and its tools; at least 1."""
     size, parts = 0, 0
     for message in request.messages:

@@ -93,7 +93,6 @@ from protocols.core.request import (
 )
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
-from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import azure
 from protocols.openai.hosted_apis import HOSTED_PROFILES
@@ -564,12 +563,11 @@ class OpenAI:
         call.__dict__[_DECODED_RESPONSES_REQUEST] = decoded
         return decoded
 
-    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
+    def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse | None:
         """See ``protocols.core.interfaces.SupportsTokenEstimate``: for the Responses API."""
         if call.endpoint.operation != "response tokens":
-            raise UnsupportedFeature("tokens of this endpoint are not estimated")
-        request = self._decode_responses_request(call, None).request
-        reply = build_input_tokens_response(estimate_prompt_tokens(request))
+            return None
+        reply = build_input_tokens_response(count)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def count_references(self, call: ClientRequest) -> Mapping[str, int]:

@@ -432,9 +432,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }
 REPORTED = frozenset(
     {("tgi", "/"), ("tgi", "/generate"), ("tgi", "/generate_stream"), ("tgi", "/v1/completions"),
-     ("mindie", "/v2/models/m/generate"), ("mindie", "/v2/models/m/infer"),
-     ("triton", "/v2/models/m/infer"), ("openai", "/v1/ranking"),
-     ("openai", "/v1/responses/input_tokens")}
+     ("mindie", "/v2/models/m/generate"), ("triton", "/v2/models/m/infer"),
+     ("openai", "/v1/ranking")}
 )  # fmt: skip
 """Endpoints whose workers get known fields only, or another form: others are reported."""
 SETTINGS_FIELDS = (

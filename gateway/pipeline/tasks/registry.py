@@ -12,6 +12,7 @@ from gateway.pipeline.tasks.forwarding import ForwardingHandler
 from gateway.pipeline.tasks.generation import GenerationHandler
 from gateway.pipeline.tasks.information import InformationHandler
 from gateway.pipeline.tasks.stored_responses import StoredResponseHandler
+from gateway.pipeline.tasks.token_counts import TokenCountHandler
 from gateway.routing.router import Router
 
 
@@ -47,7 +48,7 @@ def build_endpoint_handlers(
     )
     return {
         "generate": generation,
-        "tokenize": generation,
+        "tokenize": TokenCountHandler(generation),
         "inform": information,
         "stop": CancellationHandler(dispatcher, information),
         "recall": StoredResponseHandler(services.reference_loader),

@@ -15,6 +15,7 @@ from protocols.core.interfaces import (
     RoutingInfo,
 )
 from protocols.core.request import TokenizeRequest
+from protocols.core.token_counts import estimate_prompt_tokens
 from tests.unit.protocols.anthropic.conftest import MakeCall
 
 VERSIONS = (VersionInfo("1", "b", 100),)
@@ -177,7 +178,10 @@ def test_token_count_needs_no_max_tokens(make: MakeCall, response_context: Respo
     ],
 )
 def test_tokens_are_estimated(make: MakeCall, fields: dict[str, object], count: int) -> None:
-    reply = Anthropic().estimate_tokens(count_call(make, **fields))
+    call = count_call(make, **fields)
+    request = Anthropic().decode_request(call)
+    assert isinstance(request, TokenizeRequest)
+    reply = Anthropic().encode_token_count(call, estimate_prompt_tokens(request))
 
     assert msgspec.json.decode(reply.body) == {"input_tokens": count}
 

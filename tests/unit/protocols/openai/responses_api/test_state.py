@@ -80,13 +80,12 @@ def test_input_tokens_are_those_of_a_conversation(response_context: ResponseCont
     assert msgspec.json.decode(reply.body) == {"object": "response.input_tokens", "input_tokens": 3}
 
 
-def test_input_tokens_are_estimated_for_this_endpoint_alone() -> None:
-    call = create_request("response tokens", {"input": "a text of 24 characters."})
-    reply = ADAPTER.estimate_tokens(call)
+def test_only_this_endpoint_answers_with_a_token_count() -> None:
+    reply = ADAPTER.encode_token_count(create_request("response tokens", {"input": "a"}), 6)
 
+    assert reply is not None
     assert msgspec.json.decode(reply.body)["input_tokens"] == 6
-    with pytest.raises(UnsupportedFeature):
-        ADAPTER.estimate_tokens(create_request("tokenize", {"prompt": "a"}))
+    assert ADAPTER.encode_token_count(create_request("tokenize", {"prompt": "a"}), 6) is None
 
 
 @pytest.mark.parametrize(
