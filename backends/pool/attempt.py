@@ -70,6 +70,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
     build_unsupported_kind_error,
 )
+from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
 from protocols.core.sse import MAX_EVENT_BYTES
 
@@ -331,6 +332,8 @@ class AttemptServices(Struct, frozen=True):
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
     max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
     """The largest unary response. Streams have no such limit: they are not buffered."""
+    response_counts: ResponseCounts = ResponseCounts()
+    """What a unary response may consist of."""
 
 
 class Attempt(AttemptTimeouts):
@@ -465,6 +468,8 @@ class Attempt(AttemptTimeouts):
         """Decode a stream up to its first content, or all of a unary response."""
         is_stream = self._is_stream
         items: list[StreamItem] = []
+        body: list[bytes] = []
+        """What was read, which may be one JSON document in place of a stream, too."""
         limit = MAX_EVENT_BYTES if is_stream else self._services.max_response_size
         size = 0
         while not self.finished:
@@ -473,6 +478,7 @@ class Attempt(AttemptTimeouts):
                 size += sum(map(len, chunks))
                 if size > limit:
                     raise self._make_too_large_error()
+                body += chunks
                 self.has_started = not is_stream
                 item = self._decode_body(chunks)
                 if item[0] or item[1]:
@@ -482,11 +488,12 @@ class Attempt(AttemptTimeouts):
                 if is_stream:
                     self.record_life()
             if (not chunks or response.complete) and not self.finished:
-                if is_stream or size < _LARGE_BODY:
-                    items.append(self._decode_end())
+                if size < _LARGE_BODY:
+                    end = self._decode_checked_end(body, size)
                 else:  # it would block the event loop
-                    items.append(await asyncio.to_thread(_decode_end, self._response_reader))
-                    self._record_success(items[-1][1])
+                    end = await asyncio.to_thread(self._decode_checked_end, body, size)
+                self._record_success(end[1])
+                items.append(end)
         self.stop_wait()
         self.has_started = True
         return items
@@ -597,6 +604,14 @@ class Attempt(AttemptTimeouts):
         if events and type(events[-1]) is StreamEnd:
             self._record_success(events)
         return raw, events
+
+    def _decode_checked_end(self, body: list[bytes], size: int) -> StreamItem:
+        """Decode the end of the body if it has no more objects and values than allowed."""
+        counts = self._services.response_counts
+        if counts.needs_check(size):
+            counts.check(body)
+        body.clear()  # the reader has its own
+        return _decode_end(self._response_reader)
 
     def _decode_end(self) -> StreamItem:
         """Decode the end of the body; the last event is StreamEnd."""

@@ -238,7 +238,7 @@ class PoolBackend:
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics)
-        self._services = AttemptServices(*services, settings.max_response_size)
+        self._services = AttemptServices(*services, *settings.list_response_limits())
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker
         )

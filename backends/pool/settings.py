@@ -18,6 +18,7 @@ from backends.http.interfaces import (
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.load_balancing import PolicyName
 from protocols.core.interfaces import UpstreamRequest
+from protocols.core.json_counts import ResponseCounts
 from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.core.units import (
     ConfigSection,
@@ -286,8 +287,19 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     """The CA certificates that verify workers with HTTPS; by default the system's."""
     max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
     """The largest response of a worker that is not a stream; a larger one is a worker error."""
+    max_response_objects: PositiveInt = ResponseCounts().objects
+    """The most JSON objects (choices, tool calls, log probabilities) of a response that is not a
+    stream; with more it is a worker error."""
+    max_response_values: PositiveInt = ResponseCounts().values
+    """The most values in the arrays and objects of a response that is not a stream, such as numbers
+    of vectors; with more it is a worker error."""
     max_response_head: Size = DEFAULT_MAX_HEAD
     """The largest head (all headers) of a worker's response; a larger one is a worker error."""
+
+    def list_response_limits(self) -> tuple[int, ResponseCounts]:
+        """The size and the counts that a unary response may have."""
+        counts = ResponseCounts(self.max_response_objects, self.max_response_values)
+        return self.max_response_size, counts
 
     def make_workers(self, sources: Iterable[WorkerSourceSettings]) -> list[WorkerConfig]:
         """The workers that are given by their URL."""

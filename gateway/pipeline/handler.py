@@ -292,7 +292,7 @@ class RequestHandler:
             if isinstance(adapter, HasBinaryData):
                 endpoint = request.match.endpoint
                 text = body[: adapter.get_json_size(endpoint, http.headers, len(body))]
-            await asyncio.to_thread(settings.body_counts.check, text)
+            await asyncio.to_thread(settings.body_counts.check, (text,))
         return body
 
 

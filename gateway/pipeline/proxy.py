@@ -21,7 +21,6 @@ from backends.interfaces import (
     ForwardsRequests,
 )
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.dispatcher import (
     FallbackAttempt,
     has_fallback_access,
@@ -54,6 +53,7 @@ from protocols.core.interfaces import (
     SupportsProxy,
     UpstreamRequest,
 )
+from protocols.core.json_counts import BodyCounts
 
 _USAGE_TYPES: Final = frozenset({"application/json", "text/event-stream"})
 _USAGE_TAIL: Final = 64 << 10
@@ -80,7 +80,7 @@ class ProxiedBody:
         self._http.reserve_memory(len(body))  # for what is sent to the worker
         kind = self._http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "multipart/form-data" and self._counts.needs_check(len(body)):
-            await asyncio.to_thread(self._counts.check, body)  # adapters read it as JSON
+            await asyncio.to_thread(self._counts.check, (body,))  # adapters read it as JSON
         call = make_call(body)
         if len(body) < LARGE_BODY:
             self._proxied_model = adapter.find_proxied_model(call)

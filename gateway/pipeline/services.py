@@ -10,7 +10,6 @@ from gateway.auth.api_keys import Principal
 from gateway.auth.failed_keys import FailedKeyThrottle
 from gateway.observability.record import RecordObserver
 from gateway.observability.recording_writer import RequestRecorder
-from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.shadow import ShadowManager
 from gateway.pipeline.state import Stage
@@ -19,6 +18,7 @@ from gateway.routing.router import Router
 from gateway.store.references import ReferenceLoader
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Clock, HttpResponse
+from protocols.core.json_counts import BodyCounts
 
 
 class HandlerSettings(Struct, frozen=True):

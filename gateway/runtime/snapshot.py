@@ -23,7 +23,6 @@ from gateway.http_server.forwarded import ForwardedHandler
 from gateway.http_server.overload import TrustedProxies
 from gateway.http_server.web_pages import WebPageGuard
 from gateway.observability.recording_writer import RecordingPolicy
-from gateway.pipeline.body_counts import BodyCounts
 from gateway.pipeline.feedback import FEEDBACK_PATH
 from gateway.pipeline.handler import RequestHandler
 from gateway.pipeline.services import GatewayServices, HandlerSettings
@@ -33,6 +32,7 @@ from gateway.routing.router import Router
 from gateway.routing.rules import compile_rule
 from gateway.runtime import build
 from protocols.core.errors import GatewayError
+from protocols.core.json_counts import BodyCounts
 
 if TYPE_CHECKING:
     from gateway.auth.jwks import JwksClient

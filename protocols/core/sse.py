@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import Event, StreamEnd
+from protocols.core.json_counts import EVENT_COUNTS, SMALL_TEXT
 
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 1 << 25
@@ -67,9 +68,10 @@ def read_last_event(parser: "SseParser", read: Callable[[bytes, list[Event]], No
 
 
 def is_plain_event(data: bytes) -> bool:
-    """Whether ``data`` is one complete event that is one line ``data: ...``."""
+    """Whether ``data`` is one complete small event that is one line ``data: ...``."""
     return (
-        data.find(b"\n") == len(data) - 2
+        (last := len(data) - 2) < SMALL_TEXT
+        and data.find(b"\n") == last
         and data[-2:] == b"\n\n"
         and data[:6] == b"data: "
         and data.find(b"\r") < 0
@@ -283,13 +285,14 @@ class SseParser(Struct, eq=False):
         return not self._buffer and not self._data_lines and self._split_characters is None
 
     def feed(self, data: bytes) -> Iterable[bytes]:
-        """The data of each complete event. Raises WorkerFailed if one exceeds the size limit."""
+        """The data of each complete event. Raises WorkerFailed if one exceeds a limit."""
         if not data:
             return ()
         if (
             not self._buffer
             and not self._data_lines
-            and len(data) <= self.limit
+            and (size := len(data)) <= SMALL_TEXT
+            and size <= self.limit
             and (payloads := split_plain_events(data)) is not None
         ):
             self._at_start = False
@@ -345,6 +348,8 @@ class SseParser(Struct, eq=False):
         data = self._data_lines[0] if len(self._data_lines) == 1 else b"\n".join(self._data_lines)
         self._data_lines = []
         self._data_size = 0
+        if EVENT_COUNTS.needs_check(len(data)):
+            EVENT_COUNTS.check((data,))
         return data
 
     def _parse_line(self, line: bytes) -> None:

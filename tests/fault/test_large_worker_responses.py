@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.support.fakes import ScriptedWorker, make_reply
+from tests.support.fakes import ScriptedWorker, chunked, make_reply
 from tests.support.tcp_server import run_server
 
 ANSWER = (
@@ -37,6 +37,27 @@ REQUESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "triton": ("/v2/models/m/generate", {"text_input": "hi", "max_tokens": 4}),
 }
+
+
+MANY: Mapping[str, tuple[str, str]] = {
+    "tool calls": (
+        '"tool_calls":[',
+        '{"index":%d,"id":"c%d","type":"function","function":{"name":"f","arguments":"{}"}}',
+    ),
+    "elements of a value": ('"content":[', '{"n":%d,"m":%d}'),
+}
+"""What a message or a delta may hold very often."""
+
+
+def build_message(many: str, count: int, *, is_delta: bool) -> bytes:
+    """A response, or a chunk of one, whose only choice has ``count`` of these."""
+    start, item = MANY[many]
+    items = ",".join(item % (i, i) for i in range(count))
+    kind, finish = ("delta", "null") if is_delta else ("message", '"stop"')
+    return (
+        f'{{"id":"1","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,'
+        f'"{kind}":{{"role":"assistant",{start}{items}]}},"finish_reason":{finish}}}]}}'
+    ).encode()
 
 
 @asynccontextmanager
@@ -79,6 +100,53 @@ async def test_a_worker_response_beyond_the_limit_is_a_worker_error(
     record = running.records[-1]
     assert (record.outcome, record.error) == ("worker_error", "WorkerFailed")
     assert LIMIT <= sent[0] < LIMIT + (16 << 20)  # the rest is in socket buffers
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize("client", REQUESTS)
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "in place of a stream"])
+@pytest.mark.parametrize("many", MANY)
+async def test_response_of_too_many_objects_is_refused_before_it_is_decoded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, many: str, client: str, *, stream: bool
+) -> None:
+    """No decoder sees the end of it, whatever the objects are."""
+    monkeypatch.setattr("backends.pool.attempt._decode_end", pytest.fail)
+    reply = make_reply(build_message(many, 100_000, is_delta=False))
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        gateway = await serve(config.replace("max_response_size: 1MiB", ""))
+        path, body = REQUESTS[client]
+        if stream:
+            path, body = path.replace("generate", "generate_stream"), {**body, "stream": True}
+        response = await gateway.http.post(path, json=body)
+
+    assert response.status_code == (400 if client == "triton" else 502)
+    assert "objects; `max_response_objects` allows 100000" in response.text
+    assert gateway.records[-1].outcome == "worker_error"
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize("many", MANY)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_event_of_too_many_objects_ends_the_stream_with_an_error(
+    serve: Serve, path: str, many: str
+) -> None:
+    """The text before it reaches the client; nothing behind it does."""
+    text = b'{"id":"1","model":"m","choices":[{"index":0,"delta":{"content":"before"}}]}'
+    events = [text, build_message(many, 20_000, is_delta=True), text.replace(b"before", b"behind")]
+    reply = chunked(*(b"data: %b\n\n" % event for event in events))
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        gateway = await serve(config.replace("[openai, triton]", "[openai, anthropic]"))
+        body = {"model": "m", "stream": True, "max_tokens": 9}
+        message = [{"role": "user", "content": "hi"}]
+        body["input" if path.endswith("responses") else "messages"] = message
+        response = await gateway.http.post(path, json=body)
+
+    assert "before" in response.text
+    assert "behind" not in response.text
+    assert "objects; the limit is 20000" in response.text
+    assert gateway.records[-1].outcome == "truncated"
 
 
 @pytest.mark.fault(63)

@@ -77,7 +77,7 @@ async def load_references(
     size = sum(len(part) * counts[name] for name, part in parts.items())
     if parts and settings.body_counts.needs_check(len(call.body) + size):
         references = [(part, counts[name]) for name, part in parts.items()]
-        await asyncio.to_thread(settings.body_counts.check, call.body, references)
+        await asyncio.to_thread(settings.body_counts.check, (call.body,), references)
     context.offload_to_thread = len(call.body) + size >= LARGE_BODY
     if size < LARGE_BODY:
         adapter.set_references(call, parts)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.body_counts import BodyCounts
 from protocols.core.errors import RequestTooLarge
+from protocols.core.json_counts import BodyCounts
 
 COUNTS = BodyCounts(objects=10, values=20)
 
@@ -17,7 +17,7 @@ COUNTS = BodyCounts(objects=10, values=20)
 def check(body: bytes, counts: BodyCounts = COUNTS) -> str | None:
     """Return the setting that rejects the body."""
     try:
-        counts.check(body)
+        counts.check((body,))
     except RequestTooLarge as error:
         return "body_objects" if "`limits.body_objects`" in error.message else "body_values"
     return None
