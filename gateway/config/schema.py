@@ -7,7 +7,7 @@ defined in the backend.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Meta, UnsetType
 
@@ -651,6 +651,32 @@ class RolloutConfig(ConfigSection, frozen=True, kw_only=True):
     """How often the guardrails are checked, and the split follows the shared state; at least 1s."""
 
 
+JUDGE_FEEDBACK: Final = "judge"
+"""The name of the feedback of a judge; clients can't send it."""
+
+
+class JudgeConfig(ConfigSection, frozen=True, kw_only=True):
+    """A model that judges answers by a rubric. Its verdicts are feedback of the name ``judge``.
+
+    It needs ``observe.feedback``. A rollout takes them as evidence only if its guardrails name
+    them: ``feedback: {judge: {max_decrease: 5%}}``.
+    """
+
+    model: NonEmptyStr
+    """The model that judges: another one of this file. Its workers get the last text of each judged
+    request, and the answer."""
+    rubric: Annotated[str, Meta(min_length=1, max_length=65536)]
+    """What makes an answer good."""
+    share: Share = 1.0
+    """The share of the answers that is judged."""
+    requests: Rate = RateValue(60, 60)
+    """How many answers of each version each process has judged; further ones are not."""
+    tokens: Rate = RateValue(1_000_000, 86400)
+    """How many tokens that may take for each version, in prompts and verdicts."""
+    timeout: Duration = 60.0
+    """The time limit for a verdict."""
+
+
 class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
     """Shadow traffic: a share of a model's requests is mirrored; the responses are discarded."""
 
@@ -739,6 +765,8 @@ class ModelConfig(ConfigSection, frozen=True):
     """A guarded rollout of a version; by default none."""
     shadow: ShadowConfig | None = None
     """Shadow traffic to another version or model; by default none."""
+    judge: JudgeConfig | None = None
+    """A model that judges its answers; by default none."""
     record: RecordConfig | None = None
     """Recording of the model's requests; by default ``defaults.record``."""
     options: Mapping[str, Mapping[str, OptionValue]] = {}

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from backends.pool.settings import PoolSettings
 from gateway.config.errors import ConfigIssue, ConfigPath, quote
 from gateway.config.loader import LoadedConfig
-from gateway.config.schema import Config, map_model_names
+from gateway.config.schema import Config, GuardrailsConfig, map_model_names
 from protocols.core.units import parse_ip
 
 
@@ -22,6 +22,7 @@ def list_warnings(loaded: LoadedConfig) -> list[ConfigIssue]:
         *_list_exposed_credentials(config),
         *_list_timeouts_without_effect(config),
         *_list_equal_fallbacks(config),
+        *_list_unguarded_rollouts(config),
     )
     return sorted(
         (loaded.locate_issue(path, message) for path, message in found),
@@ -92,3 +93,14 @@ def _list_equal_fallbacks(config: Config) -> Iterator[tuple[ConfigPath, str]]:
                     f"{quote(fallback)} has the same backend and model, and fails with this one"
                 )
                 yield ("models", name, "fallback", number), message
+
+
+def _list_unguarded_rollouts(config: Config) -> Iterator[tuple[ConfigPath, str]]:
+    """Rollouts that go on whatever the version answers."""
+    for name, model in config.models.items():
+        if model.rollout is not None and model.rollout.guardrails == GuardrailsConfig():
+            message = (
+                "the rollout has no guardrail, so that nothing stops a worse version; add one: "
+                "guardrails: {errors: {max_increase: 1%}}"
+            )
+            yield ("models", name, "rollout"), message

@@ -12,6 +12,7 @@ from gateway.config import validate_backends, validate_pools
 from gateway.config.errors import ConfigPath, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
 from gateway.config.schema import (
+    JUDGE_FEEDBACK,
     ApiKeyConfig,
     Config,
     KeyRateLimitConfig,
@@ -293,6 +294,33 @@ def _check_shadow_version(
         context.add_issue(path, f"{message}; name another version, or add a split")
 
 
+# Judges.
+
+
+def check_judges(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
+    """Report judges that do not exist, judge themselves, or whose verdicts are not stored."""
+    models = config.models
+    for name, model in models.items():
+        if not is_set(model) or not is_set(model.judge) or model.judge is None:
+            continue
+        judge, path = model.judge.model, ("models", name, "judge")
+        if is_set(config.observe) and config.observe.feedback is None:
+            message = "verdicts are stored as feedback; add it: observe.feedback: {}"
+            context.add_issue(path, message, key=True)
+        if not is_set(judge):
+            continue
+        if judge not in names:
+            text = quote(context.get_raw_text((*path, "model")))
+            message = f"there is no model {text}; {suggest_name(judge, names)}"
+            context.add_issue((*path, "model"), message)
+        elif names[judge] == name:
+            context.add_issue((*path, "model"), "is this model itself; name another one")
+        elif is_set(models[names[judge]]) and models[names[judge]].task != "chat":
+            context.add_issue(
+                (*path, "model"), "does not chat; a judge is a model of the task chat"
+            )
+
+
 # Recordings.
 
 
@@ -372,6 +400,7 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
                 _check_model(model, ("models", name), backends, context)
         check_fallbacks(config.models, targets, context)
         check_shadows(config, targets, context)
+        check_judges(config, targets, context)
     if names is not None and is_set(config.listeners):
         _check_default_models(config.listeners, names, context)
     if is_set(config.keys):
@@ -477,6 +506,10 @@ def _check_rollout(model: ModelConfig, path: ConfigPath, context: ValidationCont
         elif not any(weight for name, weight in weights.items() if name != rollout.to):
             message = "the split has no other version with a weight above 0"
             context.add_issue((*path, "to"), message)
+    feedback = rollout.guardrails.feedback if is_set(rollout.guardrails) else {}
+    if model.judge is None and is_set(feedback) and JUDGE_FEEDBACK in feedback:
+        message = "the model has no judge; add one to it: judge: {model: …, rubric: …}"
+        context.add_issue((*path, "guardrails", "feedback", JUDGE_FEEDBACK), message, key=True)
     steps = rollout.steps
     if is_set(steps) and all(map(is_set, steps)):
         rises = all(low < high for low, high in pairwise(steps))

@@ -24,8 +24,8 @@ from gateway.evidence.statistics import Interval
 JUDGED: Final = "judged better"
 MAX_RUBRIC: Final = 64 << 10
 """Characters of a rubric."""
-_MAX_CHARACTERS: Final = 100_000
-"""Of a prompt and both answers; a pair with more is not judged."""
+MAX_JUDGED_CHARACTERS: Final = 100_000
+"""Of a prompt and its answers; with more they are not judged."""
 _MAX_COMPLETION_TOKENS: Final = 2048
 _CONCURRENCY: Final = 4
 _MAX_TRIES: Final = 5
@@ -134,7 +134,11 @@ class Judging(Struct):
 
 def select_pairs(pairs: Sequence[Pair]) -> list[Pair]:
     """Those with a whole text on both sides, no tool calls, and not too long."""
-    return [pair for pair in pairs if _is_text(pair) and _count_characters(pair) <= _MAX_CHARACTERS]
+    return [
+        pair
+        for pair in pairs
+        if _is_text(pair) and _count_characters(pair) <= MAX_JUDGED_CHARACTERS
+    ]
 
 
 def _is_text(pair: Pair) -> bool:

@@ -22,6 +22,7 @@ from gateway.explain.report import (
     ExplainedAttempt,
     ExplainedDefault,
     ExplainedFallback,
+    ExplainedJudge,
     ExplainedLimits,
     ExplainedResponse,
     ExplainedRule,
@@ -128,6 +129,12 @@ def explain_target(route: Route) -> ExplainedTarget:
     return ExplainedTarget(
         route.model.info.name, target.version, target.backend_name, target.backend_model
     )
+
+
+def explain_judge(route: Route) -> ExplainedJudge | None:
+    """What judges answers to such requests."""
+    judge = route.model.judge
+    return None if judge is None else ExplainedJudge(judge.model, judge.share)
 
 
 def explain_shadow(route: Route) -> ExplainedShadow | None:
@@ -295,6 +302,7 @@ class ExplanationRecorder(Stage):
             )
         explanation.target = explain_target(route)
         explanation.shadow = explain_shadow(route)
+        explanation.judge = explain_judge(route)
         self._bucket = route.reason.bucket
 
     def on_fallback(self, _: RequestState, route: Route, skipped: str) -> None:

@@ -89,6 +89,13 @@ class ExplainedShadow(Struct, frozen=True):
     share: float
 
 
+class ExplainedJudge(Struct, frozen=True):
+    """The share of such answers that a ``model`` judges."""
+
+    model: str
+    share: float
+
+
 class ExplainedDefault(Struct, frozen=True):
     """A default of the model; ``applied`` if the client did not set the field."""
 
@@ -197,6 +204,7 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     target: ExplainedTarget | None = None
     fallbacks: Sequence[ExplainedFallback] = ()
     shadow: ExplainedShadow | None = None
+    judge: ExplainedJudge | None = None
     failed_attempts: Sequence[str] = ()
     attempts: Sequence[ExplainedAttempt] = ()
     answer: ExplainedResponse | None = None
@@ -273,6 +281,8 @@ def _format_lines(explanation: Explanation) -> Iterator[LabelledLine]:
         yield "fallback", f"{fallback.target}{skipped}"
     if (shadow := explanation.shadow) is not None:
         yield "shadow", f"{shadow.share:.2%} of such requests are copied to {shadow.to}"
+    if (judge := explanation.judge) is not None:
+        yield "judge", f"{judge.share:.2%} of such answers are judged by {judge.model}"
     for failure in explanation.failed_attempts:
         yield "failed", failure
     for attempt in explanation.attempts:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.auth.api_keys import Principal
-from gateway.config.schema import FeedbackConfig
+from gateway.config.schema import JUDGE_FEEDBACK, FeedbackConfig
 from gateway.observability.record import Feedback, FeedbackKind
 from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.state import RequestState, RouteStage, Stage
@@ -232,6 +232,8 @@ def read_feedback(body: bytes, max_comment: int) -> _FeedbackBody:
     _check_target(feedback)
     if _NAME.fullmatch(feedback.name) is None:
         _raise_invalid("name", feedback.name, "a letter, then at most 63 of A-Z a-z 0-9 _ . -")
+    if feedback.name == JUDGE_FEEDBACK:
+        _raise_invalid("name", feedback.name, "any other name: this one is of the model's judge")
     _check_value(feedback.value)
     comment = feedback.comment or ""
     if len(comment) > max_comment:

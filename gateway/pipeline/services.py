@@ -1,6 +1,6 @@
 """What the pipeline is given: the services that all requests share, and a listener's settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -10,6 +10,7 @@ from gateway.auth.api_keys import Principal
 from gateway.auth.failed_keys import FailedKeyThrottle
 from gateway.observability.record import RecordObserver
 from gateway.observability.recording_writer import RequestRecorder
+from gateway.pipeline.answer_judge import AnswerJudge
 from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.shadow import ShadowManager
 from gateway.pipeline.state import Stage
@@ -39,6 +40,13 @@ class HandlerSettings(Struct, frozen=True):
 
 StageFactory = Callable[[Router, HandlerSettings], Stage]
 """Makes a stage of a listener when its configuration is built."""
+
+
+class BackgroundRequests(Protocol):
+    """Requests of the gateway's own, such as shadow traffic."""
+
+    async def wait_idle(self) -> None:
+        """Wait for those that are running now."""
 
 
 class OwnEndpoint(Protocol):
@@ -74,5 +82,11 @@ class GatewayServices(Struct, frozen=True):
     """Counts dropped log lines, usage rows and traces; see ``observability.metrics.system``."""
     request_recorder: RequestRecorder | None = None
     """Writes what is recorded of requests."""
+    answer_judge: AnswerJudge | None = None
+    """Has answers judged, if feedback is stored."""
     reference_loader: ReferenceLoader | None = None
     """Loads what requests to stateful endpoints refer to, if responses are stored at all."""
+
+    def list_background(self) -> Sequence[BackgroundRequests]:
+        """What sends requests of the gateway's own."""
+        return [self.shadow_manager, *([] if self.answer_judge is None else [self.answer_judge])]

@@ -267,12 +267,12 @@ class ShadowPair(Stage):
                 await self._send_shadow(seconds)
             self._shadow_end = "ok", ""
         except GatewayError as error:
-            self._shadow_end = _classify_error(error)
+            self._shadow_end = classify_error(error)
         except TimeoutError:
-            self._shadow_end = _classify_error(DeadlineExceeded(""))
+            self._shadow_end = classify_error(DeadlineExceeded(""))
         except Exception:
             log.exception("shadow %s failed", self._shadow_id)
-            self._shadow_end = _classify_error(InternalError(""))
+            self._shadow_end = classify_error(InternalError(""))
 
     async def _send_shadow(self, seconds: float) -> None:
         """Read the response and discard it. Raises GatewayError."""
@@ -442,7 +442,8 @@ def _build_dropped_comparison(primary: RequestState, route: Route) -> ShadowComp
     return ShadowComparison(record.id, make_shadow_id(primary), primary_side, shadow)
 
 
-def _classify_error(error: GatewayError) -> tuple[ShadowOutcome, str]:
+def classify_error(error: GatewayError) -> tuple[RequestOutcome, str]:
+    """The outcome of a background request that fails, and the class of the error."""
     return _OUTCOME_BY_BLAME[error.origin], type(error).__name__
 
 

@@ -11,7 +11,13 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from backends.interfaces import Backend, ModelTimeouts, ReportsLoading, ReportsModel
-from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig, UnsupportedContent
+from gateway.config.schema import (
+    JudgeConfig,
+    ModelDefaultsConfig,
+    OnLoss,
+    ShadowConfig,
+    UnsupportedContent,
+)
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
@@ -102,6 +108,8 @@ class Model(Struct, frozen=True):
     rules: tuple[RouteRule, ...] = ()
     """The rules to try for its requests, in their order."""
     shadow: ShadowRule | None = None
+    judge: JudgeConfig | None = None
+    """What judges its answers, if anything does."""
     recording: RecordingPolicy | None = None
     """How its requests are recorded, if they are."""
     is_measured: bool = False
@@ -264,6 +272,11 @@ class Router:
         else:
             shadow_route = Route(route.model, target)
         return None if shadow_route.target_name == route.target_name else shadow_route
+
+    def route_at_random(self, name: str) -> Route:
+        """The target of a request of the gateway's own to a model of the configuration."""
+        model = self._by_name[name]
+        return self._apply_split(model, RequestAttributes(), _RANDOM_CHOICE, self._draw)
 
     def check_access(self, name: str, allowed_models: AllowedModels) -> None:
         """Raise Forbidden if ``name``, which may pin a version, is a model that is not allowed."""

@@ -284,6 +284,7 @@ def build_model(
         fallback_requires_access=model.fallback_requires_access,
         sticky=sticky,
         shadow=None if model.shadow is None else _build_shadow(name, model, model.shadow),
+        judge=model.judge,
         recording=recording,
         is_measured=model.rollout is not None
         and bool(model.rollout.guardrails.compare.list_limits()),

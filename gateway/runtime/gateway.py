@@ -338,6 +338,8 @@ class Gateway:
             yield Service(limits.aclose, limits.start)
         yield Service(self._close_snapshot)
         yield Service(self._services.shadow_manager.aclose)
+        if (judge := self._services.answer_judge) is not None:
+            yield Service(judge.aclose)
 
     async def _start_backends(self) -> None:
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
@@ -610,7 +612,7 @@ class Gateway:
             if snapshot is not self._current and snapshot.has_any_backend(backends)
         ]
         await asyncio.gather(
-            drain_snapshots(snapshots, self._services.shadow_manager, drain_timeout),
+            drain_snapshots(snapshots, self._services.list_background(), drain_timeout),
             *(listener.drain(drain_timeout) for listener in removed_listeners),
         )
         await asyncio.gather(*(listener.close() for listener in removed_listeners))

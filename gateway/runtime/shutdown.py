@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Final, NamedTuple
 
 from gateway.http_server.listener import Listener
-from gateway.pipeline.shadow import ShadowManager
+from gateway.pipeline.services import BackgroundRequests
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import Overloaded
 
@@ -68,9 +68,11 @@ async def drain_listeners(
 
 
 async def drain_snapshots(
-    snapshots: Sequence[ConfigSnapshot], shadow_manager: ShadowManager, drain_timeout: float
+    snapshots: Sequence[ConfigSnapshot],
+    background: Sequence[BackgroundRequests],
+    drain_timeout: float,
 ) -> None:
-    """Wait for the requests of replaced snapshots and for shadow traffic.
+    """Wait for the requests of replaced snapshots and for those in the background.
 
     Returns after ``drain_timeout`` seconds at the latest.
     """
@@ -78,7 +80,8 @@ async def drain_snapshots(
         async with asyncio.timeout(drain_timeout):
             for snapshot in snapshots:
                 await snapshot.wait_idle()
-            await shadow_manager.wait_idle()
+            for one in background:
+                await one.wait_idle()
 
 
 class Service(NamedTuple):

@@ -13,10 +13,11 @@ from gateway.http_server.listener import Listener
 from gateway.memory import MemoryBudget
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.recording_writer import RequestRecorder
+from gateway.pipeline.answer_judge import AnswerJudge, JudgeStage
 from gateway.pipeline.feedback import FEEDBACK_PATH, FeedbackEndpoint, FeedbackStage
 from gateway.pipeline.measures import MeasureStage
 from gateway.pipeline.recording import RecordingStage
-from gateway.pipeline.services import GatewayServices
+from gateway.pipeline.services import GatewayServices, StageFactory
 from gateway.pipeline.shadow import ShadowComparison
 from gateway.pipeline.state import RequestState, Stage
 from gateway.pipeline.strategies import TargetAttempt
@@ -88,8 +89,12 @@ def set_up_usage(
     recorder = _create_usage_recorder(config.usage, services, feedback=config.feedback is not None)
     if config.feedback is not None:
         endpoint = FeedbackEndpoint(config.feedback, recorder, services.clock, services.wall_clock)
+        judge = AnswerJudge(
+            recorder, recorder.record_usage, endpoint.results, services.clock, services.wall_clock
+        )
         services = replace(
             services,
+            answer_judge=judge,
             own_endpoints={**services.own_endpoints, FEEDBACK_PATH: endpoint},
             stage_factories=(*services.stage_factories, lambda _, __: FeedbackStage()),
         )
@@ -151,20 +156,22 @@ def set_up_recording(
 ) -> tuple[GatewayServices, RequestRecorder]:
     """Set up what holds responses: the recorder, the measures of rollouts, and shadows.
 
-    They do nothing before the configuration names them.
+    They do nothing before the configuration names them. So do judges of answers, which need the
+    feedback that ``set_up_usage`` sets up.
     """
     recorder = RequestRecorder(services.wall_clock)
     memory.measure_waiting = recorder.measure_waiting
     services.shadow_manager.memory = memory
-
+    factories: tuple[StageFactory, ...] = (
+        lambda _, __: RecordingStage(recorder, services.draw, memory),
+        lambda _, __: MeasureStage(memory),
+    )
+    if (judge := services.answer_judge) is not None:
+        factories += (lambda router, _: JudgeStage(router, judge, services.draw, memory),)
     return replace(
         services,
         request_recorder=recorder,
-        stage_factories=(
-            *services.stage_factories,
-            lambda _, __: RecordingStage(recorder, services.draw, memory),
-            lambda _, __: MeasureStage(memory),
-        ),
+        stage_factories=(*services.stage_factories, *factories),
         dropped_counts={**services.dropped_counts, "recorded_requests": recorder.count_dropped},
     ), recorder
 

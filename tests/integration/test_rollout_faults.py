@@ -43,8 +43,8 @@ def make_answer(choice: dict[str, Any] | None, tokens: int = 3) -> bytes:
 GOOD: Final = make_answer(_GOOD_TEXT)
 
 
-def say(text: str, **more: object) -> bytes:
-    return make_answer({"message": {"role": "assistant", "content": text}, **more})
+def say(text: str, tokens: int = 3, **more: object) -> bytes:
+    return make_answer({"message": {"role": "assistant", "content": text}, **more}, tokens)
 
 
 @pytest.mark.parametrize(

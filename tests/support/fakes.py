@@ -154,7 +154,7 @@ class ScriptedWorker:
         if self._probed is not None and request.method == "GET":
             probed = [self._probed] if isinstance(self._probed, bytes) else self._probed()
             return await self._follow(probed, reader, writer)
-        reply = self._replies[min(len(self.requests), len(self._replies) - 1)]
+        reply = self.select_reply(request.body)
         self.requests.append(request)
         self._changed.set()
         self.active += 1
@@ -163,6 +163,11 @@ class ScriptedWorker:
             return await self._follow(reply, reader, writer)
         finally:
             self.active -= 1
+
+    def select_reply(self, body: bytes) -> Reply:
+        """The reply to the next request; a worker whose answer depends on the body overrides it."""
+        del body
+        return self._replies[min(len(self.requests), len(self._replies) - 1)]
 
     async def _follow(
         self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
