@@ -45,7 +45,7 @@ from protocols.core.request import (
     TextPart,
 )
 
-_log = logging.getLogger("interlingua.judge")
+log = logging.getLogger("interlingua.judge")
 _MAX_RUNNING: Final = 8
 """Requests to judges at a time, of all models of a process."""
 _MAX_COMPLETION_TOKENS: Final = 2048
@@ -229,12 +229,13 @@ class _Judging:
             self._end = "cancelled", ""
             raise
         except (GatewayError, TimeoutError) as error:
-            failure = error if isinstance(error, GatewayError) else DeadlineExceeded("timeout")
+            late = DeadlineExceeded(f"no verdict within {self._timeout:g} s")
+            failure = error if isinstance(error, GatewayError) else late
             self._end, self.result = classify_error(failure), "judge_failed"
-            _log.warning("judge %s: request %s failed: %s", self._request.model, self._id, failure)
+            log.warning("judge %s: request %s failed: %s", self._request.model, self._id, failure)
         except Exception:
             self.result = "judge_failed"
-            _log.exception("judge %s: request %s failed", self._request.model, self._id)
+            log.exception("judge %s: request %s failed", self._request.model, self._id)
         else:
             self._end, self.verdict = ("ok", ""), read_good(text)
             self.result = "judge_unreadable" if self.verdict is None else "judged"

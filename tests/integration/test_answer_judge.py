@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.integration.test_feedback import judge, wait_for_rows
+from tests.integration.test_feedback import judge, read_feedback, wait_for_rows
 from tests.integration.test_rollout import CHAT, CONFIG, GOOD, send, send_until, show_status
 from tests.integration.test_rollout_faults import make_stream, say
 from tests.support.fakes import HANG, Reply, ScriptedWorker
@@ -152,22 +150,30 @@ async def test_judge_gets_no_more_requests_than_its_limits_allow(
 
 
 async def wait_until_results(gateway: RunningGateway, wanted: dict[str, int]) -> None:
-    async with asyncio.timeout(30):
-        while await read_results(gateway) != wanted:
-            await asyncio.sleep(0.05)
+    results: dict[str, int] = {}
+    for _ in range(600):
+        results = await read_results(gateway)
+        if results == wanted:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not reached: {results}")
 
 
 @pytest.mark.parametrize(
-    ("reply", "result"),
+    ("reply", "result", "outcome"),
     [
-        pytest.param([b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n{}"], "failed", id="500"),
-        pytest.param([HANG], "failed", id="hangs"),
-        pytest.param([say("I like it")], "unreadable", id="no verdict"),
-        pytest.param([say('{"good": true} or {"good": false}')], "unreadable", id="two verdicts"),
+        pytest.param(
+            [b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n{}"], "failed", "worker_error", id="500"
+        ),
+        pytest.param([HANG], "failed", "gateway_error", id="hangs"),
+        pytest.param([say("I like it")], "unreadable", "ok", id="no verdict"),
+        pytest.param(
+            [say('{"good": true} or {"good": false}')], "unreadable", "ok", id="two verdicts"
+        ),
     ],
 )
 async def test_judge_that_gives_no_verdict_costs_no_client_anything(
-    serve: Serve, tmp_path: Path, reply: Reply, result: str
+    serve: Serve, tmp_path: Path, reply: Reply, result: str, outcome: str
 ) -> None:
     file = tmp_path / "u.sqlite"
     async with ScriptedWorker([say("It is dawn")]) as worker, ScriptedWorker(reply) as grader:
@@ -179,21 +185,13 @@ async def test_judge_that_gives_no_verdict_costs_no_client_anything(
         await wait_until_results(gateway, {f"judge_{result}": 1})
         health = await gateway.http.get(f"{gateway.admin}/-/status")
 
-    assert await read_rows(file, "feedback", "name") == []
-    rows = await read_rows(file, "usage", "model, outcome")
-    assert rows == [("chat", "ok"), ("grader", "ok" if result == "unreadable" else "worker_error")]
+    def read_usage() -> list[tuple[Any, ...]]:
+        return read_feedback(file, "model, outcome", "usage")
+
+    await wait_until(lambda: len(read_usage()) == 2)
+    assert read_usage() == [("chat", "ok"), ("grader", outcome)]
+    assert read_feedback(file) == []
     assert health.json()["memory"]["uses"].get("recordings", 0) == 0
-
-
-async def read_rows(file: Path, table: str, columns: str) -> list[tuple[Any, ...]]:
-    def read() -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(file)) as database:
-            query = f"SELECT {columns} FROM {table} ORDER BY at"  # noqa: S608 - of this test
-            return database.execute(query).fetchall()
-
-    if table == "usage":
-        await wait_until(lambda: len(read()) == 2)
-    return read()
 
 
 async def test_clients_can_not_send_the_feedback_of_the_judge(serve: Serve, tmp_path: Path) -> None:

@@ -57,12 +57,15 @@ async def judge(client: httpx.AsyncClient, key: str = "", **fields: Any) -> http
     return await client.post("/v1/feedback", json=body, headers=headers)
 
 
-def read_feedback(file: Path, columns: str = "name, number") -> list[tuple[Any, ...]]:
+def read_feedback(
+    file: Path, columns: str = "name, number", table: str = "feedback"
+) -> list[tuple[Any, ...]]:
     """The rows; none while the gateway has not made the table yet."""
     with closing(sqlite3.connect(file)) as database:
-        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'feedback'").fetchall():
+        names = database.execute("SELECT name FROM sqlite_master").fetchall()
+        if (table,) not in names:
             return []
-        query = f"SELECT {columns} FROM feedback ORDER BY at"  # noqa: S608 - columns of the tests
+        query = f"SELECT {columns} FROM {table} ORDER BY at"  # noqa: S608 - columns of the tests
         return database.execute(query).fetchall()
 
 

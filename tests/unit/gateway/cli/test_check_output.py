@@ -89,3 +89,24 @@ def test_terminal_gets_colours_and_nothing_else_does(
 
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" not in invoke_check(file).stderr
+
+
+def test_rollout_without_a_guardrail_gives_a_warning_that_says_what_to_add(file: Path) -> None:
+    text = """\
+backends: {a: {kind: echo}}
+models:
+  chat:
+    versions: {"1": {backend: a}, "2": {backend: a}}
+    split: {weights: {"1": 1, "2": 0}}
+    rollout: {to: "2"}
+observe: {usage: usage.sqlite}
+"""
+    file.write_text(text)
+    [warning, _] = invoke_check(file).stdout.replace(f"{file}:", "").splitlines()
+    fix = "guardrails: {errors: {max_increase: 1%}}"
+    file.write_text(text.replace('to: "2"', f'to: "2", {fix}'))
+    [good] = invoke_check(file).stdout.splitlines()
+
+    assert warning.startswith("6:14: warning: the rollout has no guardrail, so that nothing stops")
+    assert f"add one: {fix} (at models.chat.rollout)" in warning
+    assert " good: " in good
