@@ -18,10 +18,14 @@ engine_process     its main: reads commands, runs the engine's loop, ends with t
 engine             prefill and decode of many sequences together, one step at a time
 scheduler          the queue, slots, memory and preemption; fair turns between tenants
 sequence           the engine's state of one request, one prompt and one choice
-token_selection    from logits to events: sampling, beam search, grammars
+token_selection    from logits to events: sampling, log probabilities, ends of choices
 sampling           the next token of each row by its own parameters; watermarks
 beam_search        beam search over one group of beams
-structured_output  grammars of the output: JSON Schema, regex, choices, tool calls
+beam_sequences     the beams of a prompt as sequences, each with a KV cache
+output_grammar     the grammar of an output: JSON Schema, regex, choices, tool calls
+grammar_source     the text of a grammar
+grammar_compiler   compiles grammars in threads; the tokens that one allows next
+grammar_manager    requests that wait for their grammar; masks of logits
 tool_calls         tool call formats of model families; parsing of the output
 kv_cache           blocks of keys and values: shared, cached, evicted
 attention          attention of each row over its own past, independent of the batch

@@ -14,6 +14,8 @@ import torch
 
 from backends.torch.attention import BatchSegment
 from backends.torch.detokenizer import split_texts
+from backends.torch.grammar_compiler import GrammarCompiler
+from backends.torch.grammar_manager import GrammarManager
 from backends.torch.ipc import (
     DetokenizeCommand,
     DetokenizedEvent,
@@ -37,8 +39,7 @@ from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import SamplingRules
 from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
-from backends.torch.structured_output import GrammarCompiler
-from backends.torch.token_selection import GrammarManager, TokenSelector
+from backends.torch.token_selection import TokenSelector
 from backends.torch.tokenization import (
     BackgroundTokenizer,
     detokenize_ids,

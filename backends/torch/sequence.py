@@ -9,6 +9,7 @@ import torch
 
 from backends.torch.beam_search import BeamSearch
 from backends.torch.detokenizer import OutputText, ReadyText
+from backends.torch.grammar_compiler import GrammarState
 from backends.torch.ipc import (
     ChoiceEndEvent,
     EngineToken,
@@ -29,7 +30,6 @@ from backends.torch.parsed_output import (
 from backends.torch.prompt_lookup import PromptLookup
 from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
-from backends.torch.structured_output import GrammarState
 from backends.torch.tool_calls import ResponseTemplateParser, ResponseTemplateRules
 
 StopReason = Literal["eos", "stop", "length", "tool_calls"]

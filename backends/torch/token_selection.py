@@ -1,16 +1,23 @@
-"""From logits to events: sampling, beam search, grammars, logprobs and ends of choices."""
+"""From logits to events: sampling, log probabilities, and the ends of choices.
+
+Each step has one row of logits for each sequence. The rows of beam searches are taken out first
+(``beam_sequences``); the others are masked by their grammars (``grammar_manager``) and sampled
+together. The selected token is appended to its sequence, whose text is emitted as far as no stop
+string may begin in it. If only the best samples are wanted, all are withheld until the last ends.
+"""
 
 import functools
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
 import torch
 
-from backends.torch.beam_search import Beam, BeamSearch
-from backends.torch.call_formats import CallFormat, decode_parameters
+from backends.torch.beam_search import BeamSearch
+from backends.torch.beam_sequences import (
+    compute_max_length,
+    make_beam_searches,
+    select_best_beams,
+    step_beams,
+)
 from backends.torch.detokenizer import (
     Detokenizer,
     OutputText,
@@ -19,9 +26,8 @@ from backends.torch.detokenizer import (
     TokenBytes,
     TokenDecoder,
 )
-from backends.torch.grammar_source import GrammarSource
+from backends.torch.grammar_manager import accept_token, mask_logits
 from backends.torch.ipc import (
-    BeamSearchParams,
     ChoiceEndEvent,
     EngineEvent,
     EngineToken,
@@ -29,15 +35,10 @@ from backends.torch.ipc import (
     PromptEchoEvent,
     TokenAlternative,
 )
-from backends.torch.kv_cache import BLOCK_SIZE
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.output_formats import OutputRules, detect_reasoning_mark
 from backends.torch.prompt_lookup import PromptLookup
-from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import (
     SampledLogprob,
-    apply_penalties,
-    apply_watermark,
     derive_seed,
     get_logprobs,
     sample_tokens,
@@ -49,350 +50,6 @@ from backends.torch.sequence import (
     StopReason,
     TokenSequence,
 )
-from backends.torch.structured_output import (
-    NO_CANDIDATES_ERROR,
-    GrammarCompiler,
-    GrammarState,
-    OutputConstraint,
-    build_output_grammar,
-)
-from backends.torch.tokenization import InputProcessor
-from backends.torch.tool_calls import (
-    ResponseTemplateRules,
-    build_function_schema,
-    get_response_template,
-)
-
-# Structured output and tool calls: grammars from the request to the logits.
-
-_log = logging.getLogger(__name__)
-
-COMPILE_TIMEOUT: Final = 10.0
-"""Seconds that a request waits for its grammar to compile."""
-MAX_PENDING_REQUESTS: Final = 256
-"""Maximum number of requests that wait for a grammar."""
-_PROMPT_TAIL: Final = 64
-"""Tokens at the end of the prompt that may contain the start of reasoning."""
-
-
-class GrammarManager:
-    """Holds requests with structured output or tool calls until their grammars are compiled."""
-
-    def __init__(
-        self, tokenizer: Any, input_processor: InputProcessor, compiler: GrammarCompiler
-    ) -> None:
-        self._input_processor = input_processor
-        self._compiler = compiler
-        added = tokenizer.added_tokens_decoder.items()
-        self._special_tokens = {str(token): int(number) for number, token in added if token.special}
-        self._tokenizer = tokenizer
-        self._response_template = get_response_template(tokenizer)
-        self._waiting: dict[EngineRequest, Future[GrammarState]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def start_compilation(self, request: EngineRequest) -> bool:
-        """Whether the request must wait for its grammar. Raises RequestRejectedError."""
-        command = request.command
-        calls = self._find_call_format(command)
-        if command.output_format is None and command.function_choice is None:
-            if command.input.turns:
-                request.parser_rules = self._make_output_rules(request, None)
-            return False
-        if self._parses_by_template(command):
-            request.parser_rules = self._make_template_rules(request, self._response_template)
-            return False
-        if _is_unconstrained(command) and not (calls and calls.constrains_free_choice):
-            request.parser_rules = self._make_output_rules(request, calls)
-            return False
-        if len(self._waiting) >= MAX_PENDING_REQUESTS:
-            raise RequestRejectedError(
-                "overloaded", "too many requests with structured output are being prepared"
-            )
-        grammar = self._build_grammar(request, calls)
-        self._waiting[request] = self._compiler.compile_grammar(grammar)
-        return True
-
-    def _build_grammar(self, request: EngineRequest, calls: CallFormat | None) -> GrammarSource:
-        """The grammar of the output; it sets the rules of its parser."""
-        command, choice = request.command, request.command.function_choice
-        names = () if choice is None else choice.names
-        functions = tuple(one for one in command.input.functions if one.name in names)
-        rules = self._make_output_rules(request, calls)
-        if rules is not None:
-            request.parser_rules = msgspec.structs.replace(
-                rules,
-                schemas={one.name: decode_parameters(one) for one in functions},
-                is_enforced=True,
-                is_either=choice is not None
-                and (choice.required or command.output_format is not None),
-            )
-        constraint = OutputConstraint(
-            command.output_format,
-            choice,
-            functions,
-            calls,
-            None if rules is None else rules.reasoning,
-            rules is not None and rules.is_open,
-        )
-        return build_output_grammar(constraint, self._special_tokens)
-
-    def pop_finished(self, now: float) -> list[tuple[EngineRequest, RequestRejectedError | None]]:
-        """The requests that no longer wait, each with its error, if any."""
-        finished = []
-        for request, future in list(self._waiting.items()):
-            if future.done():
-                finished.append((request, _get_compile_result(request, future)))
-            elif now - request.arrived_at >= COMPILE_TIMEOUT:
-                message = f"the output format could not be compiled within {COMPILE_TIMEOUT:g} s"
-                param = _get_grammar_param(request.command)
-                finished.append(
-                    (request, RequestRejectedError("unsupported", message, param=param))
-                )
-        for request, _ in finished:
-            del self._waiting[request]
-        return finished
-
-    def remove(self, request: EngineRequest) -> None:
-        """Remove a request that has been cancelled."""
-        self._waiting.pop(request, None)
-
-    def _find_call_format(self, command: GenerateCommand) -> CallFormat | None:
-        """The format of calls in the output; None if no function may be called.
-
-        Raises RequestRejectedError if the format is not known.
-        """
-        if command.function_choice is None:
-            return None
-        template = self._input_processor.get_chat_template(command.input)
-        features = self._input_processor.get_features(template)
-        if features.call_format is not None or self._parses_by_template(command):
-            return features.call_format
-        if not (self._input_processor.serves_unknown_calls and _is_unconstrained(command)):
-            raise RequestRejectedError(
-                "unsupported",
-                f"tool calls of this model are not understood: {features.problem}; "
-                "tool_choice must be none",
-                param="tools",
-            )
-        return None
-
-    def _parses_by_template(self, command: GenerateCommand) -> bool:
-        """Whether the tokenizer's response template parses the output."""
-        return self._response_template is not None and _is_unconstrained(command)
-
-    def _make_output_rules(
-        self, request: EngineRequest, calls: CallFormat | None
-    ) -> OutputRules | None:
-        """How the output is parsed; None if it has no reasoning and no calls."""
-        prompt_input = request.command.input
-        reasoning = None
-        if prompt_input.turns and not prompt_input.continue_final:
-            reasoning = detect_reasoning_mark(self._input_processor.get_chat_template(prompt_input))
-        if reasoning is None and calls is None:
-            return None
-        marks = "\0".join(one.texts for one in (reasoning, calls) if one is not None)
-        markers = {number for text, number in self._special_tokens.items() if text in marks}
-        schemas = {one.name: decode_parameters(one) for one in prompt_input.functions}
-        tail = self._tokenizer.decode(
-            request.groups[0].prompt[-_PROMPT_TAIL:], skip_special_tokens=False
-        )
-        is_open = reasoning is not None and tail.rstrip().endswith(reasoning.opening.rstrip())
-        return OutputRules(reasoning, calls, schemas, is_open, frozenset(markers))
-
-    def _make_template_rules(self, request: EngineRequest, template: Any) -> ResponseTemplateRules:
-        prompt = self._tokenizer.decode(request.groups[0].prompt, skip_special_tokens=False)
-        tools = [
-            {"type": "function", "function": build_function_schema(function)}
-            for function in request.command.input.functions
-        ]
-        return ResponseTemplateRules(
-            template, prompt, tools, frozenset(self._special_tokens.values())
-        )
-
-
-def _is_unconstrained(command: GenerateCommand) -> bool:
-    """Whether the model may freely choose whether, which and how many functions it calls."""
-    function_choice, functions = command.function_choice, command.input.functions
-    return (
-        function_choice is not None
-        and command.output_format is None
-        and not function_choice.required
-        and function_choice.parallel
-        and len(function_choice.names) == len(functions)
-        and not any(function.strict for function in functions)
-    )
-
-
-def _get_compile_result(
-    request: EngineRequest, future: Future[GrammarState]
-) -> RequestRejectedError | None:
-    error = future.exception()
-    if error is None:
-        request.grammar_state = future.result()
-        return None
-    if isinstance(error, RequestRejectedError):
-        return _add_param(error, request)
-    _log.error("a grammar could not be compiled", exc_info=error)
-    return RequestRejectedError("failed", f"the local model failed: {type(error).__name__}")
-
-
-def _add_param(error: RequestRejectedError, request: EngineRequest) -> RequestRejectedError:
-    return RequestRejectedError(
-        error.failure_kind, str(error), param=_get_grammar_param(request.command)
-    )
-
-
-def _get_grammar_param(command: GenerateCommand) -> str:
-    """The request field that the grammar comes from."""
-    return "tools" if command.output_format is None else command.output_format.param
-
-
-# --- sampling step ------------------------------------------------------------------------------
-
-
-def mask_logits(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> None:
-    """Mask the tokens that the grammars forbid, in place on ``logits`` (sequences, vocabulary)."""
-    for row_logits, sequence in zip(logits, sequences, strict=True):
-        if sequence.grammar_state is None:
-            continue
-        try:
-            forbidden = torch.from_numpy(sequence.grammar_state.get_forbidden_tokens())
-        except RequestRejectedError as error:
-            sequence.rejection = _add_param(error, sequence.group.request)
-        else:
-            row_logits.masked_fill_(forbidden.to(row_logits.device), float("-inf"))
-
-
-def accept_token(sequence: TokenSequence, token: int) -> bool:
-    """Advance the sequence's grammar by a token; False if it is not allowed."""
-    if sequence.grammar_state is not None and sequence.rejection is None:
-        try:
-            sequence.grammar_state.accept_token(token)
-        except RequestRejectedError as error:
-            sequence.rejection = _add_param(error, sequence.group.request)
-    return sequence.rejection is None
-
-
-def fail_without_tokens(sequence: TokenSequence) -> None:
-    """Reject the request: no token is allowed for any beam of a search."""
-    error = RequestRejectedError("invalid", NO_CANDIDATES_ERROR)
-    sequence.rejection = _add_param(error, sequence.group.request)
-
-
-# Beam search: the beams of a prompt advance together, each as a sequence of its own.
-
-_PENALTY_RANGES = (("length_penalty", 40.0), ("diversity_penalty", 1e6))
-"""Larger values would make scores infinite or NaN."""
-AppendToken = Callable[[TokenSequence, int, SampledLogprob | None], bool]
-"""Appends a token to a sequence; returns whether the sequence has ended."""
-
-
-def make_beam_searches(
-    beams: BeamSearchParams, end_token_count: int
-) -> list[BeamSearch[TokenSequence]]:
-    """One search for each group of beams; ``end_token_count``: tokens that end a hypothesis.
-
-    Raises RequestRejectedError.
-    """
-    for name, limit in _PENALTY_RANGES:
-        value = getattr(beams, name)
-        if not abs(value) <= limit:
-            raise RequestRejectedError(
-                "invalid",
-                f"{name} is {value}; it must be between {-limit:g} and {limit:g}",
-                param=name,
-            )
-    size = beams.width // beams.groups
-    return [
-        BeamSearch(size, end_token_count, beams.length_penalty, beams.diversity_penalty)
-        for _ in range(beams.groups)
-    ]
-
-
-def compute_max_length(context: int, blocks: int, request: EngineRequest) -> int:
-    """The maximum length of a sequence; beams share the KV cache equally."""
-    if request.command.beams is None:
-        return context
-    return min(context, blocks // request.command.beams.width * BLOCK_SIZE)
-
-
-def select_best_beams(group: SequenceGroup) -> list[TokenSequence]:
-    """The best finished beams, best first; repeated if there are fewer than choices."""
-    pairs = (pair for search in group.beam_searches for pair in search.finished)
-    best = [sequence for _, sequence in sorted(pairs, key=lambda pair: -pair[0])]
-    return [best[rank % len(best)].fork() for rank in range(group.request.command.n)]
-
-
-def step_beams(
-    logits: torch.Tensor, sequences: Sequence[TokenSequence], append_token: AppendToken
-) -> list[TokenSequence]:
-    """Advance each beam of a prompt by one token. Returns the sequences that have ended.
-
-    ``logits`` has a row for each beam. The search scores are the model's log probabilities after
-    biases, penalties, grammars and the watermark; temperature and truncation have no effect.
-    """
-    log_probs = logits.log_softmax(-1)
-    scores = log_probs.clone()
-    mask_logits(scores, sequences)
-    for row_logits, sequence in zip(scores, sequences, strict=True):
-        sampling_input = sequence.make_sampling_input()
-        apply_penalties(row_logits, sampling_input)
-        if (watermark := sampling_input.rules.watermark) is not None:
-            apply_watermark(row_logits, watermark, sampling_input.history.tail(watermark.width))
-    previous_tokens: list[int] = []
-    finished: list[TokenSequence] = []
-    for search, slots in _group_by_search(sequences):
-        step = _BeamStep([sequences[i] for i in slots], log_probs[slots], append_token)
-        length = len(step.sequences[0].output) + 1
-        assigned = search.advance(scores[slots], length, step.extend_beam, previous_tokens)
-        step.apply_beams(assigned)
-        previous_tokens += [beam.hypothesis.output[-1] for beam in assigned]
-        if search.is_done:
-            finished += step.sequences
-        if search.is_done and not search.finished:
-            fail_without_tokens(step.sequences[0])
-    return finished
-
-
-def _group_by_search(
-    sequences: Sequence[TokenSequence],
-) -> Iterator[tuple[BeamSearch[TokenSequence], list[int]]]:
-    """The unfinished searches, each with the indices of its sequences."""
-    for number, search in enumerate(sequences[0].group.beam_searches):
-        if not search.is_done:
-            samples = enumerate(sequence.sample for sequence in sequences)
-            yield search, [i for i, sample in samples if sample // search.size == number]
-
-
-class _BeamStep:
-    """The sequences of one search in one step, and the model's own log probabilities for each."""
-
-    def __init__(
-        self, sequences: list[TokenSequence], log_probs: torch.Tensor, append_token: AppendToken
-    ) -> None:
-        self.sequences = sequences
-        self._log_probs = log_probs
-        self._append_token = append_token
-        self._top_logprobs = sequences[0].group.request.command.logprobs
-
-    def extend_beam(self, slot: int, token: int) -> tuple[TokenSequence, bool]:
-        """See ``BeamSearch.advance``."""
-        sequence, logprob = self.sequences[slot].fork(), None
-        if self._top_logprobs is not None:
-            (logprob,) = get_logprobs(
-                self._log_probs[slot : slot + 1], [token], [self._top_logprobs]
-            )
-        return sequence, self._append_token(sequence, token, logprob)
-
-    def apply_beams(self, assigned: Sequence[Beam[TokenSequence]]) -> None:
-        """Assign beams to sequences; a beam from another slot forks that slot's KV cache."""
-        for slot, (sequence, beam) in enumerate(zip(self.sequences, assigned, strict=False)):
-            if beam.parent != slot:
-                sequence.cache.free()
-                sequence.cache = self.sequences[beam.parent].cache.fork()
-            sequence.continue_from(beam.hypothesis)
 
 
 class TokenSelector:

@@ -14,6 +14,7 @@ from llguidance.hf import from_tokenizer
 from backends.torch.argument_syntax import TagArguments, write_json
 from backends.torch.call_formats import CALL_FORMATS, CallFormat, ParsedCall
 from backends.torch.detokenizer import ReadyText
+from backends.torch.grammar_compiler import _build_grammar_entry
 from backends.torch.ipc import (
     ChatTurn,
     ChoiceEndEvent,
@@ -29,15 +30,11 @@ from backends.torch.ipc import (
     ToolCallEvent,
 )
 from backends.torch.output_formats import REASONING_MARKS, OutputRules, ReasoningMark
+from backends.torch.output_grammar import OutputConstraint, build_output_grammar
 from backends.torch.parsed_output import (
     ParsedCallArguments,
     ParsedCallStart,
     ParsedReasoning,
-)
-from backends.torch.structured_output import (
-    OutputConstraint,
-    _build_grammar_entry,
-    build_output_grammar,
 )
 from tests.support.tiny_model import EOS, byte_tokenizer
 

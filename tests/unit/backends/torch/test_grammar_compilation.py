@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.torch import token_selection
+from backends.torch import grammar_manager
+from backends.torch.grammar_compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
 from backends.torch.grammar_source import GrammarPart
 from backends.torch.ipc import (
     EngineSamplingParams,
@@ -17,7 +18,6 @@ from backends.torch.ipc import (
     TextEvent,
 )
 from backends.torch.rejection import RequestRejectedError
-from backends.torch.structured_output import MAX_CACHED_GRAMMARS, GrammarCompiler
 
 Drive = Callable[..., Any]
 
@@ -75,11 +75,11 @@ def test_grammar_compile_timeout_rejects_the_request(noisy: Drive, tokenizer: An
     driver = noisy()
     grammars = install_blocking_compiler(driver, tokenizer)
     driver.engine.submit(make_command(OutputRule("regex", "abc")))
-    driver.now = token_selection.COMPILE_TIMEOUT - 1
+    driver.now = grammar_manager.COMPILE_TIMEOUT - 1
 
     assert not driver.engine.step()
 
-    driver.now = token_selection.COMPILE_TIMEOUT
+    driver.now = grammar_manager.COMPILE_TIMEOUT
     driver.engine.step()
     assert (driver.failed().kind, driver.failed().param) == ("unsupported", "response_format")
     assert "within 10 s" in driver.failed().message
@@ -102,7 +102,7 @@ def test_request_can_be_cancelled_during_grammar_compilation(noisy: Drive, token
 def test_too_many_pending_grammars_are_overloaded(
     noisy: Drive, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_selection, "MAX_PENDING_REQUESTS", 2)
+    monkeypatch.setattr(grammar_manager, "MAX_PENDING_REQUESTS", 2)
     driver = noisy()
     grammars = install_blocking_compiler(driver, tokenizer)
 

@@ -9,6 +9,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from backends.torch.grammar_compiler import MAX_GRAMMAR_LENGTH
 from backends.torch.ipc import (
     BeamSearchParams,
     ChoiceEndEvent,
@@ -20,7 +21,6 @@ from backends.torch.ipc import (
     TextEvent,
 )
 from backends.torch.scheduler import SchedulerConfig
-from backends.torch.structured_output import MAX_GRAMMAR_LENGTH
 
 Drive = Callable[..., Any]
 

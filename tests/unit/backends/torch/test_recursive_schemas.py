@@ -8,7 +8,7 @@ import pytest
 from backends.torch.argument_syntax import list_branches
 from backends.torch.call_formats import CALL_FORMATS
 from backends.torch.ipc import FunctionChoice, FunctionDefinition
-from backends.torch.structured_output import OutputConstraint, build_output_grammar
+from backends.torch.output_grammar import OutputConstraint, build_output_grammar
 
 ITSELF = {"$ref": "#/$defs/A"}
 
