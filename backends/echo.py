@@ -162,14 +162,18 @@ class EchoBackend(Backend):
         self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
     ) -> StreamItems:
         """The scripted events, one batch for each piece."""
-        del context, sink
+        del sink
         request = prepared.request
         self.running += 1
         try:
             if self._failure is not None and self._failure.after_chunks == 0:
                 raise self._failure.make_error()
             if not isinstance(request, GenerationRequest):
-                yield None, _answer_at_once(request, self._context_length or _MAX_LISTED_TOKENS)
+                limit = self._context_length or _MAX_LISTED_TOKENS
+                if context.offload_to_thread:
+                    yield None, await asyncio.to_thread(_answer_at_once, request, limit)
+                else:
+                    yield None, _answer_at_once(request, limit)
                 return
             prompt_tokens, cut = self._count_prompt_tokens(request)
             yield None, [StreamStart(prompt_tokens)]

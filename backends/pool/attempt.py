@@ -357,6 +357,7 @@ class Attempt(AttemptTimeouts):
         "complete",
         "failure",
         "finished",
+        "is_large",
         "request",
         "slot",
         "worker",
@@ -392,6 +393,8 @@ class Attempt(AttemptTimeouts):
         """The last event was StreamEnd or an error; else the worker may still be generating."""
         self.complete = False
         """A unary response has been read to its end."""
+        self.is_large = False
+        """The response was decoded in a thread."""
         self.accepted = False
         self.failure: GatewayError | None = None
 
@@ -491,6 +494,7 @@ class Attempt(AttemptTimeouts):
                 if size < _LARGE_BODY:
                     end = self._decode_checked_end(body, size)
                 else:  # it would block the event loop
+                    self.is_large = True
                     end = await asyncio.to_thread(self._decode_checked_end, body, size)
                 self._record_success(end[1])
                 items.append(end)

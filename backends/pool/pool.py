@@ -431,6 +431,8 @@ class PoolBackend:
     ) -> Sequence[StreamItem]:
         """See ``backends.interfaces.Backend``: the response begins when all of it is there."""
         attempt, items = await self._begin_response(prepared, context)
+        if attempt.is_large:
+            context.offload_to_thread = True
         try:
             if not attempt.complete:
                 await attempt.drain()

@@ -57,6 +57,8 @@ _PROTOCOL_EVENTS: Final = frozenset({HostedToolCall, ResponseExtra})
 """The events that only some encoders write."""
 _MAX_BLOCKED_SECONDS: Final = 30.0
 """The longest time for which a client may block a write."""
+_MANY_EVENTS: Final = 1000
+"""A unary response of more events is written in a thread."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
 
 
@@ -165,7 +167,12 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                response = self._build_unary(await self._strategy.send_unary())
+                events, body = self._read_unary(await self._strategy.send_unary())
+                build = self._strategy.build_response
+                if context.offload_to_thread or events[_MANY_EVENTS:]:
+                    response = await asyncio.to_thread(build, events, body)
+                else:
+                    response = build(events, body)
                 if self._request.store_response is not None:
                     await self._save_response()
                 send_reply(
@@ -299,18 +306,17 @@ class Responder(Struct, eq=False):
             self._start_response(self._get_elapsed())
         self._request.writer.write(data)
 
-    def _build_unary(self, items: Sequence[StreamItem]) -> HttpResponse:
-        """The unary response that these items are."""
-        strategy = self._strategy
+    def _read_unary(self, items: Sequence[StreamItem]) -> tuple[Sequence[Event], bytes | None]:
+        """The events of a complete unary response, and its body if the worker wrote it."""
         body: bytes | None = None
         batches: list[Event] = []
         for data, batch in items:
             body = data or body
             batches += batch
-        events = strategy.process_events(batches)
+        events = self._strategy.process_events(batches)
         self._record_events(events)
         self._check_complete()
-        return strategy.build_response(events, body)
+        return events, body
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""

@@ -19,7 +19,7 @@ import httpx
 
 from tests.attack.measurement import Measurement, measure
 from tests.fault.gateway_process import GatewayProcess
-from tests.support.fakes import chunk
+from tests.support.fakes import ScriptedWorker, chunk, chunked, make_reply
 from tests.support.slow_readers import (
     FloodingWorker,
     open_unread_stream,
@@ -36,11 +36,15 @@ backends:
   script: {{kind: echo, script: [a, b]}}
   long: {{kind: echo, script: ["{text}"]}}
   flood: {{protocol: openai, workers: ["{worker}"], health: {{interval: 1h}}}}
+  answers: {{protocol: openai, workers: ["{answers}"], health: {{interval: 1h}}}}
+  ranks: {{kind: echo}}
 models:
   small: {{backend: script}}
   stored: {{backend: long}}
   large: {{backend: flood}}
   limited: {{backend: script}}
+  answered: {{backend: answers}}
+  ranked: {{backend: ranks, task: rerank}}
 defaults: {{limits: {{models: {{limited: {{requests: 60/min}}}}}}}}
 {state}
 """
@@ -53,17 +57,24 @@ _PIECE = chunk(_DELTA * 64)
 _STREAM_SIZE = 64 << 20
 _SMALL_BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}]}'
 _BODY = b'{"model":"large","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+_ANSWERED = _SMALL_BODY.replace(b"small", b"answered")
 
 
 class Target:
     """The gateway under attack, and its worker."""
 
     def __init__(
-        self, gateway: GatewayProcess, worker: FloodingWorker, stack: AsyncExitStack
+        self,
+        gateway: GatewayProcess,
+        worker: FloodingWorker,
+        answer: list[bytes],
+        stack: AsyncExitStack,
     ) -> None:
         self.gateway = gateway
         """The one that serves now: a handover replaces it."""
         self.worker = worker
+        self.answer = answer
+        """The response of a worker, in pieces."""
         self.stack = stack
         """Closed after the measurement."""
         self.url = gateway.urls[0]
@@ -162,6 +173,54 @@ async def send_many_values(target: Target) -> str:
     return await target.post("/v1/completions", data)
 
 
+def build_answer(message: str, choices: int) -> bytes:
+    """A unary response with so many choices."""
+    choice = f'{{"index":%d,"message":{{"role":"assistant",{message}}},"finish_reason":"stop"}}'
+    listed = ",".join(choice % number for number in range(choices))
+    start = '"id":"1","object":"chat.completion","created":1,"model":"m"'
+    return make_reply(f'{{{start},"choices":[{listed}]}}'.encode())
+
+
+def build_calls(count: int) -> str:
+    """So many tool calls, of three objects each with the list's."""
+    call = '{"id":"c%d","type":"function","function":{"name":"f","arguments":"{}"}}'
+    return f'"tool_calls":[{",".join(call % number for number in range(count))}]'
+
+
+async def answer_many_calls(target: Target) -> str:
+    """A worker answers with 50,000 tool calls, four times."""
+    target.answer[:] = [build_answer(build_calls(50_000), 1)]
+    return ", ".join([await target.post("/v1/chat/completions", _ANSWERED) for _ in range(4)])
+
+
+async def answer_some_calls(target: Target) -> str:
+    """A worker answers with 33,000 tool calls, which is below the limit, four times."""
+    target.answer[:] = [build_answer(build_calls(33_000), 1)]
+    return ", ".join([await target.post("/v1/chat/completions", _ANSWERED) for _ in range(4)])
+
+
+async def stream_many_calls(target: Target) -> str:
+    """A worker's stream has an event with 50,000 tool calls, four times."""
+    data = build_answer(build_calls(50_000), 1).partition(b"\r\n\r\n")[2]
+    data = data.replace(b'"message"', b'"delta"')
+    target.answer[:] = [chunked(_DELTA, b"data: %b\n\n" % data)]
+    body = _ANSWERED.replace(b"{", b'{"stream":true,', 1)
+    return ", ".join([await target.post("/v1/chat/completions", body) for _ in range(4)])
+
+
+async def answer_many_choices(target: Target) -> str:
+    """A worker answers with 100,000 choices, four times."""
+    target.answer[:] = [build_answer('"content":"x"', 100_000)]
+    return ", ".join([await target.post("/v1/chat/completions", _ANSWERED) for _ in range(4)])
+
+
+async def rank_large_documents(target: Target) -> str:
+    """Documents of 20 MB are ranked by a script, twice."""
+    documents = ["word " * 20_000] * 200
+    data = json.dumps({"model": "ranked", "query": "word", "documents": documents}).encode()
+    return ", ".join([await target.post("/v1/rerank", data) for _ in range(2)])
+
+
 async def reload_often(target: Target) -> str:
     """The configuration changes, and SIGHUP comes, 100 times a second for five seconds."""
     text = target.gateway.file.read_text(encoding="utf-8")
@@ -229,6 +288,11 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[str]]] = {
     "rate-limit": exceed_rate_limit,
     "many-parts": send_many_parts,
     "many-values": send_many_values,
+    "many-calls": answer_many_calls,
+    "some-calls": answer_some_calls,
+    "many-calls-in-an-event": stream_many_calls,
+    "many-choices": answer_many_choices,
+    "large-documents": rank_large_documents,
     "reloads": reload_often,
     "image-urls": name_images,
     "handovers": replace_often,
@@ -242,11 +306,14 @@ async def run_attack(name: str, redis_url: str) -> Measurement:
         worker = await stack.enter_async_context(run_flooding_worker(_PIECE, _STREAM_SIZE))
         store = f"{{redis: '{redis_url}'}}" if redis_url else f"{{sqlite: '{folder}/r.db'}}"
         state = f"state: {{redis: '{redis_url}'}}" if redis_url else ""
-        text = _CONFIG.format(worker=worker.url, store=store, state=state, text="x" * (1 << 20))
+        answer: list[bytes] = []
+        answers = await stack.enter_async_context(ScriptedWorker(answer))
+        urls = {"worker": worker.url, "answers": answers.url}
+        text = _CONFIG.format(**urls, store=store, state=state, text="x" * (1 << 20))
         gateway = await stack.enter_async_context(
             GatewayProcess(Path(folder), text, *_build_handover(folder))
         )
-        target = Target(gateway, worker, stack)
+        target = Target(gateway, worker, answer, stack)
         return await measure(target.get_pid, target.url, partial(ATTACKS[name], target))
 
 

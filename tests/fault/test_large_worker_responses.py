@@ -1,13 +1,18 @@
 """A worker's response above the pool's size limit is an error."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
 import pytest
 
+from backends import echo
+from protocols.core.aggregate import UnaryResponse, aggregate
+from protocols.core.events import Event
+from protocols.core.request import RerankRequest
 from tests.conftest import Serve
 from tests.support.fakes import ScriptedWorker, chunked, make_reply
 from tests.support.tcp_server import run_server
@@ -123,6 +128,59 @@ async def test_response_of_too_many_objects_is_refused_before_it_is_decoded(
     assert response.status_code == (400 if client == "triton" else 502)
     assert "objects; `max_response_objects` allows 100000" in response.text
     assert gateway.records[-1].outcome == "worker_error"
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize(("calls", "in_thread"), [(10, False), (5000, True)])
+async def test_large_response_is_written_in_a_thread(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, calls: int, *, in_thread: bool
+) -> None:
+    """As it is decoded in one: with many calls, either would hold up the event loop."""
+    threads = list[int]()
+
+    def aggregate_events(events: Sequence[Event]) -> UnaryResponse:
+        threads.append(threading.get_ident())
+        return aggregate(events)
+
+    monkeypatch.setattr("gateway.pipeline.strategies.aggregate", aggregate_events)
+    reply = make_reply(build_message("tool calls", calls, is_delta=False))
+    async with ScriptedWorker([reply]) as worker:
+        gateway = await serve(CONFIG.format(protocol="openai", url=worker.url))
+        path, body = REQUESTS["openai"]
+        response = await gateway.http.post(path, json=body)
+
+    assert response.status_code == 200
+    assert len(response.json()["choices"][0]["message"]["tool_calls"]) == calls
+    assert [thread != threading.get_ident() for thread in threads] == [in_thread]
+
+
+RANKING = """
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+backends: {script: {kind: echo}}
+models: {m: {backend: script, task: rerank}}
+"""
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize(("size", "in_thread"), [(10, False), (300_000, True)])
+async def test_large_documents_are_ranked_by_the_script_in_a_thread(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, size: int, *, in_thread: bool
+) -> None:
+    threads = list[int]()
+
+    def rank_documents(request: RerankRequest) -> Sequence[Event]:
+        threads.append(threading.get_ident())
+        return rank(request)
+
+    rank = echo._rank_documents
+    monkeypatch.setattr(echo, "_rank_documents", rank_documents)
+    gateway = await serve(RANKING)
+    body = {"model": "m", "query": "a", "documents": ["a" * size, "b"]}
+    response = await gateway.http.post("/v1/rerank", json=body)
+
+    assert response.status_code == 200
+    assert len(response.json()["results"]) == 2
+    assert [thread != threading.get_ident() for thread in threads] == [in_thread]
 
 
 @pytest.mark.fault(63)
