@@ -25,7 +25,10 @@ GET     /-/ui/                          the web UI; ``/`` redirects there
 Errors are ``{"error": {"message": "...", "field": "..." or null}}``. The first two paths and the
 files of the web UI are open; for all others the key is checked before the body is read.
 
-api          paths, authentication, workers, web UI and playground
+api          paths, authentication, and the handlers of each path
+http         bodies and errors
+services     what the admin API needs of the gateway
+web_ui       the files of the web UI, and the playground
 status       the status as JSON, and the merged status of several processes
 history      statistics of the last 15 minutes
 usage        sums and history of the recorded usage, also as CSV
@@ -33,7 +36,8 @@ config_view  the configuration as it was written, with masked secrets
 static/      the files of the web UI
 """
 
-from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.api import AdminServer
+from gateway.admin.services import AdminServices, WorkerSet, get_unready_reason
 from gateway.admin.status import StatusReporter
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.admin.api import AdminError, json_response
+from gateway.admin.http import AdminError, json_response
 from gateway.config.schema import Config
 from protocols.core.interfaces import Clock
 

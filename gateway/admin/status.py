@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from backends.histogram import Histogram
 from backends.interfaces import Backend
 from gateway import __version__
-from gateway.admin.api import WorkerSet
 from gateway.admin.config_view import describe_config
 from gateway.admin.history import (
     SAMPLE_INTERVAL,
@@ -25,6 +24,7 @@ from gateway.admin.history import (
     compute_quantile,
     count_by_version,
 )
+from gateway.admin.services import WorkerSet
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.http_server.connection import HandleRequest
@@ -298,7 +298,7 @@ class GatewayView(Protocol):
         """What clients make this process hold."""
 
     def set_draining(self, *, on: bool) -> None:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
 
 
 class RequestStatsSource(Protocol):
@@ -345,27 +345,27 @@ class StatusReporter:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         self._recent_stats.sample()
         self._history.take_sample()
         delay = SAMPLE_INTERVAL - self._clock() % SAMPLE_INTERVAL
         self._timer = asyncio.get_running_loop().call_later(delay, self.start)
 
     def stop(self) -> None:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def get_config(self) -> Any:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         snapshot = self._current
         return await describe_config(
             snapshot.config, snapshot.config_hash, self._filename, self._gateway.config_data
         )
 
     def get_status(self) -> GatewayStatus:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         snapshot = self._current
         seconds, stats = self._recent_stats.sample()
         return GatewayStatus(
@@ -390,15 +390,15 @@ class StatusReporter:
         )
 
     def get_history(self) -> StatsHistory:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         return self._history.build_history()
 
     def list_finished(self) -> Sequence[RequestRecord]:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         return self._source.list_finished()
 
     def list_requests(self) -> Sequence[RunningRequest]:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         queued = {
             request_id
             for snapshot in self._gateway.active_snapshots
@@ -413,18 +413,18 @@ class StatusReporter:
         return sorted(requests, key=lambda one: -one.age)
 
     def cancel_request(self, id: str) -> int:  # noqa: A002 - the usual name
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         requests = [request for request in self._collect_running() if request.record.id == id]
         for request in requests:
             request.stop()
         return len(requests)
 
     def set_draining(self, *, on: bool) -> None:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         self._gateway.set_draining(on=on)
 
     def get_listener_handler(self, number: int) -> HandleRequest | None:
-        """See ``gateway.admin.api.StatusService``."""
+        """See ``gateway.admin.services.StatusService``."""
         listener_ids = [*self._current.handlers]
         return (
             self._current.get_handler(listener_ids[number]) if number < len(listener_ids) else None

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from gateway.admin.api import AdminError, json_response
+from gateway.admin.http import AdminError, json_response
 from gateway.config.schema import ObservabilityConfig, UsageConfig
 from gateway.observability.usage import (
     UsageInterval,

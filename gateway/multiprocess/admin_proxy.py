@@ -17,8 +17,8 @@ from multidict import CIMultiDict
 
 from gateway.admin import history as admin_history
 from gateway.admin import status as admin_status
-from gateway.admin.api import CONNECTION_LIMITS
 from gateway.admin.application_listener import ApplicationListener
+from gateway.admin.http import CONNECTION_LIMITS
 from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.metrics.requests import MAX_FINISHED_REQUESTS

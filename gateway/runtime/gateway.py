@@ -51,7 +51,8 @@ from gateway.store.response_store import MemoryResponseStore
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
-    from gateway.admin.api import AdminServer, WorkerSet
+    from gateway.admin.api import AdminServer
+    from gateway.admin.services import WorkerSet
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
     from gateway.ratelimit.redis_limiter import RedisLeaseStore
@@ -641,7 +642,7 @@ class Gateway:
         """Update the mapping that the admin API shares."""
         if self._current.config.admin is None:
             return
-        from gateway.admin.api import WorkerSet  # noqa: PLC0415 - aiohttp takes 10 MB
+        from gateway.admin.services import WorkerSet  # noqa: PLC0415 - aiohttp takes 10 MB
 
         self._worker_sets.clear()
         self._worker_sets.update(
@@ -651,12 +652,12 @@ class Gateway:
     def _make_admin_server(
         self, config: schema.AdminConfig, metrics: "MetricsCollector", filename: str
     ) -> "AdminServer":
-        from gateway.admin.api import (  # noqa: PLC0415 - as above
-            AdminServer,
+        from gateway.admin.api import AdminServer  # noqa: PLC0415 - as above
+        from gateway.admin.evidence import EvidenceService  # noqa: PLC0415 - as above
+        from gateway.admin.services import (  # noqa: PLC0415 - as above
             AdminServices,
             get_unready_reason,
         )
-        from gateway.admin.evidence import EvidenceService  # noqa: PLC0415 - as above
         from gateway.admin.status import StatusReporter  # noqa: PLC0415 - as above
         from gateway.admin.usage import UsageApi  # noqa: PLC0415 - as above
         from gateway.evidence.experiments import list_experiments  # noqa: PLC0415 - as above

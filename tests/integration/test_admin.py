@@ -16,13 +16,9 @@ from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
 from backends.pool.discovery import WorkerDiscovery
-from gateway.admin.api import (
-    CONNECTION_LIMITS,
-    AdminServer,
-    AdminServices,
-    WorkerSet,
-    get_unready_reason,
-)
+from gateway.admin.api import AdminServer
+from gateway.admin.http import CONNECTION_LIMITS
+from gateway.admin.services import AdminServices, WorkerSet, get_unready_reason
 from gateway.config.schema import AdminConfig
 from gateway.routing.router import Router
 from tests.support.waiting import PATIENCE
@@ -316,7 +312,7 @@ async def test_too_large_body_is_rejected(admin_client: AdminClient, *, declared
 async def test_body_read_times_out_with_408(
     admin_client: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.admin.api._BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.admin.http._BODY_TIMEOUT", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", admin_client.port)
 
     writer.write(
