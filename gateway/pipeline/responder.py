@@ -37,6 +37,7 @@ from protocols.core.errors import (
     UnknownFinishReason,
 )
 from protocols.core.events import (
+    INCOMPLETE_REASONS,
     ChoiceEnd,
     Event,
     FinishReason,
@@ -334,19 +335,24 @@ class Responder(Struct, eq=False):
                 self._request.record.usage = event
             elif type(event) is ChoiceEnd:
                 self._finish_reasons.append(event.finish_reason)
-                self._check_finish_reason(event)
+                self._check_end(event)
             elif type(event) is StreamEnd:
                 self._is_stream_complete = True
             elif type(event) in _PROTOCOL_EVENTS:
                 self._report_lost_event(event)  # type: ignore[arg-type]  # as its type says
         return tokens
 
-    def _check_finish_reason(self, event: ChoiceEnd) -> None:
-        """A word that only the client may know is passed on, but it is no success."""
-        if event.unknown_word is not None:
-            record_error(self.record, UnknownFinishReason(event.unknown_word))
+    def _check_end(self, event: ChoiceEnd) -> None:
+        """Report a reason that the client does not get.
 
-    def _report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
+        A word that only the client may know is passed on, but it is no success.
+        """
+        if event.own_word is not None and event.finish_reason == "unknown":
+            record_error(self.record, UnknownFinishReason(event.own_word))
+        elif event.lost_word is not None or event.finish_reason in INCOMPLETE_REASONS:
+            self._report_lost_event(event)
+
+    def _report_lost_event(self, event: HostedToolCall | ResponseExtra | ChoiceEnd) -> None:
         self._strategy.report_lost_event(event)
         self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
 

@@ -31,7 +31,7 @@ from gateway.routing.router import Model, Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.events import Event, HostedToolCall, ResponseExtra
+from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ResponseExtra
 from protocols.core.extra import list_paths
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -46,7 +46,7 @@ from protocols.core.interfaces import (
     SupportsHostedTools,
     get_query_parameters,
 )
-from protocols.core.loss import UnsupportedParameter
+from protocols.core.loss import LossReason, UnsupportedParameter
 from protocols.core.request import (
     LEGACY_FIELD_NAMES,
     AnyRequest,
@@ -346,23 +346,30 @@ class TargetAttempt:
         headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
         return HttpResponse(response.status, response.body, headers)
 
-    def report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
-        """Report what only the worker's protocol has, unless the client gets it."""
+    def report_lost_event(self, event: HostedToolCall | ResponseExtra | ChoiceEnd) -> None:
+        """Report what the client's protocol lacks, unless the client gets it."""
         if self.route.model.on_loss == "ignore":
             return
         if (passthrough := self.prepared.passthrough) is not None:
-            is_own = isinstance(event, HostedToolCall) or event.source != ""
+            is_own = not isinstance(event, ResponseExtra) or event.source != ""
             if is_own or not passthrough.encodes_events:
                 return
         encoder = self.get_encoder() if passthrough is None else None
-        if isinstance(event, HostedToolCall):
-            is_written = isinstance(encoder, SupportsHostedTools)
-            fields = [f"output.{event.kind}"]
-        else:
-            is_written = getattr(encoder, "extra_source", None) == event.source
-            fields = [*list_paths(event.path, dict(event.values))]
+        reason: LossReason = "dropped"
+        match event:
+            case HostedToolCall():
+                is_written = isinstance(encoder, SupportsHostedTools)
+                fields = [f"output.{event.kind}"]
+            case ChoiceEnd():
+                hidden = getattr(encoder, "hidden_reasons", ())
+                is_written = event.lost_word is None and event.finish_reason not in hidden
+                fields = [f"response.choices[{event.index}].finish_reason"]
+                reason = "approximated"
+            case _:
+                is_written = getattr(encoder, "extra_source", None) == event.source
+                fields = [*list_paths(event.path, dict(event.values))]
         if not is_written:
-            more = [UnsupportedParameter(field, "dropped") for field in fields]
+            more = [UnsupportedParameter(field, reason) for field in fields]
             self.unsupported_parameters = loss.limit_losses(more, self.unsupported_parameters)
 
     def get_stored_response(self) -> StoredResponse | None:

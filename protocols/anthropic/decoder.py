@@ -15,7 +15,6 @@ from protocols.core import sse
 from protocols.core.call_ids import CallIds
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
-    ChoiceEnd,
     Event,
     FieldValues,
     ReasoningDelta,
@@ -40,13 +39,12 @@ FINISH_REASONS: Final = FinishReasonTable(
     "anthropic",
     {
         "end_turn": "eos",
-        "pause_turn": "eos",
         "stop_sequence": "stop",
         "max_tokens": "length",
-        "model_context_window_exceeded": "length",
         "tool_use": "tool_calls",
         "refusal": "content_filter",
     },
+    {"pause_turn": "eos", "model_context_window_exceeded": "length"},
 )
 
 
@@ -259,11 +257,9 @@ class MessageDecoder(sse.StreamDecoder):
         events: list[Event] = []
         for index in tuple(self._inputs):
             self._end_call(index, events)
-        reason, word = FINISH_REASONS.read_word(self._reason, self._source)
-        if self._calls and word is None and reason == "eos":
-            reason = "tool_calls"
-        stop = self._stop if reason == "stop" and isinstance(self._stop, str) else None
-        end = ChoiceEnd(reason, 0, stop, word)
+        finish = FINISH_REASONS.read_word(self._reason, self._source)
+        stop = self._stop if finish.reason == "stop" and isinstance(self._stop, str) else None
+        end = finish.build_end(matched_stop=stop, called=bool(self._calls))
         return [*events, end, *self._usage_reader.build_end(self._usage())]
 
     def _usage(self) -> Usage | None:

@@ -262,7 +262,7 @@ class MessageEncoder:
         self._has_refused = bool(choice.refusal)
         content = self._build_content(choice)
         called = any(isinstance(block, ToolUseBlock) for block in content)
-        end = ChoiceEnd(choice.finish_reason, 0, choice.matched_stop, choice.unknown_word)
+        end = ChoiceEnd(choice.finish_reason, 0, choice.matched_stop, choice.own_word)
         reason, stop = self._map_stop_reason(end, called=called)
         body = MessageBody(
             id=self._id,
@@ -307,8 +307,8 @@ class MessageEncoder:
         """The stop reason, and the stop sequence if one is known to have matched."""
         if self._options.discards:
             return "max_tokens", None
-        if end.unknown_word is not None:
-            return end.unknown_word, None
+        if end.own_word is not None:
+            return end.own_word, None
         reason = FINISH_REASONS[end.finish_reason]
         if reason == "max_tokens":
             return reason, None

@@ -62,7 +62,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.fieldwise import has_lost_element, report_lost_fields
-from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.finish_reasons import FinishReasonTable, FinishWord
 from protocols.core.json_text import TEXT_ERRORS, decode_json
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
@@ -247,7 +247,6 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
-    "model_length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
@@ -256,17 +255,20 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "network_error": None,
     "cancelled": None,
     "timeout": None,
-    "repetition": "length",
     "sensitive": "content_filter",
-    "model_context_window_exceeded": "length",
     **dict.fromkeys(
         ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"), "content_filter"
     ),
 }
-"""Finish reasons by wire name, also of related workers (``model_length``: Mistral, ``repetition``:
-vLLM, ``insufficient_system_resource``: DeepSeek, ``sensitive``, ``network_error`` and the context
-window: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM, words in capitals: Gemini); None is a
-worker failure."""
+"""Finish reasons by wire name, also of related workers (``insufficient_system_resource``: DeepSeek,
+``sensitive`` and ``network_error``: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM, words in
+capitals: Gemini); None is a worker failure."""
+APPROXIMATIONS: Final[Mapping[str, FinishReason]] = {
+    "repetition": "length",
+    "model_length": "length",
+    "model_context_window_exceeded": "length",
+}
+"""The nearest reasons for words of vLLM, Mistral and Z.AI."""
 _DONE_PAYLOAD: Final = b"[DONE]"
 
 
@@ -279,8 +281,8 @@ class _ChoiceState:
         self.index = index
         self.tool_calls: ToolCallAssembler | None = None  # from its first call on
         self.is_ended = False
-        self.finish: tuple[FinishReason, str | None] | None = None
-        """Why it ended, and the word for that if it is unknown."""
+        self.finish: FinishWord | None = None
+        """Why it ended."""
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
 
 
@@ -331,7 +333,7 @@ class GenerationDecoder(sse.StreamDecoder):
     ) -> None:
         super().__init__(complaint)
         self._request = request
-        self._finish_reasons = FinishReasonTable(source, FINISH_REASONS)
+        self._finish_reasons = FinishReasonTable(source, FINISH_REASONS, APPROXIMATIONS)
         self._decode: Callable[[bytes | bytearray], WireResponse] = decode_response
         if skips_logprobs:
             self._decode = decode_response_without_logprobs
@@ -633,8 +635,6 @@ class GenerationDecoder(sse.StreamDecoder):
             is_same = finish == choice.finish
             lost = ((("finish_reason",), wire.finish_reason),)
             return [] if is_same else [ResponseExtra("", "choice", lost, choice.index)]
-        choice.finish = reason, word = finish
-        if word is not None:
-            return [*last, ChoiceEnd(reason, choice.index, unknown_word=word)]
+        choice.finish = finish
         stop_ids = self._request.stopping.stop_token_ids
-        return [*last, read_choice_end(wire, reason, choice.index, stop_ids)]
+        return [*last, read_choice_end(wire, finish, choice.index, stop_ids)]

@@ -190,8 +190,8 @@ def map_finish_reason(
     legacy: bool = False,
 ) -> str:
     """The finish reason's wire name: an end after a tool call is ``tool_calls``."""
-    if end.unknown_word is not None:
-        return end.unknown_word
+    if end.own_word is not None:
+        return end.own_word
     reason = end.finish_reason
     if called and reason in ("eos", "stop", "tool_calls"):
         return "function_call" if legacy else reasons["tool_calls"]

@@ -30,6 +30,7 @@ from protocols.core.events import (
 )
 from protocols.core.extra import has_content
 from protocols.core.fieldwise import convert_by_field
+from protocols.core.finish_reasons import FinishWord
 from protocols.core.json_text import JsonDecoder
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
 from protocols.json_body import JSON_ERRORS
@@ -387,12 +388,12 @@ def _read_choice_text(choice: WireChoice) -> str:
 
 
 def read_choice_end(
-    wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]
+    wire: WireChoice, finish: FinishWord, index: int, stops: Sequence[int]
 ) -> ChoiceEnd:
     """The end of a choice; ``stops`` are the ids of the request's stop tokens."""
     stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
-    if reason != "eos":
-        return ChoiceEnd(reason, index, stop if isinstance(stop, str) else None)
+    if finish.reason != "eos":
+        return finish.build_end(index, stop if isinstance(stop, str) else None)
     if isinstance(stop, str) or (isinstance(stop, int) and stop in stops):
         return ChoiceEnd("stop", index, stop)
     return ChoiceEnd("eos", index)

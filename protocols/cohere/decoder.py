@@ -18,7 +18,6 @@ from protocols.chat.wire_responses import read_required_text
 from protocols.core.call_ids import CallIds
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
-    ChoiceEnd,
     Event,
     FieldValues,
     ReasoningDelta,
@@ -241,16 +240,14 @@ class ChatDecoder(StreamDecoder):
     def _end_message(self, word: Any, text: Any, events: list[Event]) -> None:
         """Add the end of the choice. Raises WorkerFailed for ERROR and TIMEOUT."""
         try:
-            reason, unknown = FINISH_REASONS.read_word(word, self._source)
+            finish = FINISH_REASONS.read_word(word, self._source)
         except WorkerFailed as error:
             fault = find_worker_error({"error": text})
             if fault is not None:
                 raise map_worker_error(0, fault) from error
             raise
-        if self._calls and reason == "eos":
-            reason = "tool_calls"
         self._has_ended = True
-        events.append(ChoiceEnd(reason, 0, None, unknown))
+        events.append(finish.build_end(called=bool(self._calls)))
 
     def _build_missing_end(self) -> Sequence[Event]:
         """The last events, if the message has ended."""

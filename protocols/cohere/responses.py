@@ -220,7 +220,7 @@ class ChatEncoder:
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = response.choices[0] if response.choices else UnaryChoice(0)
-        end = ChoiceEnd(choice.finish_reason, unknown_word=choice.unknown_word)
+        end = ChoiceEnd(choice.finish_reason, own_word=choice.own_word)
         body = ChatAnswer(
             id=self._about.id,
             finish_reason=_get_finish_reason(end, called=bool(choice.tool_calls)),
@@ -285,8 +285,8 @@ def _format_end(kind: str, index: int) -> bytes:
 
 
 def _get_finish_reason(end: ChoiceEnd, *, called: bool) -> str:
-    if end.unknown_word is not None:
-        return end.unknown_word
+    if end.own_word is not None:
+        return end.own_word
     if called and end.finish_reason in ("eos", "stop", "unknown"):
         return FINISH_REASONS["tool_calls"]
     return FINISH_REASONS[end.finish_reason]

@@ -52,8 +52,8 @@ class UnaryChoice(Struct):
     logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason = "unknown"
     matched_stop: str | int | None = None
-    unknown_word: str | None = None
-    """The worker's own word for the finish reason, if the gateway does not know it."""
+    own_word: str | None = None
+    """See ``ChoiceEnd``."""
 
 
 class UnaryResponse(Struct):
@@ -114,7 +114,7 @@ class ResponseAccumulator:
             elif type(event) is ChoiceEnd:
                 choice = self.open_choices.get(event.index) or self._begin_choice(event.index)
                 choice.finish_reason, choice.matched_stop = event.finish_reason, event.matched_stop
-                choice.unknown_word = event.unknown_word
+                choice.own_word = event.own_word
                 del self.open_choices[event.index]
             elif type(event) is StreamEnd:
                 self._ended = True

@@ -10,9 +10,11 @@ from msgspec import Raw, Struct
 
 FinishReason = Literal["eos", "stop", "length", "tool_calls", "content_filter", "unknown"]
 """``eos``: the model ended; ``stop``: a stop string or token; ``unknown``: the worker gave no
-reason, or one that the gateway does not know (``ChoiceEnd.unknown_word``). A cancelled or failed
+reason, or one that the gateway does not know (``ChoiceEnd.own_word``). A cancelled or failed
 choice has no ChoiceEnd: the stream ends in an exception.
 """
+INCOMPLETE_REASONS: Final[frozenset[FinishReason]] = frozenset({"length", "content_filter"})
+"""Those of an answer that is not complete."""
 
 
 class TopLogprob(Struct, frozen=True, gc=False):
@@ -161,14 +163,16 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
 class ChoiceEnd(Struct, frozen=True, gc=False, tag=True):
     """A choice is complete; ``matched_stop`` is the stop string or token id, if known.
 
-    ``unknown_word`` is the worker's own word for the reason, if the gateway does not know it: only
-    encoders of the worker's protocol get it. See ``protocols.core.finish_reasons``.
+    ``own_word`` is the worker's own word, if the gateway does not know it or the reason says less:
+    only encoders of the worker's protocol get it. ``lost_word`` is such a word that the client does
+    not get, and which is reported. See ``protocols.core.finish_reasons``.
     """
 
     finish_reason: FinishReason
     index: int = 0
     matched_stop: str | int | None = None
-    unknown_word: str | None = None
+    own_word: str | None = None
+    lost_word: str | None = None
 
 
 class Embedding(Struct, frozen=True, gc=False, tag=True):

@@ -9,6 +9,7 @@ SupportsTokenEstimate a client adapter whose response may be an estimated number
 HasQueryParameters   a client adapter that knows parameters of queries of its requests
 HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
+HidesFinishReasons   a response encoder whose protocol lacks words for incomplete answers
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
 SupportsResponseExtra a response encoder that writes a worker's keys without a place in events
 SupportsKeepAlive    a client adapter of servers that close the connection after a response
@@ -33,7 +34,7 @@ from msgspec import Struct
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, UnsupportedFeature
-from protocols.core.events import Event, Usage
+from protocols.core.events import Event, FinishReason, Usage
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 from protocols.core.request_headers import RequestHeaders
@@ -192,6 +193,14 @@ class SupportsHostedTools(Protocol):
     """A response encoder that writes HostedToolCall events; others leave them out."""
 
     writes_hosted_tools: bool
+
+
+@runtime_checkable
+class HidesFinishReasons(Protocol):
+    """A response encoder whose protocol has no word for why some answers are incomplete."""
+
+    hidden_reasons: frozenset[FinishReason]
+    """Those of INCOMPLETE_REASONS that are written with a word for a complete answer."""
 
 
 @runtime_checkable

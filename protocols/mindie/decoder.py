@@ -243,9 +243,8 @@ class TextDecoder:
             events += list_timings(wire, details)
 
     def _add_end(self, reason: str, events: list[Event]) -> None:
-        finish_reason, word = FINISH_REASONS.read_word(reason, self._source)
         self._is_done = True
-        end = ChoiceEnd(finish_reason, unknown_word=word)
+        end = FINISH_REASONS.read_word(reason, self._source).build_end()
         events += [end, *self._usage_reader.build_end()]
 
 

@@ -77,7 +77,7 @@ STOPPED_FINISH_REASON: Final = "stop_sequence"
 def map_finish_reason(end: ChoiceEnd | UnaryChoice, profile: MindieProfile) -> str:
     """Map a finish reason to the names of the endpoints that are not OpenAI-style."""
     reasons = EARLY_FINISH_REASONS if profile.early else FINISH_REASONS
-    return end.unknown_word or reasons[end.finish_reason]
+    return end.own_word or reasons[end.finish_reason]
 
 
 def build_headers(call: ClientRequest) -> Headers:
@@ -92,6 +92,8 @@ def build_json_response(body: bytes) -> HttpResponse:
 
 class KeepAliveEncoder:
     """Encodes a unary response as another encoder does, but keeps the connection."""
+
+    hidden_reasons = frozenset({"content_filter"})
 
     def __init__(self, encoder: ResponseEncoder) -> None:
         self.content_type = encoder.content_type
@@ -171,6 +173,7 @@ class _BaseEncoder:
     """What the encoders share: the headers, and the end of a stream that breaks off."""
 
     content_type = STREAM_CONTENT_TYPE
+    hidden_reasons = frozenset({"content_filter"})
 
     def __init__(self, request: GenerationRequest, headers: Headers) -> None:
         self._request, self._headers = request, headers
@@ -385,8 +388,8 @@ class ResponseVariant(Struct, frozen=True):
 
     def map_finish_reason(self, end: ChoiceEnd | UnaryChoice, *, called: bool) -> str:
         """Map a finish reason; the first releases have the words of the other endpoints."""
-        if end.unknown_word is not None:
-            return end.unknown_word
+        if end.own_word is not None:
+            return end.own_word
         if self.early:
             return EARLY_FINISH_REASONS[end.finish_reason]
         if called and end.finish_reason != "length":

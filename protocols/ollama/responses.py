@@ -203,6 +203,7 @@ class GenerationEncoder:
     """Encodes a response of ``/api/chat`` or ``/api/generate``."""
 
     content_type = NDJSON_CONTENT_TYPE
+    hidden_reasons = frozenset({"content_filter"})
 
     def __init__(
         self,

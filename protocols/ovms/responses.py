@@ -113,6 +113,7 @@ class GenerationEncoder:
         self._variant = form
         self._context = context
         self._handshake_sent = form.early
+        self.hidden_reasons = core_events.INCOMPLETE_REASONS if form.early else frozenset()
         self._usage: core_events.Usage | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
@@ -237,8 +238,8 @@ class GenerationEncoder:
 
     def _map_finish_reason(self, end: ChoiceEnd | UnaryChoice) -> str:
         """Map a finish reason; the first release has only ``stop``."""
-        if end.unknown_word is not None:
-            return end.unknown_word
+        if end.own_word is not None:
+            return end.own_word
         return "stop" if self._variant.early else FINISH_REASONS[end.finish_reason]
 
     # unary responses

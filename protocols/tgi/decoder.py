@@ -237,10 +237,10 @@ class GenerateDecoder(sse.StreamDecoder):
         if details is None and source in ("", _FINISH_REASONS.source):
             return [ChoiceEnd("unknown"), StreamEnd()]  # the client need not ask for them
         details = details or TgiDetails()
-        reason, word = _FINISH_REASONS.read_word(details.finish_reason, source)
+        finish = _FINISH_REASONS.read_word(details.finish_reason, source)
         reader = self._usage_reader
         usage = reader.read_usage(details.prompt_length, details.generated_tokens)
-        return [ChoiceEnd(reason, unknown_word=word), *reader.build_end(usage)]
+        return [finish.build_end(), *reader.build_end(usage)]
 
     def _get_token_count(self, details: TgiDetails | None) -> int:
         """Return the token count of a unary response."""

@@ -107,6 +107,7 @@ class GenerateEncoder:
     """Encodes a response to a prompt. ``is_listed``: a unary response is an array of one object."""
 
     content_type = "text/event-stream"
+    hidden_reasons = frozenset({"content_filter"})
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class GenerateEncoder:
             usage, end = self._usage, self._end or ChoiceEnd("unknown")
             tokens = self._token_count if usage is None else usage.completion_tokens
             self._pending.details = StreamDetails(
-                self._find_finish_reason(end.finish_reason, end.unknown_word, text, tokens),
+                self._find_finish_reason(end.finish_reason, end.own_word, text, tokens),
                 tokens,
                 self._request.sampling.seed,
                 0 if usage is None else usage.prompt_tokens,
@@ -233,7 +234,7 @@ class GenerateEncoder:
     def _build_details(self, choice: UnaryChoice, tokens: int) -> SequenceDetails:
         text = _join_text(choice)
         details = SequenceDetails(
-            self._find_finish_reason(choice.finish_reason, choice.unknown_word, text, tokens),
+            self._find_finish_reason(choice.finish_reason, choice.own_word, text, tokens),
             tokens,
             self._request.sampling.seed,
         )
@@ -263,11 +264,11 @@ class GenerateEncoder:
         return self._options.inputs + text if self._options.returns_inputs else text
 
     def _find_finish_reason(
-        self, reason: FinishReason, unknown_word: str | None, text: str, tokens: int
+        self, reason: FinishReason, own_word: str | None, text: str, tokens: int
     ) -> str:
         """The limit wins over a stop string at the same token, if the tokens were counted."""
-        if unknown_word is not None:
-            return unknown_word
+        if own_word is not None:
+            return own_word
         stopping, usage = self._request.stopping, self._usage
         limit = None if usage is not None and usage.source == "estimated" else stopping.max_tokens
         if reason == "length" or (limit is not None and tokens >= limit):

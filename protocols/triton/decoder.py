@@ -489,12 +489,10 @@ class GenerateDecoder:
         return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)
 
     def _build_choice_end(self, wire: str, index: int, parsed: ParsedResponse) -> ChoiceEnd:
-        reason, word = FINISH_REASONS.read_word(wire, self._request.source)
+        finish = FINISH_REASONS.read_word(wire, self._request.source)
         self._ended_choices.add(index)
-        if word is not None:
-            return ChoiceEnd(reason, index, unknown_word=word)
         stop = parsed.stop_reasons[index] if index < len(parsed.stop_reasons) else NO_REASON
-        if reason != "eos" or stop == NO_REASON:
-            return ChoiceEnd(reason, index)
+        if finish.reason != "eos" or stop == NO_REASON:
+            return finish.build_end(index)
         ids = self._request.stopping.stop_token_ids
         return ChoiceEnd("stop", index, next((id_ for id_ in ids if str(id_) == stop), stop))

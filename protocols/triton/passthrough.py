@@ -24,7 +24,7 @@ from protocols.core.errors import (
     UpstreamErrorText,
     WorkerFailed,
 )
-from protocols.core.events import ChoiceEnd, Event, StreamStart, TextDelta
+from protocols.core.events import Event, StreamStart, TextDelta
 from protocols.core.finish_reasons import FinishReasonTable
 from protocols.core.interfaces import (
     NO_SETTINGS,
@@ -213,9 +213,8 @@ class _ResponseTracker:
         if self._token_per_event and self._finish_reason == _NO_REASON:
             raise StreamBroken("The worker's stream stopped before its end.")
         word = None if self._finish_reason == _NO_REASON else self._finish_reason
-        reason, unknown_word = _FINISH_REASONS.read_word(word, "")
+        end = _FINISH_REASONS.read_word(word, "").build_end()
         usage = self._usage_reader.read_usage(self._prompt_tokens, self._token_count)
-        end = ChoiceEnd(reason, unknown_word=unknown_word)
         return [end, *self._usage_reader.build_end(usage)]
 
 

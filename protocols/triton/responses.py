@@ -68,7 +68,7 @@ class ChoiceOutput(Struct):
     tokens: int = 0
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
-    unknown_word: str | None = None
+    own_word: str | None = None
     logprobs: Sequence[TokenLogprob] = ()
     cumulative_logprob: float | None = None
 
@@ -88,7 +88,7 @@ def _build_choice_output(choice: UnaryChoice, answer: UnaryResponse) -> ChoiceOu
         tokens=tokens,
         finish_reason=choice.finish_reason,
         matched_stop=choice.matched_stop,
-        unknown_word=choice.unknown_word,
+        own_word=choice.own_word,
         logprobs=own,
         cumulative_logprob=sum_logprobs(own) if own else None,
     )
@@ -140,7 +140,7 @@ _LOGPROB_OUTPUTS: Final = frozenset(
 )
 _OUTPUT_READERS: Final[Mapping[str, Callable[[ChoiceOutput], Any]]] = {
     "text_output": lambda piece: piece.text,
-    "finish_reason": lambda piece: piece.unknown_word or FINISH_REASONS[piece.finish_reason],
+    "finish_reason": lambda piece: piece.own_word or FINISH_REASONS[piece.finish_reason],
     "stop_reason": lambda piece: str(piece.matched_stop),
     "num_output_tokens": lambda piece: piece.tokens,
     "cumulative_logprob": lambda piece: piece.cumulative_logprob,
@@ -171,6 +171,7 @@ class GenerateEncoder:
     """Encodes a response: an object, or events if ``framed``."""
 
     content_type = EVENT_STREAM
+    hidden_reasons = frozenset({"content_filter"})
 
     def __init__(
         self,
@@ -270,7 +271,7 @@ class GenerateEncoder:
                 case ChoiceEnd(reason, index, stop) if rows or self._reports_finish_reason():
                     piece = self._get_choice_output(rows, index, fresh=False)
                     piece.finish_reason, piece.matched_stop = reason, stop
-                    piece.unknown_word = event.unknown_word
+                    piece.own_word = event.own_word
                 case _:
                     pass
         return rows
@@ -342,6 +343,7 @@ class InferEncoder:
     """Encodes an infer response, which has no stream: everything comes at the end."""
 
     content_type = "application/json"
+    hidden_reasons = frozenset({"content_filter"})
 
     def __init__(
         self,

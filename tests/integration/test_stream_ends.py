@@ -74,6 +74,30 @@ async def test_end_of_the_body_ends_the_last_event(serve: Serve, client: str, en
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("word", ["repetition", "content_filter"])
+async def test_reason_that_a_client_does_not_get_is_reported(
+    serve: Serve, client: str, word: str
+) -> None:
+    """Clients of the worker's protocol get the word itself."""
+    last = build_event(word, " last") + b"\n\n"
+    async with ScriptedWorker([CHUNKED, chunk(FIRST), chunk(last), END]) as worker:
+        gateway = await serve(CONFIGURATION % worker.url)
+        path, body = CLIENTS[client]
+        response = await gateway.http.post(path, json=body)
+
+    [record] = gateway.records
+    lost = [(one.field, one.reason) for one in record.unsupported_parameters]
+    is_reported = ("response.choices[0].finish_reason", "approximated") in lost
+    says_filtered = any(one in response.text for one in ("content_filter", "refusal", "ERROR"))
+    assert record.outcome == "ok"
+    if word == "repetition":
+        assert is_reported == (client not in ("openai", "openai translated"))
+        assert is_reported != ('"finish_reason":"repetition"' in response.text)
+    else:
+        assert is_reported != (says_filtered or client == "ovms")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("size", [20, len(LAST) - 1])
 async def test_half_an_event_is_an_error(serve: Serve, client: str, size: int) -> None:
     """The worker's stream ends inside its last event."""

@@ -16,7 +16,7 @@ from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.aggregate import aggregate
-from protocols.core.events import Event, HostedToolCall, ResponseExtra
+from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ResponseExtra
 from protocols.core.extra import list_paths
 from protocols.core.interfaces import (
     ClientRequest,
@@ -313,6 +313,12 @@ def answer_call(
     encoder = client.create_encoder(call, request, ResponseContext("r", 1, "m", "1", "w", clock))
     source = getattr(encoder, "extra_source", None)
     lost = [one for one in events if isinstance(one, ResponseExtra) and one.source != source]
+    hidden = getattr(encoder, "hidden_reasons", ())
+    lost += [
+        ResponseExtra("", "choice", ((("finish_reason",), one.lost_word or one.finish_reason),))
+        for one in events
+        if isinstance(one, ChoiceEnd) and (one.lost_word or one.finish_reason in hidden)
+    ]
     if not isinstance(encoder, SupportsHostedTools):
         hosted = [one for one in events if isinstance(one, HostedToolCall)]
         lost += [ResponseExtra("", "response", ((("output", one.kind), True),)) for one in hosted]

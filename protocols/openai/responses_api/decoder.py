@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.wire_responses import WireLogprobs, read_logprobs, read_text
@@ -352,13 +353,13 @@ class ResponsesDecoder(sse.StreamDecoder):
         if status == "incomplete":
             why = _as_object(response.get("incomplete_details")).get("reason")
             if why is None and is_own:
-                return ChoiceEnd("unknown", unknown_word=INCOMPLETE_PREFIX)
-            reason, word = INCOMPLETE_REASONS.read_word(why, self._source)
-            return ChoiceEnd(reason, unknown_word=word and INCOMPLETE_PREFIX + word)
-        reason, word = STATUSES.read_word(status, self._source)
-        if word is None and self._call_count:
-            reason = "tool_calls"
-        return ChoiceEnd(reason, unknown_word=word)
+                return ChoiceEnd("unknown", own_word=INCOMPLETE_PREFIX)
+            end = INCOMPLETE_REASONS.read_word(why, self._source).build_end()
+            if end.own_word is not None:
+                end = replace(end, own_word=INCOMPLETE_PREFIX + end.own_word)
+            return end
+        finish = STATUSES.read_word(status, self._source)
+        return finish.build_end(called=self._call_count > 0)
 
     def _read_usage(self, value: Any) -> Usage | None:
         usage = _as_object(value)

@@ -696,7 +696,7 @@ class ResponsesEncoder:
         return b"".join(out)
 
     def _set_status(self, end: ChoiceEnd) -> None:
-        word = end.unknown_word
+        word = end.own_word
         if word is not None and not word.startswith(INCOMPLETE_PREFIX):
             self._status = word
             return

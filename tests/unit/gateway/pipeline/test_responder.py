@@ -46,8 +46,13 @@ class FakeStrategy:
         self._clock = clock
         self._batches = batches
 
+    unsupported_parameters = ()
+
     def get_encoder(self) -> ResponseEncoder:
         raise AssertionError
+
+    def report_lost_event(self, event: Event) -> None:
+        pass
 
     def get_heartbeat_encoder(self) -> None:
         return None

@@ -357,7 +357,7 @@ def test_thinking_is_sent_as_requested(
         (ChoiceEnd("content_filter"), "refusal", None),
         (ChoiceEnd("unknown"), "end_turn", None),
         (ChoiceEnd("tool_calls"), "end_turn", None),
-        (ChoiceEnd("unknown", unknown_word="later"), "later", None),
+        (ChoiceEnd("unknown", own_word="later"), "later", None),
     ],
 )
 def test_stop_reasons(

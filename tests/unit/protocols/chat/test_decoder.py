@@ -311,7 +311,7 @@ STOPS = GenerationRequest(model="m", kind="chat", stopping=StopConditions(stop_t
         ({"finish_reason": "stop_sequence"}, ChoiceEnd("stop")),
         ({"finish_reason": "function_call"}, ChoiceEnd("tool_calls")),
         ({"finish_reason": "content_filter"}, ChoiceEnd("content_filter")),
-        ({"finish_reason": "new"}, ChoiceEnd("unknown", unknown_word="new")),
+        ({"finish_reason": "new"}, ChoiceEnd("unknown", own_word="new")),
     ],
 )
 def test_finish_reasons_and_matched_stops_are_decoded(

@@ -370,7 +370,7 @@ def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(
     response_context: ResponseContext,
 ) -> None:
     called = (ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"))
-    end = ChoiceEnd("unknown", unknown_word="later")
+    end = ChoiceEnd("unknown", own_word="later")
 
     response = encode_unary_body(
         ChatEncoder(ResponseStyle(), CHAT, response_context), [*called, end, StreamEnd()]

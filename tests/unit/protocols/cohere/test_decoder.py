@@ -105,7 +105,7 @@ def test_unknown_reason_is_an_error_for_other_clients() -> None:
 
     own = replace(REQUEST, source="cohere")
     assert decode_stream(make_end("ERROR_TOXIC"), request=own)[0] == ChoiceEnd(
-        "unknown", unknown_word="ERROR_TOXIC"
+        "unknown", own_word="ERROR_TOXIC"
     )
 
 

@@ -208,7 +208,7 @@ def test_response_without_choices_is_empty(response_context: ResponseContext) ->
 
 
 def test_unknown_word_of_the_worker_is_passed_on(response_context: ResponseContext) -> None:
-    end = ChoiceEnd("unknown", unknown_word="ERROR_TOXIC")
+    end = ChoiceEnd("unknown", own_word="ERROR_TOXIC")
 
     assert encode_whole(response_context, end, StreamEnd())["finish_reason"] == "ERROR_TOXIC"
 

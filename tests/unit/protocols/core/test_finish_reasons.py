@@ -9,11 +9,11 @@ import pytest
 from protocols.chat.decoder import FINISH_REASONS as CHAT_WORDS
 from protocols.core.errors import UnknownFinishReason, WorkerFailed
 from protocols.core.events import ChoiceEnd, FinishReason
-from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.finish_reasons import FinishReasonTable, FinishWord
 from protocols.core.request import GenerationRequest
 from protocols.openai.responses_api.decoder import ResponsesDecoder
 
-TABLE = FinishReasonTable("own", {"stop": "eos", "cancelled": None})
+TABLE = FinishReasonTable("own", {"stop": "eos", "cancelled": None}, {"pause": "eos"})
 
 
 @pytest.mark.parametrize("source", ["own", "", "other"])
@@ -25,7 +25,7 @@ def test_failure_is_an_error_for_every_client(word: str, source: str) -> None:
 
 @pytest.mark.parametrize("source", ["own", "", "other"])
 def test_known_word(source: str) -> None:
-    assert TABLE.read_word("stop", source) == ("eos", None)
+    assert TABLE.read_word("stop", source) == FinishWord("eos")
 
 
 @pytest.mark.parametrize("source", ["own", "", "other"])
@@ -36,15 +36,21 @@ def test_missing_word_is_an_error_unless_the_protocol_has_none(
     with pytest.raises(WorkerFailed, match="has no finish reason"):
         TABLE.read_word(word, source)
     optional = FinishReasonTable("own", TABLE.words, is_optional=True)
-    assert optional.read_word(word, source) == ("unknown", None)
+    assert optional.read_word(word, source) == FinishWord("unknown")
 
 
 @pytest.mark.parametrize(("word", "shown"), [("new", "new"), ("STOP", "STOP"), (5, "5")])
 def test_unknown_word_reaches_only_clients_of_the_same_protocol(word: Any, shown: str) -> None:
-    assert TABLE.read_word(word, "own") == ("unknown", shown)
-    assert TABLE.read_word(word, "") == ("unknown", shown)
+    assert TABLE.read_word(word, "own") == FinishWord("unknown", shown)
+    assert TABLE.read_word(word, "") == FinishWord("unknown", shown)
     with pytest.raises(UnknownFinishReason, match=shown):
         TABLE.read_word(word, "other")
+
+
+def test_word_with_an_approximate_reason_reaches_clients_of_the_same_protocol() -> None:
+    assert TABLE.read_word("pause", "own") == FinishWord("eos", "pause")
+    assert TABLE.read_word("pause", "") == FinishWord("eos", "pause")
+    assert TABLE.read_word("pause", "other") == FinishWord("eos", None, "pause")
 
 
 @pytest.mark.parametrize(
@@ -73,13 +79,12 @@ def test_encoders_have_a_word_for_every_finish_reason(module: str, table: str) -
         ("content_filter: PROHIBITED_CONTENT", "content_filter"),
         ("SAFETY", "content_filter"),
         ("sensitive", "content_filter"),
-        ("model_context_window_exceeded", "length"),
     ],
 )
 def test_words_of_hosted_apis_are_known(word: str, reason: FinishReason) -> None:
     table = FinishReasonTable("own", CHAT_WORDS)
 
-    assert table.read_word(word, "other") == (reason, None)
+    assert table.read_word(word, "other") == FinishWord(reason)
 
 
 @pytest.mark.parametrize("word", ["network_error", "cancelled", "timeout"])
@@ -98,8 +103,8 @@ def decode_response(source: str, **fields: Any) -> ChoiceEnd:
 def test_unknown_status_and_reason_of_an_incomplete_response() -> None:
     incomplete = {"status": "incomplete", "incomplete_details": {"reason": "tired"}}
 
-    assert decode_response("openai responses", **incomplete).unknown_word == "incomplete: tired"
-    assert decode_response("openai responses", status="paused").unknown_word == "paused"
+    assert decode_response("openai responses", **incomplete).own_word == "incomplete: tired"
+    assert decode_response("openai responses", status="paused").own_word == "paused"
     with pytest.raises(UnknownFinishReason):
         decode_response("openai", **incomplete)
     with pytest.raises(UnknownFinishReason):

@@ -108,7 +108,7 @@ def test_finish_reason_names_by_profile(
 @pytest.mark.parametrize("profile", ["2x", "rc1"])
 def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(bench: Any, profile: str) -> None:
     one = bench(profile)
-    end = ChoiceEnd("unknown", unknown_word="later")
+    end = ChoiceEnd("unknown", own_word="later")
 
     reply = one.whole(one.encoder(CHAT, HI), TextDelta("a"), end, StreamEnd())
 

@@ -209,7 +209,7 @@ def test_finish_reasons_are_decoded(wire: str, reason: str) -> None:
     for request in (make_completion(), make_completion(stream=False)):
         body = format_generate_event("a", format_details(1, wire))
         data = make_sse(body) if request.stream else body.encode()
-        end = ChoiceEnd(reason, unknown_word=wire if reason == "unknown" else None)  # type: ignore[arg-type]
+        end = ChoiceEnd(reason, own_word=wire if reason == "unknown" else None)  # type: ignore[arg-type]
         assert decode_in_chunks(request, data)[-2:] == [end, StreamEnd()]
 
 

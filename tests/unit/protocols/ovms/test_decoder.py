@@ -168,7 +168,7 @@ ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
         HANDSHAKE + make_chunk(build_choice("a", "unknown")) + DONE,
         CHAT,
         "2026",
-        [SERVED, TextDelta("a"), ChoiceEnd("unknown", unknown_word="unknown"), StreamEnd()],
+        [SERVED, TextDelta("a"), ChoiceEnd("unknown", own_word="unknown"), StreamEnd()],
     ),
     (
         "whole",

@@ -130,7 +130,7 @@ def test_finish_reason_names_by_profile(
 def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(
     make: Any, response_context: ResponseContext, profile: str
 ) -> None:
-    end = ChoiceEnd("unknown", unknown_word="later")
+    end = ChoiceEnd("unknown", own_word="later")
     events: list[Event] = [TextDelta("a"), end, USED, StreamEnd()]
 
     body = encode_unary_body(create_encoder(make, response_context, CHAT, profile=profile), events)

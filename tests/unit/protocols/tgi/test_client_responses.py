@@ -178,7 +178,7 @@ def test_finish_reason_is_one_of_the_server(
 
 def test_unknown_finish_reason_is_shown_as_the_worker_wrote_it(create: Any) -> None:
     """This holds even if max_tokens or a stop string suggests another reason."""
-    end = ChoiceEnd("unknown", unknown_word="later")
+    end = ChoiceEnd("unknown", own_word="later")
     encoder = create(details=True, max_new_tokens=2, stop=["b"])
 
     body = unary(encoder, TextDelta("ab", tokens=2), end, Usage(1, 2), StreamEnd())

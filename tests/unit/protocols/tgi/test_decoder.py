@@ -171,7 +171,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
             b'data:{"token":{"id":[3,4],"text":"a"}}\n\ndata:{"token":{"text":null}}\n\n'
             b'data:{"details":{"finish_reason":"new"}}\n\n'
         ),
-        [TextDelta("a", token_ids=(3, 4)), ChoiceEnd("unknown", unknown_word="new"), StreamEnd()],
+        [TextDelta("a", token_ids=(3, 4)), ChoiceEnd("unknown", own_word="new"), StreamEnd()],
     ),
     "a unary response": (
         make_completion(),

@@ -199,7 +199,7 @@ UNARY_RESPONSES: dict[str, tuple[str, str, Any]] = {
     "an end that we do not know": (
         "vllm",
         json.dumps(make_vllm_response("a", "bored")),
-        [TextDelta("a"), ChoiceEnd("unknown", unknown_word="bored"), StreamEnd()],
+        [TextDelta("a"), ChoiceEnd("unknown", own_word="bored"), StreamEnd()],
     ),
     "an error that is none": (
         "vllm",

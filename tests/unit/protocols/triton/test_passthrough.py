@@ -281,7 +281,7 @@ def test_implausible_token_counts_of_a_response_do_not_reach_the_client(
     assert out[-1] == client
 
     word = "cancelled" if b"cancelled" in worker else None
-    end = ChoiceEnd("unknown", unknown_word=word)
+    end = ChoiceEnd("unknown", own_word=word)
     assert events[-2:] == [end, StreamEnd(has_ignored_usage=True)]
 
 

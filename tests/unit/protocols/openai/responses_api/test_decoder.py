@@ -351,7 +351,7 @@ def test_clients_of_the_protocol_need_no_reason_of_the_end(response: Any, source
     [end] = [one for one in decode_whole(response, source) if isinstance(one, ChoiceEnd)]
 
     word = "incomplete: " if response.get("status") else None
-    assert end == ChoiceEnd("unknown", unknown_word=word)
+    assert end == ChoiceEnd("unknown", own_word=word)
 
 
 def test_a_stream_that_is_incomplete_without_a_reason_is_an_error_for_others() -> None:

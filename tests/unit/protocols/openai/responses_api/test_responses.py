@@ -272,7 +272,7 @@ def test_cut_response_is_incomplete(reason: FinishReason, wanted: str) -> None:
 def test_unknown_status_and_reason_are_shown_as_the_worker_wrote_them(
     word: str, status: str, details: Any
 ) -> None:
-    choice_end = ChoiceEnd("unknown", unknown_word=word)
+    choice_end = ChoiceEnd("unknown", own_word=word)
     events: list[Event] = [TextDelta("a"), choice_end, USAGE, StreamEnd()]
 
     body = msgspec.json.decode(create_encoder().encode_unary(aggregate(events)).body)
