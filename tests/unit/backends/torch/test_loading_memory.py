@@ -26,6 +26,8 @@ from backends.torch.model_files import ModelError
 ALLOWED_PEAK = 1.15
 """The most that loading may take, as a multiple of what the model takes then."""
 LAYERS = 32
+PAGE = 4096
+"""Tensors smaller than a page count as memory, mapped or not."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -35,6 +37,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._storages: dict[int, tuple[Any, int]] = {}
+        self._bytes = 0  # of these storages, of which some may be gone
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -43,17 +46,25 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves((args, kwargs, result)):
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
                 self._add(tensor.untyped_storage())
-        self._storages = {
-            key: entry for key, entry in self._storages.items() if not entry[0].expired()
-        }
-        self.peak = max(self.peak, sum(size for _, size in self._storages.values()))
+        if self._bytes > self.peak:
+            self._drop_expired()
+            self.peak = max(self.peak, self._bytes)
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         if reference.cdata not in self._storages:
-            size = 0 if is_mapped(storage.data_ptr()) else storage.nbytes()
+            size = storage.nbytes()
+            if size >= PAGE and is_mapped(storage.data_ptr()):
+                size = 0
             self._storages[reference.cdata] = (reference, size)
+            self._bytes += size
+
+    def _drop_expired(self) -> None:
+        self._storages = {
+            key: entry for key, entry in self._storages.items() if not entry[0].expired()
+        }
+        self._bytes = sum(size for _, size in self._storages.values())
 
 
 def is_mapped(address: int) -> bool:
