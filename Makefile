@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
+# Tests over sockets wait for half of their time: one worker more than there are cores keeps the cores busy.
+MORE_JOBS := $(shell expr $(JOBS) + 1)
 CONFIG ?=
 
 BIN := $(VENV)/bin
@@ -111,7 +113,7 @@ test: $(DEV_STAMP)
 	@echo "test: protocols, with branch coverage"
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(COVERAGE_TESTS)
 	@echo "test: unit, conformance, integration, fault injection"
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE) $(RULES))
+	@$(PYTEST) -m $(FAST) -n $(MORE_JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE) $(RULES))
 	@echo "test: a sample of the properties"
 	@$(PYTEST) -n $(JOBS) --one-in=$(SAMPLE_SIZE) --hypothesis-profile=few tests/property
 	@echo "test: the real model"
