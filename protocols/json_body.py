@@ -68,6 +68,12 @@ def read_unchecked_fields(call: ClientRequest) -> Mapping[str, Raw] | None:
     return fields
 
 
+def get_decoded_fields(call: ClientRequest) -> Mapping[str, Raw] | None:
+    """The fields that ``read_unchecked_fields`` has cached; None if it has not."""
+    fields = call.__dict__.get("fields")
+    return fields if type(fields) is dict else None
+
+
 def pop_fields(call: ClientRequest) -> dict[str, Raw]:
     """Take the fields from the cache or decode them, without a Unicode check.
 

@@ -15,7 +15,10 @@ import msgspec
 
 from gateway.pipeline.http import LARGE_BODY
 from protocols.core.errors import ClientError, InvalidParameter
+from protocols.core.interfaces import ClientRequest
 from protocols.core.json_text import decode_json
+from protocols.core.name_cache import NameCache
+from protocols.json_body import get_decoded_fields
 
 _NAMES: Final = frozenset(
     {
@@ -33,17 +36,25 @@ _NAMES: Final = frozenset(
 _JSON_LENGTH: Final = "inference-header-content-length"
 """The header of KServe's requests with bytes of tensors behind the JSON."""
 _MAX_DIGITS: Final = 20
-may_name_models: Final = re.compile(
+_may_name_models: Final = re.compile(
     rb'(?i:"(?:%b)")|\\u00[4-7]|\x00' % "|".join(sorted(_NAMES)).encode()
 ).search
 """Finds the names, and letters that are written as escapes or in UTF-16, in a body of some KiB."""
 
 
-async def check_named_models(body: bytes, headers: Mapping[str, str]) -> None:
+async def check_named_models(call: ClientRequest) -> None:
     """For a caller who may use some models only. Raises InvalidParameter if others are named.
 
     Raises ClientError for a body that can't be read: a worker might read it.
     """
+    fields = get_decoded_fields(call)
+    if fields is not None:
+        check_field_names(fields)
+    elif len(call.body) >= LARGE_BODY or _may_name_models(call.body):
+        await _check_undecoded_body(call.body, call.headers)
+
+
+async def _check_undecoded_body(body: bytes, headers: Mapping[str, str]) -> None:
     length = headers.get(_JSON_LENGTH, "")
     if length.isdecimal() and len(length) <= _MAX_DIGITS and 0 < int(length) < len(body):
         body = body[: int(length)]
@@ -65,10 +76,16 @@ def _check_body(body: bytes) -> None:
     check_field_names(fields)
 
 
+_names_models: Final = NameCache[str, bool](
+    lambda name: unquote(name).partition("[")[0].strip().lower() in _NAMES
+)
+"""Whether a field has one of the names."""
+
+
 def check_field_names(names: Iterable[str]) -> None:
     """The same for the names of fields; in forms, ``models[0]`` is a part of ``models``."""
     for name in names:
-        if unquote(name).partition("[")[0].strip().lower() in _NAMES:
+        if _names_models[name]:
             raise InvalidParameter(
                 f"{name!r} names further models: an API key with a list of models can't use it",
                 param=name,

@@ -1,4 +1,4 @@
-"""A cache by the names of headers: messages have the same few names again and again."""
+"""A cache by the names of headers and fields: messages have the same few again and again."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar

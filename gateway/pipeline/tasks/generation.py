@@ -9,7 +9,7 @@ from backends.interfaces import Deadline, RequestContext
 from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.http import LARGE_BODY, parse_seconds
-from gateway.pipeline.model_access import check_named_models, may_name_models
+from gateway.pipeline.model_access import check_named_models
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.state import RequestState
 from gateway.pipeline.tasks.information import InformationHandler
@@ -61,12 +61,8 @@ class GenerationHandler:
             return
         if info.other_names or not info.model:
             request.routing_info = replace(info, model=self._router.find_name(info))
-        if (
-            request.principal is not None
-            and request.principal.models is not None
-            and (is_large or may_name_models(client_request.body))
-        ):
-            await check_named_models(client_request.body, client_request.headers)
+        if request.principal is not None and request.principal.models is not None:
+            await check_named_models(client_request)
         self._admission.admit(request)
         await self._dispatcher.dispatch(request)
 
