@@ -35,8 +35,8 @@ from protocols.chat.chunks import (
     ArgumentsChunk,
     TextChunk,
     arguments_chunk_decoder,
-    read_argument_chunks,
-    read_text_chunks,
+    join_argument_chunks,
+    join_text_chunks,
     text_chunk_decoder,
 )
 from protocols.chat.decoder import GenerationDecoder
@@ -732,6 +732,8 @@ _NULL_USAGE: Final = re.compile(rb',\s*"usage"\s*:\s*null')
 
 _EVENT_BREAK: Final = b"\n\ndata: "
 """What stands between the data of two events."""
+_NEWLINE: Final = ord("\n")
+"""A search for a number takes a tenth of the time of one for bytes."""
 _MAX_RUN: Final = 64
 """How many events are decoded together: those behind one that is not similar, for nothing."""
 
@@ -752,7 +754,7 @@ class _SimilarEvents:
         """``call_index`` is that of the tool call; None of text."""
         self._id, self._model = sample.id, sample.model
         self._call_index = call_index
-        self.arguments: list[str] = []
+        self.arguments = ""
         """The arguments that were forwarded since the last call of ``take_arguments``."""
         self._replacements = replacements
 
@@ -795,7 +797,8 @@ class _SimilarEvents:
     ) -> tuple[int, bytes]:
         """Forward the events with the payloads from ``start`` on, up to one that must be decoded.
 
-        Returns how many these are and their bytes for the client; their content is added.
+        Returns how many these are and their bytes for the client. Their content is added, as one
+        event: what is written of each is known.
         """
         call_index, model, chunk_id = self._call_index, self._model, self._id
         decoder: JsonDecoder[Any] = (
@@ -818,14 +821,14 @@ class _SimilarEvents:
             parts = data.split(old)
             # Payloads have no newline: of n - 1 breaks, one is in each part that is not at an end.
             if len(parts) != count + 1 or (
-                count > 1 and not all(map(contains, parts[1:-1], repeat(b"\n")))
+                count > 1 and not all(map(contains, parts[1:-1], repeat(_NEWLINE)))
             ):
                 return self._forward_replaceable(payloads[start : start + count], events)
             data = new.join(parts)
         if call_index is None:
-            read_text_chunks(chunks, events, "")
+            join_text_chunks(chunks, events)
         else:
-            self.arguments += read_argument_chunks(chunks, events)
+            self.arguments += join_argument_chunks(chunks, events)
         return count, b"data: %b\n\n" % data
 
     def _forward_replaceable(
@@ -842,8 +845,8 @@ class _SimilarEvents:
 
         They decide whether what comes next begins another call.
         """
-        piece = {"index": self._call_index, "function": {"arguments": "".join(self.arguments)}}
-        self.arguments.clear()
+        piece = {"index": self._call_index, "function": {"arguments": self.arguments}}
+        self.arguments = ""
         return b'data: {"choices":[{"delta":{"tool_calls":[%b]}}]}\n\n' % _encode(piece)
 
 

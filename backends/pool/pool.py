@@ -312,9 +312,9 @@ class PoolBackend:
     ) -> PassthroughRequest:
         """The request with those of the client's headers that the workers' protocol has, too."""
         known = source.adapter.request_headers.select_forwarded(source.client_request.headers)
-        headers = tuple(one for one in known if one[0] in self._own_headers)
-        if not headers:
+        if not known:
             return passthrough
+        headers = tuple(one for one in known if one[0] in self._own_headers)
         wire = passthrough.upstream_request
         return replace(passthrough, upstream_request=replace(wire, headers=wire.headers + headers))
 

@@ -60,6 +60,8 @@ def plan_passthrough(changed: Sequence[UnsupportedParameter]) -> EmulationPlan:
 def _list_gateway_fields(request: AnyRequest) -> frozenset[str]:
     """The fields that no backend ever gets, since the gateway serves them itself."""
     inner, _ = strip_echo_and_suffix(request)
+    if inner is request:
+        return frozenset()
     fields = request.__struct_fields__
     return frozenset(one for one in fields if getattr(inner, one) != getattr(request, one))
 

@@ -4,7 +4,7 @@ Each has a type that accepts no other chunk, so that its decoder tells in one st
 has to be looked at. Whatever it refuses is read by ``protocols.chat.decoder``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -170,10 +170,29 @@ def read_text_chunks(
             events.append(TextDelta(text))
 
 
-def read_argument_chunks(chunks: Iterable[ArgumentsChunk], events: list[Event]) -> Iterator[str]:
-    """Add the events of arguments chunks, and yield the pieces of arguments."""
+def join_text_chunks(chunks: Sequence[TextChunk], events: list[Event]) -> None:
+    """Add the text of chunks that are written as they are: one event for all of it."""
+    texts = []
     for chunk in chunks:
-        call = chunk.choices[0].delta.tool_calls[0]
-        if arguments := call.function.arguments:
-            events.append(ToolCallDelta(0, call.index, arguments))
-            yield arguments
+        choice = chunk.choices[0]
+        delta = choice.delta
+        if delta is None:
+            text = choice.text
+        elif delta.reasoning_content or delta.reasoning:
+            read_text_chunks(chunks, events, "")
+            return
+        else:
+            text = delta.content
+        if text:
+            texts.append(text)
+    if texts:
+        events.append(TextDelta("".join(texts), tokens=len(texts)))
+
+
+def join_argument_chunks(chunks: Sequence[ArgumentsChunk], events: list[Event]) -> str:
+    """Add the arguments of chunks of one call, as ``join_text_chunks`` does; returns them."""
+    calls = [chunk.choices[0].delta.tool_calls[0] for chunk in chunks]
+    arguments = "".join([call.function.arguments for call in calls])
+    if arguments:
+        events.append(ToolCallDelta(0, calls[0].index, arguments))
+    return arguments

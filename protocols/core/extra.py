@@ -120,6 +120,7 @@ def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -
             yield separator.join((at, *path) if at else path)
 
 
+_WITH_MESSAGES: Final = GenerationRequest | TokenizeRequest
 _WITHOUT_PLACES: Final = EmbeddingRequest | RerankRequest | TokenizeRequest
 """Requests whose fields are written in another form for every worker."""
 RequestT = TypeVar("RequestT", bound=AnyRequest)
@@ -135,7 +136,7 @@ def remove_extra_fields(
     """
     removed: list[ExtraFields] = []
     changes: dict[str, Any] = {}
-    if keeps is not None and isinstance(request, GenerationRequest | TokenizeRequest):
+    if keeps is not None and isinstance(request, _WITH_MESSAGES) and _has_extra_inside(request):
         changes["messages"] = tuple(
             [_strip_message(one, keeps, removed) for one in request.messages]
         )
@@ -152,6 +153,20 @@ def remove_extra_fields(
     paths = [path for extra in removed for path in list_paths(extra.at, extra.values)]
     losses = tuple([UnsupportedParameter(path, "dropped") for path in paths])
     return replace(request, **changes), losses
+
+
+def _has_extra_inside(request: GenerationRequest | TokenizeRequest) -> bool:
+    """Whether a message or a tool has such a key; nearly none has."""
+    for message in request.messages:
+        if message.extra is not None:
+            return True
+        for part in message.parts:
+            if part.extra is not None:
+                return True
+        for call in message.tool_calls:
+            if call.extra is not None:
+                return True
+    return bool(request.tools) and any(tool.extra is not None for tool in request.tools)
 
 
 def _strip_message(message: Message, keeps: frozenset[str], removed: list[ExtraFields]) -> Message:

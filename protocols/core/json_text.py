@@ -131,12 +131,12 @@ def _get_decoder(kind: Any) -> JsonDecoder[Any]:
 
 def check_depth(text: _Text | Raw) -> None:
     """Raises JsonTooDeep. Of text that is not JSON, the part before the mistake counts."""
-    if isinstance(text, str):
-        openings = text.count("[") + text.count("{")
-    elif isinstance(text, Raw):
-        return
-    else:
+    if isinstance(text, bytes | bytearray):
         openings = text.count(b"[") + text.count(b"{")
+    elif isinstance(text, str):
+        openings = text.count("[") + text.count("{")
+    else:
+        return
     if openings <= MAX_DEPTH:
         return
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)

@@ -14,6 +14,7 @@ from protocols.json_body import (
     check_unicode,
     decode_value,
     encode_ascii,
+    get_decoded_fields,
     pop_fields,
     read_fields,
     read_object,
@@ -108,6 +109,15 @@ def test_pop_fields_removes_the_parsed_fields() -> None:
     assert pop_fields(call) is fields
     assert pop_fields(call) == fields
     assert pop_fields(call) is not fields
+
+
+def test_decoded_fields_are_those_that_were_cached_until_they_are_taken() -> None:
+    call = create_client_request(b'{"a": 1}')
+    assert get_decoded_fields(call) is None
+    fields = read_unchecked_fields(call)
+    assert get_decoded_fields(call) is fields
+    pop_fields(call)
+    assert get_decoded_fields(call) is None
 
 
 def test_unchecked_fields_may_contain_invalid_utf8_values() -> None:

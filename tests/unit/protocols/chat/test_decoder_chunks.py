@@ -150,7 +150,7 @@ def test_text_events_in_one_read_are_passed_through_together() -> None:
     passed = reader.feed(pieces)
 
     data = b"".join(pieces).replace(b"worker's", b"public")
-    assert passed == (data, [TextDelta("b"), TextDelta("\n"), TextDelta('"')])
+    assert passed == (data, [TextDelta('b\n"', tokens=3)])
 
 
 def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
@@ -165,7 +165,7 @@ def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
 
     _, events = create_passthrough_reader(GenerationDecoder(STREAMED)).feed(pieces)
 
-    assert events[1:] == [TextDelta("a"), TextDelta("b"), TextDelta("c"), ChoiceEnd("eos")]
+    assert events[1:] == [TextDelta("a"), TextDelta("bc", tokens=2), ChoiceEnd("eos")]
 
 
 @pytest.mark.parametrize(
