@@ -345,7 +345,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.abort()  # unexpected: it could be taken for the next response
             return
         self._has_received = True
-        response.held_bytes += len(data)
+        response.held_bytes += nbytes
         parts = self._parts
         known = len(parts)
         try:
@@ -354,7 +354,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._keep_alive = False
         except HttpParserError:
             self._malformed = self._malformed or NOT_HTTP
-        self._bytes_without_body = 0 if len(parts) > known else self._bytes_without_body + len(data)
+        self._bytes_without_body = 0 if len(parts) > known else self._bytes_without_body + nbytes
         if self._response.complete:
             del parts[self._body_end :]  # bytes after the end of the response
         if self._malformed or self._bytes_without_body > self._max_bytes_without_body:

@@ -172,27 +172,29 @@ def read_text_chunks(
 
 def join_text_chunks(chunks: Sequence[TextChunk], events: list[Event]) -> None:
     """Add the text of chunks that are written as they are: one event for all of it."""
-    texts = []
+    text, tokens = "", 0
     for chunk in chunks:
         choice = chunk.choices[0]
         delta = choice.delta
         if delta is None:
-            text = choice.text
+            piece = choice.text
         elif delta.reasoning_content or delta.reasoning:
             read_text_chunks(chunks, events, "")
             return
         else:
-            text = delta.content
-        if text:
-            texts.append(text)
-    if texts:
-        events.append(TextDelta("".join(texts), tokens=len(texts)))
+            piece = delta.content
+        if piece:
+            text += piece
+            tokens += 1
+    if tokens:
+        events.append(TextDelta(text, tokens=tokens))
 
 
 def join_argument_chunks(chunks: Sequence[ArgumentsChunk], events: list[Event]) -> str:
     """Add the arguments of chunks of one call, as ``join_text_chunks`` does; returns them."""
-    calls = [chunk.choices[0].delta.tool_calls[0] for chunk in chunks]
-    arguments = "".join([call.function.arguments for call in calls])
+    arguments = ""
+    for chunk in chunks:
+        arguments += chunk.choices[0].delta.tool_calls[0].function.arguments
     if arguments:
-        events.append(ToolCallDelta(0, calls[0].index, arguments))
+        events.append(ToolCallDelta(0, chunks[0].choices[0].delta.tool_calls[0].index, arguments))
     return arguments

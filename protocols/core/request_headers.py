@@ -34,7 +34,7 @@ class RequestHeaders:
             name for name, one in self.decisions.items() if one == "forwarded"
         )
         """The names that workers of the same protocol get."""
-        self._has_meaning = NameCache(self._is_meaningful)
+        self._has_meaning = NameCache(self._is_meaningful).__getitem__
 
     def select_forwarded(self, headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         """The headers of a request that workers of the same protocol get."""
@@ -49,8 +49,7 @@ class RequestHeaders:
 
     def list_meaningful(self, headers: Mapping[str, str]) -> list[str]:
         """The names of a request's headers that are lost unless a worker gets them."""
-        has_meaning = self._has_meaning
-        return [name for name in headers if has_meaning[name]]
+        return [*filter(self._has_meaning, headers)]
 
     def _is_meaningful(self, name: str) -> bool:
         decision = self.decisions.get(name)

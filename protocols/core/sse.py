@@ -291,9 +291,9 @@ class SseParser(Struct, eq=False):
         if (
             not self._buffer
             and not self._data_lines
-            and (size := len(data)) <= SMALL_TEXT
-            and size <= self.limit
+            and (size := len(data)) <= self.limit
             and (payloads := split_plain_events(data)) is not None
+            and (size <= SMALL_TEXT or max(map(len, payloads)) <= SMALL_TEXT)
         ):
             self._at_start = False
             if self._split_characters is None and not has_surrogate(data):
