@@ -1025,6 +1025,23 @@ def test_reasoning_chunks_are_forwarded_unchanged() -> None:
     assert FORWARDED in join_output(out)
 
 
+def test_completion_chunks_in_one_read_are_forwarded_as_one_event() -> None:
+    def format_text(text: str, finish: str = "null") -> bytes:
+        choice = f'{{"index":0,"text":"{text}","logprobs":null,"finish_reason":{finish}}}'
+        head = '"id":"c","object":"text_completion","created":7,"model":"llama"'
+        return f'data: {{{head},"choices":[{choice}]}}\n\n'.encode()
+
+    forwarded = format_text("a") + format_text("") + format_text("b")
+    out, events = read_passthrough(
+        require_passthrough("completion", TEXT | {"stream": True}).create_reader(),
+        format_text("s"),
+        forwarded + format_text("", '"stop"') + STREAM[3],
+    )
+
+    assert forwarded.replace(b"llama", b"chat") in join_output(out)
+    assert TextDelta("ab", tokens=2) in events
+
+
 @pytest.mark.parametrize("lacking", [b'"id":"c",', b'"model":"llama",'])
 def test_all_chunks_of_a_stream_have_the_same_id_and_model(lacking: bytes) -> None:
     output = pass_through(*[one.replace(lacking, b"") for one in STREAM])
