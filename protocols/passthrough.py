@@ -346,7 +346,7 @@ class PassthroughRules:
 
         ``stream`` overrides the body's; ``timeout`` is not in the body.
         """
-        if name not in self:
+        if name not in self._rules:
             return None
         compiled = self._compile_rule(name)
         try:

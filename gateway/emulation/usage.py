@@ -55,10 +55,11 @@ class UsageCounter(Struct, eq=False):
         if is_last and len(events) > 1 and type(events[-2]) is Usage:
             self._has_usage = True
             return events
+        tokens = characters = 0
         for event in events:
             if type(event) is TextDelta:
-                self._tokens += event.tokens
-                self._characters += len(event.text)
+                tokens += event.tokens
+                characters += len(event.text)
             elif type(event) in _EVENTS_WITHOUT_TEXT:
                 continue
             elif type(event) is Usage:
@@ -72,6 +73,8 @@ class UsageCounter(Struct, eq=False):
                 or type(event) is ToolCallDelta
             ):
                 self._untokenized_characters += len(event.text)
+        self._tokens += tokens
+        self._characters += characters
         return [*events[:-1], self._count_usage(), events[-1]] if is_last else events
 
     def build_missing_usage(self) -> tuple[Usage, ...]:

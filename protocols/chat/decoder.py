@@ -368,12 +368,12 @@ class GenerationDecoder(sse.StreamDecoder):
         events: list[Event] = []
         try:
             if (
-                self._accepts_texts
+                self._body_reader.is_stream
                 and sse.is_plain_event(data)
                 and self._sse_parser.is_between_events
             ):
                 payload = data[6:-2]
-                if self._read_texts(iter((payload,)), events):
+                if self._accepts_texts and self._read_texts(iter((payload,)), events):
                     return events
                 if not sse.has_surrogate(payload):  # else a half may belong to the event before
                     self._read_payload(payload, events)

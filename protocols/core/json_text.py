@@ -10,7 +10,8 @@ text decodes that text before.
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, Final, Generic, TypeVar, overload
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Generic, TypeVar, get_args, get_origin, overload
 
 import msgspec
 from msgspec import Raw
@@ -101,10 +102,23 @@ class JsonDecoder(Generic[T]):
             except RecursionError:  # of a Raw that was made of a text that was not decoded
                 raise JsonTooDeep from None
 
-        self.decode = decode_bounded
+        self.decode = decode if _is_scalar(kind) else decode_bounded
         # No call of a Python function for each text: a stream has thousands.
         self.decode_each = partial(map, decode if skims else decode_bounded)
         self.kind = kind
+
+
+_SCALARS: Final = (str, int, float, bool, NoneType)
+
+
+def _is_scalar(kind: Any) -> bool:
+    """Whether the type has no value that may be nested: its decoder refuses the first bracket."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _is_scalar(get_args(kind)[0])
+    if origin is UnionType:
+        return all(map(_is_scalar, get_args(kind)))
+    return kind in _SCALARS
 
 
 @overload
@@ -131,12 +145,12 @@ def _get_decoder(kind: Any) -> JsonDecoder[Any]:
 
 def check_depth(text: _Text | Raw) -> None:
     """Raises JsonTooDeep. Of text that is not JSON, the part before the mistake counts."""
-    if isinstance(text, bytes | bytearray):
-        openings = text.count(b"[") + text.count(b"{")
-    elif isinstance(text, str):
+    if isinstance(text, str):
         openings = text.count("[") + text.count("{")
-    else:
+    elif isinstance(text, Raw):
         return
+    else:
+        openings = text.count(b"[") + text.count(b"{")
     if openings <= MAX_DEPTH:
         return
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)

@@ -121,6 +121,11 @@ class ResponseBodyReader(Struct, eq=False):
     _prefix: bytes = b""
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the body is known to be a stream."""
+        return self.is_detected and self.document is None
+
+    @property
     def unary_body(self) -> bytearray | None:
         """The document without the halves of characters that no decoder takes."""
         body = self.document

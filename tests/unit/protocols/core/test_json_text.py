@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -40,6 +40,12 @@ def test_limit_of_depth_is_exact(containers: Any, padding: bytes) -> None:
             decode_json(text)
         with pytest.raises(JsonTooDeep, match="more than 128 levels"):
             JsonDecoder(dict[str, Raw] | list[Raw]).decode(text)
+
+
+@pytest.mark.parametrize("kind", [str, bool | None, Annotated[float, msgspec.Meta(ge=0)]])
+def test_decoder_of_a_scalar_refuses_the_first_bracket(kind: Any) -> None:
+    with pytest.raises(msgspec.ValidationError, match="got `array`"):
+        JsonDecoder(kind).decode(nest(100_000, ARRAYS))
 
 
 @pytest.fixture
