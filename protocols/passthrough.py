@@ -368,8 +368,12 @@ class PassthroughRules:
             rule = compiled.rule
             if stream and about.settings.stream_usage and "stream_options" in rule.field_types:
                 _request_usage(fields)
-            if isinstance(request, GenerationRequest) and not apply_model_settings(
-                fields, about.settings, rule.client_params, rule.worker_params
+            if (
+                about.settings is not NO_SETTINGS
+                and isinstance(request, GenerationRequest)
+                and not apply_model_settings(
+                    fields, about.settings, rule.client_params, rule.worker_params
+                )
             ):
                 return None
         except (*JSON_ERRORS, ClientError):
@@ -395,7 +399,7 @@ class PassthroughRules:
                 self._create_decoder,
                 NameReplacer(response.names),
                 self._finish_reasons,
-                reads_text=self._reads_text,
+                self._reads_text,
             )
         return StreamPassthroughReader(
             self._create_decoder(request),
@@ -453,22 +457,21 @@ _PATTERNS: Final = {
 """Finds the values of the keys that are replaced."""
 
 
-class NameReplacer:
+class NameReplacer(Struct, frozen=True):
     """Replaces the values of some keys in JSON, in any spelling.
 
     ``names`` are the new values by key; ``only`` replaces no other value than this.
     """
 
-    def __init__(self, names: Mapping[str, str], only: str | None = None) -> None:
-        self._values = [(key, _encode(name)) for key, name in names.items()]
-        self._only = only
+    names: Mapping[str, str]
+    only: str | None = None
 
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
-        for key, value in self._values:
+        for key, name in self.names.items():
             start = data.find(_QUOTED_KEYS[key])
             if start >= 0:
-                data = self._replace_values(data, start, key, value)
+                data = self._replace_values(data, start, key, _encode(name))
         return data
 
     def _replace_values(self, data: bytes, start: int, key: str, value: bytes) -> bytes:
@@ -478,7 +481,7 @@ class NameReplacer:
         parts: list[bytes] = []
         while start >= 0:
             found = match(data, start)
-            if found is not None and (self._only is None or self._is_only(found[1])):
+            if found is not None and (self.only is None or self._is_only(found[1])):
                 value_start, value_end = found.span(1)
                 parts += (data[copied:value_start], value)
                 copied = value_end
@@ -488,7 +491,7 @@ class NameReplacer:
 
     def _is_only(self, value: bytes) -> bool:
         try:
-            return bool(decode_json(value) == self._only)
+            return bool(decode_json(value) == self.only)
         except JSON_ERRORS:
             return False
 
@@ -607,31 +610,22 @@ class DecoderFactory(Protocol):
         """The decoder."""
 
 
-class StandardUnaryReader:
+class StandardUnaryReader(Struct, eq=False):
     """Reads a unary response that is decoded and encoded if it deviates from the protocol.
 
     A JSON document is decoded once, when all of it is there; a response with one text by
     ``read_text_response``, and any other by the skimming decoder.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        create_decoder: DecoderFactory,
-        names: NameReplacer,
-        finish_reasons: frozenset[str],
-        *,
-        reads_text: bool,
-    ) -> None:
-        """``reads_text``: the decoder makes the events of ``read_text_response``."""
-        self._request = request
-        self._create_decoder = create_decoder
-        self._names = names
-        self._finish_reasons = finish_reasons
-        self._reads_text = reads_text
-        self._skimmer: UnaryDecoder | None = None
-        """Once it is needed: at once for what is no JSON document."""
-        self._chunks: list[bytes] = []
+    _request: Request
+    _create_decoder: DecoderFactory
+    _names: NameReplacer
+    _finish_reasons: frozenset[str]
+    _reads_text: bool
+    """Whether the decoder makes the events of ``read_text_response``."""
+    _skimmer: UnaryDecoder | None = None
+    """Once it is needed: at once for what is no JSON document."""
+    _chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""

@@ -287,12 +287,18 @@ class PoolBackend:
     def prepare(self, request: BackendRequest) -> PreparedRequest:
         """See ``backends.interfaces.Backend``."""
         adapter, source = self._passthrough_adapter, request.passthrough
-        if adapter is not None and source is not None and self._can_pass(source):
+        if (
+            adapter is not None
+            and source is not None
+            and (self._applies_settings or source.response_context.settings is NO_SETTINGS)
+        ):
             passthrough = adapter.prepare_passthrough(
                 source.adapter, source.client_request, source.response_context
             )
             if passthrough is not None:
-                passthrough = self._forward_headers(passthrough, source)
+                headers = source.client_request.headers
+                if not source.adapter.request_headers.forwarded.isdisjoint(headers):
+                    passthrough = self._forward_headers(passthrough, source)
                 return PreparedRequest(
                     passthrough.request,
                     passthrough.unsupported_parameters,
@@ -312,15 +318,9 @@ class PoolBackend:
     ) -> PassthroughRequest:
         """The request with those of the client's headers that the workers' protocol has, too."""
         known = source.adapter.request_headers.select_forwarded(source.client_request.headers)
-        if not known:
-            return passthrough
         headers = tuple(one for one in known if one[0] in self._own_headers)
         wire = passthrough.upstream_request
         return replace(passthrough, upstream_request=replace(wire, headers=wire.headers + headers))
-
-    def _can_pass(self, source: PassthroughSource) -> bool:
-        """Whether the adapter applies the settings of the model, if it has any."""
-        return self._applies_settings or source.response_context.settings is NO_SETTINGS
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""
@@ -519,9 +519,12 @@ class PoolBackend:
             model_timeouts=context.model_timeouts,
         )
 
-    def _build_passthrough_request(
-        self, passthrough: PassthroughRequest, context: RequestContext
+    async def _encode_prepared(
+        self, prepared: PreparedRequest, context: RequestContext
     ) -> AttemptRequest:
+        passthrough = prepared.passthrough
+        if passthrough is None:
+            return await self._encode_request(prepared.request, context)
         wire, headers = filter_headers(passthrough.upstream_request, context, self._own_headers)
         read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
@@ -599,14 +602,6 @@ class PoolBackend:
         """Whether the adapter learned from its worker's error to encode the request otherwise."""
         adapter = self._learning_adapter
         return adapter is not None and adapter.learn_from_error(prepared.request.model, error)
-
-    async def _encode_prepared(
-        self, prepared: PreparedRequest, context: RequestContext
-    ) -> AttemptRequest:
-        passthrough = prepared.passthrough
-        if passthrough is None:
-            return await self._encode_request(prepared.request, context)
-        return self._build_passthrough_request(passthrough, context)
 
     def _create_retry_budget(self) -> RetryBudget:
         """The retry budget of the current workers."""

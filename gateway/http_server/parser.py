@@ -93,10 +93,14 @@ class IncomingRequest(Struct, eq=False):
     def add_data(self, data: bytes) -> None:
         """Keep data of the body, in one buffer, as long as the budget has room for it."""
         size = len(data)
-        if not self._is_over_budget and not self._take(size):
-            self.drop_body()
+        if not self._is_over_budget:
+            has_room = self._budget.try_take("bodies", size)
+            if has_room:
+                self._reserved += size
+            if not has_room or self._is_over_budget:  # its connection may be closed for the room
+                self.drop_body()
+        self.body_size += size
         if self._is_over_budget:
-            self.body_size += size
             return
         if not self._data:
             self._data = data
@@ -105,14 +109,6 @@ class IncomingRequest(Struct, eq=False):
         else:
             self._data = bytearray(self._data)
             self._data += data
-        self.body_size += size
-
-    def _take(self, size: int) -> bool:
-        """Take so much of the budget, which may close this request's connection for it."""
-        if not self._budget.try_take("bodies", size):
-            return False
-        self._reserved += size
-        return not self._is_over_budget
 
     def drop_body(self) -> None:
         """Discard the body for the sake of other requests."""

@@ -35,8 +35,9 @@ class Admission:
             info.model, info.version, request.get_attributes, request.route_observer
         )
         set_target_labels(request.record, route, info.stream)
-        for stage in self._route_stages.select(route):
-            request.add_stage(stage)
+        if not self._route_stages.is_empty:
+            for stage in self._route_stages.select(route):
+                request.add_stage(stage)
         if request.stages:
             request.notify(lambda stage: stage.on_routed(request))
         if self._limiter is not None:

@@ -64,7 +64,8 @@ class Dispatcher:
                 strategy = await asyncio.to_thread(_make_strategy, request, route)
             else:
                 strategy = _make_strategy(request, route)
-            strategy.check_content()
+            if strategy.plan.unsupported_parameters:
+                strategy.check_content()
             await self._run_attempt(request, strategy)
         except GatewayError as error:
             if request.writer.started or request.is_rejected or not is_fallback_error(error):

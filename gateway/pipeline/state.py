@@ -252,6 +252,8 @@ class RouteStages:
         self._all = tuple(
             stage for stage in stages if any(stage in some for some in self._by_model.values())
         )
+        self.is_empty = not self._all
+        """Whether no request has any."""
 
     def select(self, route: Route) -> tuple[RouteStage, ...]:
         """The stages of requests with this route."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import (
@@ -175,20 +176,17 @@ _STRICT_HEADER: Final = "x-interlingua-strict"
 EventObserver = Callable[[Sequence[Event]], None]
 
 
-class RequestDecoder:
+class RequestDecoder(Struct, eq=False):
     """Decodes a client's request for one target, once.
 
     The backend may keep it with the request: it does not refer to the attempt, which would be a
     reference cycle with all that a request holds.
     """
 
-    __slots__ = ("_adapter", "_client_request", "_decoded", "_route")
-
-    def __init__(self, adapter: ClientAdapter, client_request: ClientRequest, route: Route) -> None:
-        self._adapter = adapter
-        self._client_request = client_request
-        self._route = route
-        self._decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
+    _adapter: ClientAdapter
+    _client_request: ClientRequest
+    _route: Route
+    _decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
 
     def decode(self) -> tuple[AnyRequest, Mapping[str, str]]:
         """See ``backends.interfaces.BackendRequest.decode``."""
@@ -324,12 +322,14 @@ class TargetAttempt:
     def get_stream_headers(self) -> Headers:
         """The headers of a stream, after its first events."""
         if self.prepared.passthrough is not None:
-            return self.prepared.passthrough.build_headers() + self._build_loss_headers()
+            return self.prepared.passthrough.build_headers() + loss.build_loss_headers(
+                self.unsupported_parameters
+            )
         encoder = self.get_encoder()
         return (
             ("Content-Type", encoder.content_type),
             *encoder.headers(),
-            *self._build_loss_headers(),
+            *loss.build_loss_headers(self.unsupported_parameters),
         )
 
     def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
@@ -339,11 +339,17 @@ class TargetAttempt:
         """
         passthrough = self.prepared.passthrough
         if body is not None and passthrough is not None:
-            headers = passthrough.build_headers() + self._build_loss_headers()
+            headers = passthrough.build_headers() + loss.build_loss_headers(
+                self.unsupported_parameters
+            )
             return HttpResponse(200, body, headers)
         encoder = self.get_encoder()
         response = encoder.encode_unary(aggregate(events))
-        headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
+        headers = (
+            *response.headers,
+            *encoder.headers(),
+            *loss.build_loss_headers(self.unsupported_parameters),
+        )
         return HttpResponse(response.status, response.body, headers)
 
     def report_lost_event(self, event: HostedToolCall | ResponseExtra | ChoiceEnd) -> None:
@@ -396,9 +402,6 @@ class TargetAttempt:
             request,  # type: ignore[arg-type]  # the adapter has decoded it itself
             self._response_context,
         )
-
-    def _build_loss_headers(self) -> Headers:
-        return loss.build_loss_headers(self.unsupported_parameters)
 
 
 def get_loss_rule(model: Model, headers: Mapping[str, str]) -> OnLoss:

@@ -243,7 +243,7 @@ def find_lost_headers(
     headers: Mapping[str, str], table: RequestHeaders, sent: Iterable[tuple[str, str]]
 ) -> tuple[UnsupportedParameter, ...]:
     """The headers that mean something to the servers of a protocol and are not ``sent``."""
-    names = table.list_meaningful(headers)
+    names = [*filter(table.has_meaning, headers)]
     if not names:
         return ()
     kept = {name.lower() for name, _ in sent}

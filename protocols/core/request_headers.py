@@ -34,7 +34,8 @@ class RequestHeaders:
             name for name, one in self.decisions.items() if one == "forwarded"
         )
         """The names that workers of the same protocol get."""
-        self._has_meaning = NameCache(self._is_meaningful).__getitem__
+        self.has_meaning = NameCache(self._is_meaningful).__getitem__
+        """Whether a header of this name is lost unless a worker gets it."""
 
     def select_forwarded(self, headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         """The headers of a request that workers of the same protocol get."""
@@ -46,10 +47,6 @@ class RequestHeaders:
             for name, value in headers.items()
             if name in forwarded and _VALUE.fullmatch(value)
         )
-
-    def list_meaningful(self, headers: Mapping[str, str]) -> list[str]:
-        """The names of a request's headers that are lost unless a worker gets them."""
-        return [*filter(self._has_meaning, headers)]
 
     def _is_meaningful(self, name: str) -> bool:
         decision = self.decisions.get(name)
