@@ -21,6 +21,7 @@ from backends.interfaces import (
     RequestContext,
     StreamItems,
 )
+from protocols.core.custom_tools import has_custom_tools, replace_custom_tools
 from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
@@ -144,13 +145,16 @@ class EchoBackend(Backend):
         not, nor is content beside text.
         """
         original, names = request.decode()
+        replaced: tuple[UnsupportedParameter, ...] = ()
+        if has_custom_tools(original):
+            original, replaced = replace_custom_tools(original)
         decoded, foreign = remove_extra_fields(original)
         losses = tuple(
             UnsupportedParameter(name, "dropped") for name in decoded.extra if "." in name
         )
         if isinstance(decoded, GenerationRequest):
             losses += find_unseen_content(decoded, CONTENT_LABELS, names)
-        return PreparedRequest(decoded, losses + foreign)
+        return PreparedRequest(decoded, losses + foreign + replaced)
 
     async def start(self) -> None:
         """Nothing to start."""

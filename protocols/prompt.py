@@ -126,8 +126,6 @@ def find_conversation_losses(
     if not request.messages and request.templating.mode != "server":
         wire = names.get("prompts", "prompt")
         yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
-    if any(tool.kind != "function" for tool in request.tools):
-        yield UnsupportedParameter(names.get("tools", "tools"), "dropped", "custom tools", "tools")
     if any(one.name is not None and one.role != "function" for one in request.messages):
         lost = [*lost, "names"]
     if lost:

@@ -91,6 +91,7 @@ from backends.pool.workers import (
     WorkerReport,
     WorkerState,
 )
+from protocols.core.custom_tools import has_custom_tools, replace_custom_tools
 from protocols.core.errors import (
     ClientError,
     GatewayError,
@@ -113,6 +114,7 @@ from protocols.core.interfaces import (
     SupportsProxy,
     UpstreamAdapter,
     UpstreamRequest,
+    build_custom_tools_check,
     build_kept_keys_reader,
     build_unsupported_kind_error,
     get_own_headers,
@@ -267,6 +269,7 @@ class PoolBackend:
         self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
         self._learning_adapter = adapter if isinstance(adapter, LearnsFromErrors) else None
         self._get_kept_keys = build_kept_keys_reader(adapter)
+        self._keeps_custom_tools = build_custom_tools_check(adapter)
         self._applies_settings = isinstance(adapter, AppliesModelSettings)
         self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
         self._cancel_sender = CancelSender(self._http_client)
@@ -308,10 +311,14 @@ class PoolBackend:
         decoded, names = request.decode()
         if decoded.kind not in self._request_kinds:
             raise build_unsupported_kind_error(decoded.kind, UnsupportedEndpoint)
+        if has_custom_tools(decoded) and not self._keeps_custom_tools(decoded):
+            decoded, replaced = replace_custom_tools(decoded)
+        else:
+            replaced = ()
         decoded, foreign = remove_extra_fields(decoded, self._get_kept_keys(decoded))
         # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
         unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
-        return PreparedRequest(decoded, unsupported + foreign)
+        return PreparedRequest(decoded, unsupported + foreign + replaced)
 
     def _forward_headers(
         self, passthrough: PassthroughRequest, source: PassthroughSource

@@ -34,6 +34,7 @@ from backends.torch.model_files import estimate_memory
 from backends.torch.settings import TorchSettings
 from protocols.core.call_arguments import find_half_written_calls
 from protocols.core.catalog import ModelFeatures, ModelState
+from protocols.core.custom_tools import has_custom_tools, replace_custom_tools
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -193,6 +194,9 @@ class TorchBackend(Backend):
     def prepare(self, request: BackendRequest) -> PreparedRequest:
         """See ``backends.interfaces.Backend``."""
         decoded, names = request.decode()
+        replaced: tuple[UnsupportedParameter, ...] = ()
+        if has_custom_tools(decoded):
+            decoded, replaced = replace_custom_tools(decoded)
         decoded, foreign = remove_extra_fields(decoded)
         unsupported = commands.find_unsupported_params(
             decoded,
@@ -205,7 +209,7 @@ class TorchBackend(Backend):
             unsupported += _find_unknown_calls(decoded, names, self.features)
         if isinstance(decoded, GenerationRequest):
             unsupported += tuple(find_half_written_calls(decoded))
-        return PreparedRequest(decoded, unsupported + foreign)
+        return PreparedRequest(decoded, unsupported + foreign + replaced)
 
     async def start(self) -> None:
         """Start to load the model; it answers requests once it is loaded."""

@@ -82,7 +82,7 @@ def build_functions(request: GenerationRequest) -> tuple[FunctionDefinition, ...
     """The functions in the prompt; empty if the model must not call any."""
     if request.tool_choice == "none":
         return ()
-    return tuple(_build_function(tool) for tool in request.tools if tool.kind == "function")
+    return tuple(map(_build_function, request.tools))
 
 
 def build_function_choice(request: GenerationRequest) -> FunctionChoice | None:
@@ -100,22 +100,6 @@ def build_function_choice(request: GenerationRequest) -> FunctionChoice | None:
         case choice:
             function_choice = FunctionChoice(names, choice == "required", allow_parallel)
     return function_choice if function_choice.names else None
-
-
-def find_unsupported_tools(
-    request: GenerationRequest, names: Mapping[str, str]
-) -> list[UnsupportedParameter]:
-    """The tools that are not supported: those that take free text instead of JSON."""
-    custom = {tool.name for tool in request.tools if tool.kind == "custom"}
-    unsupported = []
-    if custom:
-        unsupported.append(
-            UnsupportedParameter(names.get("tools", "tools"), "dropped", "custom tools", "tools")
-        )
-    if isinstance(request.tool_choice, NamedTool) and request.tool_choice.name in custom:
-        wire = names.get("tool_choice", "tool_choice")
-        unsupported.append(UnsupportedParameter(wire, "dropped", "a custom tool", "tool_choice"))
-    return unsupported
 
 
 def _build_function(tool: Tool) -> FunctionDefinition:
@@ -224,7 +208,6 @@ def find_unsupported_params(
         *find_unsupported_parameters(request, carries, names),
         *_find_unused_sampling(request, names),
     )
-    unsupported = (*unsupported, *find_unsupported_tools(request, names))
     unseen = dict(_UNSUPPORTED_PARTS)
     if features is not None and features.keeps_reasoning:
         del unseen[ReasoningPart]

@@ -32,8 +32,10 @@ the same name. *mapped*: sent under the worker's own name. *reported*: listed in
 *refused*: always. Keys that the gateway does not know are kept if client and worker speak the same
 protocol, and reported for every other worker; so are unknown words of enumerations, unless they are
 refused. Unknown parameters of a query are reported as `query.NAME`, and
-[headers](#headers-of-requests) as `header.NAME`. A request that needs no change is passed through
-between equal protocols, with all that it holds. The other profiles are in the
+[headers](#headers-of-requests) as `header.NAME`. A worker without custom tools gets a function with
+one text for each, and its calls come back as those of the custom tool; a grammar becomes part of
+the description, which is reported. A request that needs no change is passed through between equal
+protocols, with all that it holds. The other profiles are in the
 [last section](#parameters-supported-by-workers).
 """
 _HEAD: Final = ("client", "worker", "kept", "mapped", "reported", "by the gateway", "refused")

@@ -436,9 +436,7 @@ def generate_samples(kind: Kind) -> Iterator[FieldSample]:
 
 def _conversation(base: GenerationRequest) -> Iterator[FieldSample]:
     function = (Tool("x"),)
-    custom = (Tool("x", kind="custom"),)
     yield FieldSample("tools", "functions", structs.replace(base, tools=function))
-    yield FieldSample("tools", "custom", structs.replace(base, tools=custom))
     forced = structs.replace(base, tools=function, tool_choice="required")
     yield FieldSample("tool_choice", "one must be called", forced)
     parts: Mapping[str, Any] = {

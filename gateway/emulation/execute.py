@@ -25,6 +25,7 @@ from gateway.emulation.stop_strings import (
     remove_stop_strings,
 )
 from gateway.emulation.usage import UsageCounter
+from protocols.core.custom_tools import CustomCallReader
 from protocols.core.events import Event, StreamEnd
 from protocols.core.request import AnyRequest, GenerationRequest, Request, StopConditions
 
@@ -56,7 +57,10 @@ def send_emulated(
         return backend.send(inner, context, sink), process
     request, outside = strip_echo_and_suffix(prepared.request)
     items = _stream_emulated(backend, request, context, plan, sink)
-    return items, keep_events if outside is None else outside.apply
+    process = keep_events if outside is None else outside.apply
+    if type(request) is GenerationRequest and request.tools:
+        process = _restore_custom_calls(request, process)
+    return items, process
 
 
 def send_emulated_unary(
@@ -75,10 +79,18 @@ def _prepare_plain(prepared: PreparedRequest) -> tuple[PreparedRequest, EventPro
     if prepared.passthrough is not None:
         return prepared, UsageCounter(prepared.request).apply
     inner, outside = strip_echo_and_suffix(prepared.request)
-    count_usage = UsageCounter(inner).apply
+    process: EventProcessor = UsageCounter(inner).apply
+    if type(inner) is GenerationRequest and inner.tools:
+        process = _restore_custom_calls(inner, process)
     if outside is None:
-        return PreparedRequest(inner), count_usage
-    return PreparedRequest(inner), lambda events: outside.apply(count_usage(events))
+        return PreparedRequest(inner), process
+    return PreparedRequest(inner), lambda events: outside.apply(process(events))
+
+
+def _restore_custom_calls(request: GenerationRequest, process: EventProcessor) -> EventProcessor:
+    """The processor, after which calls of functions are those of the client's custom tools."""
+    reader = CustomCallReader(request.tools)
+    return (lambda events: reader.apply(process(events))) if reader.names else process
 
 
 def keep_events(events: Sequence[Event]) -> Sequence[Event]:

@@ -26,7 +26,6 @@ from protocols.chat.tools import restrict_tools
 from protocols.core import loss
 from protocols.core.call_arguments import (
     find_half_written_calls,
-    make_function_call,
     read_arguments,
 )
 from protocols.core.errors import UnsupportedFeature
@@ -168,7 +167,6 @@ def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
 
 def _write_tools(request: GenerationRequest) -> dict[str, Any]:
     choice, tools = restrict_tools(request.tool_choice, request.tools)
-    tools = tuple(tool for tool in tools if tool.kind == "function")
     if not tools:
         return {}
     fields: dict[str, Any] = {"tools": list(map(_write_tool, tools))}
@@ -321,7 +319,7 @@ def _write_blocks(message: Message) -> Iterator[dict[str, Any]]:
         case _:
             blocks = list(_write_parts(message.parts))
             for call in message.tool_calls:
-                arguments = read_arguments(make_function_call(call).arguments)
+                arguments = read_arguments(call.arguments)
                 block = {"type": "tool_use", "id": _make_safe_id(call.id), "name": call.name}
                 blocks.append({**block, "input": arguments, **_find_cache_mark(call)})
             if blocks and (mark := _find_cache_mark(message)):

@@ -26,7 +26,6 @@ from protocols.chat.params import (
     invalid_value_error,
     missing_error,
 )
-from protocols.core.call_arguments import make_function_call
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.extra import KeyTree, read_extra_fields, write_extra
 from protocols.core.json_text import JsonDecoder
@@ -490,8 +489,6 @@ class MessageStyle(Struct, frozen=True, kw_only=True):
     """Writes the id of a tool call, in the call and in its result."""
     role_mapping: tuple[tuple[str, str], ...] = ()
     """Roles that are replaced, such as ``("developer", "system")``."""
-    custom_calls: bool = True
-    """Whether calls of custom tools stay such; else they become calls of functions."""
 
 
 class WireMessage(Struct):
@@ -579,8 +576,6 @@ def _write_known_message(message: Message, style: MessageStyle) -> WireMessage:
 
 
 def _write_tool_calls(calls: Iterable[ToolCall], style: MessageStyle) -> list[dict[str, Any]]:
-    if not style.custom_calls:
-        calls = map(make_function_call, calls)
     return [write_tool_call(call, style.write_call_id) for call in calls]
 
 

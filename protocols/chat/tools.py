@@ -86,10 +86,13 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
     extra = _read_extra({**fields, kind: body}, at, _TOOL_KEYS[kind])
     if kind == "function":
         return msgspec.structs.replace(read_function(body, path), extra=extra)
+    form = null_to_none(body.get("format"))
+    if form is not None:
+        as_object(form, f"{path}.format")
     return Tool(
         _read_name(body, path),
         as_optional_text(body, "description", path),
-        null_to_none(body.get("format")),
+        form,
         kind="custom",
         extra=extra,
     )

@@ -605,8 +605,6 @@ class RequestWriter:
         choice, tools = request.tool_choice, request.tools
         if not self._profile.allowed_tools:
             choice, tools = restrict_tools(choice, tools)
-        if not self._profile.custom_tools:
-            tools = tuple(tool for tool in tools if tool.kind == "function")
         if "tool_choice" in self._profile.lacks:
             tools = () if choice == "none" else tools
             choice = None
@@ -769,13 +767,6 @@ class RequestWriter:
         if chat and len(request.prompts) > 1:
             losses.append(
                 UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
-            )
-        custom = chat and request.tools and not self._profile.custom_tools
-        if custom and any(tool.kind == "custom" for tool in request.tools):
-            losses.append(
-                UnsupportedParameter(
-                    names.get("tools", "tools"), "dropped", "custom tools", "tools"
-                )
             )
         choice, _ = restrict_tools(request.tool_choice, request.tools)
         if "tool_choice" in self._profile.lacks and choice not in _UNFORCED_CHOICES:

@@ -81,9 +81,7 @@ _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     FilePart: "files",
     VideoPart: "videos",
 }
-_STYLE: Final = MessageStyle(
-    role_mapping=(("developer", "system"), ("function", "tool")), custom_calls=False
-)
+_STYLE: Final = MessageStyle(role_mapping=(("developer", "system"), ("function", "tool")))
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -177,7 +175,6 @@ def _write_text(text: str) -> list[dict[str, Any]]:
 def _select_tools(request: GenerationRequest) -> tuple[Any, tuple[Tool, ...]]:
     """The choice and the tools: to call one of them is to be offered no other."""
     choice, tools = restrict_tools(request.tool_choice, request.tools)
-    tools = tuple(tool for tool in tools if tool.kind == "function")
     if isinstance(choice, NamedTool):
         return "required", tuple(tool for tool in tools if tool.name == choice.name)
     return choice, tools

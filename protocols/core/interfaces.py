@@ -579,6 +579,26 @@ def _keep_none(_: AnyRequest) -> frozenset[str]:
     return frozenset()
 
 
+def _is_never(_: AnyRequest) -> bool:
+    return False
+
+
+@runtime_checkable
+class KeepsCustomTools(Protocol):
+    """An upstream adapter that sends custom tools, whose input is text.
+
+    For any other adapter, functions stand for them: see ``protocols.core.custom_tools``.
+    """
+
+    def keeps_custom_tools(self, request: AnyRequest) -> bool:
+        """Whether the worker gets the custom tools of this request."""
+
+
+def build_custom_tools_check(adapter: UpstreamAdapter) -> Callable[[AnyRequest], bool]:
+    """Tells whether the adapter's workers get the custom tools of a request, by default not."""
+    return adapter.keeps_custom_tools if isinstance(adapter, KeepsCustomTools) else _is_never
+
+
 @runtime_checkable
 class SupportsCancel(Protocol):
     """An upstream adapter with a request that cancels another.

@@ -128,6 +128,8 @@ class Tool(Struct, frozen=True):
     strict: bool | None = None
     kind: Literal["function", "custom"] = "function"
     extra: ExtraFields | None = None
+    wraps_text: bool = False
+    """The function stands for a custom tool: see ``protocols.core.custom_tools``."""
 
 
 class NamedTool(Struct, frozen=True, tag="named"):

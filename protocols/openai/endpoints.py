@@ -463,6 +463,7 @@ class OpenAI:
         )
         self._worker_api = worker_api
         self._limits_tool_names = worker_profile.limits_tool_names
+        self._has_custom_tools = worker_profile.custom_tools
         self._responses_writer = ResponsesRequestWriter(worker_profile, _PREFIX)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
@@ -725,6 +726,11 @@ class OpenAI:
             return frozenset()
         is_response = isinstance(request, GenerationRequest) and self._uses_responses_api(request)
         return frozenset() if is_response else None
+
+    def keeps_custom_tools(self, request: AnyRequest) -> bool:
+        """See ``protocols.core.interfaces.KeepsCustomTools``."""
+        is_response = isinstance(request, GenerationRequest) and self._uses_responses_api(request)
+        return is_response or self._has_custom_tools
 
     def _uses_responses_api(self, request: GenerationRequest) -> bool:
         """Whether the worker gets the request in the Responses API."""

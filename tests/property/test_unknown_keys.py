@@ -97,6 +97,20 @@ ALLOWED_TOOLS: dict[str, Any] = {
         },
     },
 }
+CUSTOM_TOOLS: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "custom", "custom": {"name": "f", "input": "a"}}],
+        },
+        {"role": "tool", "content": "1", "tool_call_id": "c1"},
+    ],
+    "tools": [{"type": "custom", "custom": {"name": "f", "description": "d"}}],
+    "tool_choice": {"type": "custom", "custom": {"name": "f"}},
+}
 FUNCTIONS: dict[str, Any] = {
     "model": "m",
     "messages": [
@@ -193,6 +207,7 @@ DETAILED_REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("/v1/chat/completions", PARTS),
         ("/v1/chat/completions", OPTIONS),
         ("/v1/chat/completions", ALLOWED_TOOLS),
+        ("/v1/chat/completions", CUSTOM_TOOLS),
         ("/v1/chat/completions", FUNCTIONS),
         ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 5}),
         ("/v1/embeddings", {"model": "m", "input": "hi"}),
@@ -393,6 +408,19 @@ def test_an_unknown_key_is_kept_reported_or_refused(
 
 
 @pytest.mark.parametrize("worker", list(list_workers()))
+def test_a_custom_tool_and_its_calls_are_all_custom_or_all_functions(worker: Any) -> None:
+    client = build_adapter("openai", None, {})
+    try:
+        sent, _ = prepare(client, worker, "/v1/chat/completions", CUSTOM_TOOLS)
+    except ClientError:
+        return
+
+    if b'"input"' in sent and b'"tools"' in sent:  # otherwise the conversation is a text
+        has_functions = b'"type":"function"' in sent or b'"input_schema"' in sent
+        assert (b"custom" in sent) is not has_functions
+
+
+@pytest.mark.parametrize("worker", list(list_workers()))
 @pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
 def test_an_unknown_query_parameter_is_reported_or_refused(
     name: str, path: str, body: dict[str, Any], worker: Any
@@ -452,7 +480,7 @@ def list_same_protocol_requests() -> Iterator[Any]:
     for name, path, body in (one.values for one in list_requests()):
         if name in SAME_PROTOCOL:
             worker = RESPONSES_WORKER if path.endswith("/responses") else SAME_PROTOCOL[name]
-            if body is ALLOWED_TOOLS:  # vLLM has no such choice
+            if body is ALLOWED_TOOLS or body is CUSTOM_TOOLS:  # vLLM has no such tools
                 worker = RESPONSES_WORKER
             for options in CLIENT_OPTIONS.get(name, ({},)):
                 shown = "".join(f"-{key}-{one}" for key, one in options.items())

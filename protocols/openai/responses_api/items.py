@@ -20,6 +20,7 @@ from protocols.chat.params import (
     invalid_value_error,
     missing_error,
 )
+from protocols.core.call_arguments import write_text_argument
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.events import PART_SEPARATOR
 from protocols.core.extra import KeyTree, add_unknown_keys
@@ -36,7 +37,7 @@ from protocols.core.request import (
     TextPart,
     ToolCall,
 )
-from protocols.openai.responses_api.tools import ToolCatalog, write_custom_arguments
+from protocols.openai.responses_api.tools import ToolCatalog
 
 _encode = msgspec.json.Encoder().encode
 
@@ -321,7 +322,7 @@ class ConversationReader:
         self._add_call(item, at, name, read_string(item, "arguments", at))
 
     def _read_custom_call(self, item: Item, at: str) -> None:
-        arguments = write_custom_arguments(read_string(item, "input", at))
+        arguments = write_text_argument(read_string(item, "input", at))
         self._add_call(item, at, self._read_tool_name(item, at), arguments)
 
     def _read_search_call(self, item: Item, at: str) -> None:

@@ -16,6 +16,7 @@ from protocols.chat.errors import build_error_body
 from protocols.chat.responses import HeaderBuilder, build_chat_logprobs
 from protocols.chat.unary import UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
+from protocols.core.custom_tools import CustomInputReader
 from protocols.core.errors import (
     ClientError,
     ContextTooLong,
@@ -289,68 +290,7 @@ class _ReasoningItem:
         return ended + self._writer.write(done, output_index=self._index, item=item), item
 
 
-_INPUT_START: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_match_characters: Final = re.compile(
-    r'(?:[^"\\]+|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"
-).match
-"""Matches complete characters of a JSON string, maybe none."""
-_BROKEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}|.?)", re.DOTALL)
-_CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f]")
-
-
-class _CustomArguments(msgspec.Struct):
-    input: str
-
-
-_decode_arguments = JsonDecoder(_CustomArguments).decode
-_decode_string = JsonDecoder(str).decode
 _decode_object = JsonDecoder(dict[str, Any]).decode
-
-
-class CustomInputReader:
-    """Reads the input of a custom tool out of the arguments of the function that stands for it.
-
-    Only complete characters are returned, so that the pieces joined are exactly the input.
-    """
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._position = -1
-        """Where the undecoded rest of the string begins; -1 before the string."""
-
-    def feed(self, text: str) -> str:
-        """The characters that ``text`` completes."""
-        self._text += text
-        if self._position < 0:
-            start = _INPUT_START.match(self._text)
-            if start is None:
-                return ""
-            self._position = start.end()
-        return self._decode_complete()
-
-    def close(self) -> str:
-        """The rest of the input. Arguments of another form are the input themselves."""
-        if self._position < 0:
-            try:
-                return _decode_arguments(self._text.encode()).input
-            except msgspec.DecodeError:
-                return self._text
-        pieces = []
-        while (broken := _BROKEN_ESCAPE.match(self._text, self._position)) is not None:
-            self._position = broken.end()
-            pieces += ["\ufffd", self._decode_complete()]
-        return "".join(pieces)
-
-    def _decode_complete(self) -> str:
-        start = self._position
-        self._position = _match_characters(self._text, start).end()  # type: ignore[union-attr]
-        piece = _CONTROL_CHARACTER.sub(_escape, self._text[start : self._position])
-        return _decode_string(f'"{piece}"')
-
-
-def _escape(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
 
 
 class _CallItem:

@@ -7,7 +7,6 @@ Workers know functions only, so every tool becomes a function: a custom tool one
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
@@ -27,21 +26,15 @@ from protocols.chat.params import (
 )
 from protocols.chat.tool_names import limit_name, shorten_name
 from protocols.chat.tools import read_function
+from protocols.core.custom_tools import make_text_function
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.extra import find_unknown_keys
 from protocols.core.request import AllowedTools, ExtraFields, NamedTool, Tool, ToolChoice
 from protocols.json_body import decode_value
 
-_encode = msgspec.json.Encoder().encode
-
 MAX_TOOLS: Final = 1024
 """The largest number of tools, over all namespaces."""
 
-_CUSTOM_PARAMETERS: Final = Raw(
-    b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
-    b'"additionalProperties":false}'
-)
-"""The parameters of the function that stands for a custom tool."""
 _SEARCH_PARAMETERS: Final = Raw(
     b'{"type":"object","properties":{"query":{"type":"string"}},"required":["query"]}'
 )
@@ -315,7 +308,7 @@ def _read_custom_tool(fields: Mapping[str, Raw], at: str) -> Tool:
     """A custom tool as a function. Its grammar, which no worker enforces, is in the description."""
     if "name" not in fields and "custom" in fields:
         fields, at = as_object_field(fields, "custom", at), f"{at}.custom"
-    description = as_optional_text(fields, "description", at) or ""
+    description = as_optional_text(fields, "description", at)
     raw = null_to_none(fields.get("format"))
     if raw is not None:
         form = as_object(raw, f"{at}.format")
@@ -323,11 +316,10 @@ def _read_custom_tool(fields: Mapping[str, Raw], at: str) -> Tool:
         if kind not in ("text", "grammar"):
             raise invalid_value_error(f"{at}.format.type", kind, ("text", "grammar"))
         if kind == "grammar":
-            syntax = as_text(form, "syntax", f"{at}.format")
-            definition = as_text(form, "definition", f"{at}.format")
-            hint = f"The input must match this {syntax} grammar:\n{definition}"
-            description = f"{description}\n\n{hint}".strip()
-    return Tool(_read_tool_name(fields, at), description or None, _CUSTOM_PARAMETERS)
+            as_text(form, "syntax", f"{at}.format")
+            as_text(form, "definition", f"{at}.format")
+    tool = make_text_function(Tool(_read_tool_name(fields, at), description, raw, kind="custom"))
+    return replace(tool, wraps_text=False)  # its calls are read by the encoder, with their names
 
 
 def join_tool_name(namespace: str | None, name: str) -> str:
@@ -335,11 +327,6 @@ def join_tool_name(namespace: str | None, name: str) -> str:
     if namespace is None:
         return name
     return limit_name(f"{namespace}__{name}")
-
-
-def write_custom_arguments(text: str) -> str:
-    """The arguments of the function that stands for a custom tool, with this input."""
-    return _encode({"input": text}).decode()
 
 
 def list_tool_objects(raw: Raw | None) -> Sequence[Raw]:

@@ -7,7 +7,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from backends.torch import commands, ipc
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AllowedTools,
     ChoiceFormat,
@@ -95,17 +94,6 @@ def test_tool_choice_is_mapped_to_callable_functions(
 
 def test_tool_choice_none_sends_no_functions() -> None:
     command = build_command(tools=TOOLS, tool_choice="none")
-    assert (command.function_choice, command.input.functions) == (None, ())
-
-
-def test_custom_tools_are_reported_as_unsupported() -> None:
-    request = replace(CHAT, tools=(Tool("c", kind="custom"),), tool_choice=NamedTool("c"))
-    assert commands.find_unsupported_params(request, {}, templates=False) == (
-        UnsupportedParameter("tools", "dropped", "custom tools", "tools"),
-        UnsupportedParameter("tool_choice", "dropped", "a custom tool", "tool_choice"),
-    )
-
-    command = commands.build_generate_command(request, 1, 9.0, templates=False)
     assert (command.function_choice, command.input.functions) == (None, ())
 
 

@@ -150,7 +150,7 @@ def test_calls_and_results() -> None:
     calls = (
         ToolCall("a", "f", '{"x":1}'),
         ToolCall("b", "f", ""),
-        ToolCall("c", "g", "raw", "custom"),
+        ToolCall("c", "g", ""),
     )
     image = (TextPart("t"), ImagePart("https://x"))
     request = ask(
@@ -166,7 +166,7 @@ def test_calls_and_results() -> None:
     _, assistant, user, last = encode(request)["messages"]
 
     assert [block.get("input") for block in assistant["content"]] == [
-        None, {"x": 1}, {}, {"input": "raw"},
+        None, {"x": 1}, {}, {},
     ]  # fmt: skip
     assert user["content"] == [
         {"type": "tool_result", "tool_use_id": "a", "content": "A\nB"},
@@ -293,13 +293,6 @@ def test_tools_are_written(choice: Any, parallel: bool | None, wanted: Any) -> N
     if not isinstance(choice, AllowedTools):
         assert body["tools"][1]["input_schema"] == {"type": "object", "properties": {}}
     assert find_losses(request) == []
-
-
-def test_custom_tools_are_lost() -> None:
-    request = ask(tools=(Tool("g", kind="custom"),))
-
-    assert "tools" not in encode(request)
-    assert find_losses(request) == [("tools", "dropped")]
 
 
 @pytest.mark.parametrize(

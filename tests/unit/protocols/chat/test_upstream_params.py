@@ -29,7 +29,6 @@ from protocols.params import ParsedParams
 
 MESSAGES = (Message("user", (TextPart("hi"),)),)
 TOOLS = (Tool("f"),)
-CUSTOM = (Tool("g", kind="custom"),)
 ALL = LogprobsOptions(top=-1)
 
 
@@ -45,7 +44,6 @@ TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]]
         set(),
     ),
     ("openai", make_chat(parallel_tools=False), {}, set()),
-    ("vllm", make_chat(tools=CUSTOM), {}, {("tools", "dropped")}),
     (
         "openai",
         make_chat(response_options=ResponseOptions(token_ids=True)),
@@ -146,7 +144,7 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "logprobs.top": st.sampled_from([0, 30]),
     "logprobs.prompt": st.just(1),
     "output": st.just(ChoiceFormat(("a", "b"))),
-    "tools": st.sampled_from([TOOLS, CUSTOM]),
+    "tools": st.just(TOOLS),
     "messages": st.just((Message("user", (ImagePart("https://a/b"), AudioPart("aa", "wav"))),)),
     "labels": st.just({"user": "u"}),
     "stream": st.just(True),

@@ -151,17 +151,6 @@ def test_messages() -> None:
     ]
 
 
-def test_custom_tool_call_of_the_history_is_one_of_a_function() -> None:
-    call = ToolCall("a", "f", "go", "custom")
-    messages = (Message("assistant", tool_calls=(call,)),)
-
-    [message] = write(replace(CHAT, messages=messages))["messages"]
-
-    assert message["tool_calls"] == [
-        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"input":"go"}'}}
-    ]
-
-
 def test_prompt_is_a_message_of_the_user() -> None:
     prompt = GenerationRequest(model="w", kind="completion", prompts=("hi", "ho"))
 
@@ -210,13 +199,6 @@ def test_strict_tools() -> None:
     assert find_losses(replace(CHAT, tools=strict)) == set()
     assert "strict_tools" not in write(mixed)
     assert find_losses(mixed) == {("tools", "approximated", "strict")}
-
-
-def test_custom_tools_are_reported() -> None:
-    request = replace(CHAT, tools=(Tool("f", kind="custom"),))
-
-    assert "tools" not in write(request)
-    assert find_losses(request) == {("tools", "dropped", "custom tools")}
 
 
 @pytest.mark.parametrize(

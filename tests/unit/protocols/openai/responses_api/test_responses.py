@@ -38,7 +38,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import ResponseContext
 from protocols.openai.responses_api.items import open_reasoning
 from protocols.openai.responses_api.requests import References, read_request
-from protocols.openai.responses_api.responses import CustomInputReader, ResponsesEncoder
+from protocols.openai.responses_api.responses import ResponsesEncoder
 from tests.conformance.cases import Response
 from tests.conformance.openai_responses import check_order, joined, names, read_events
 
@@ -358,43 +358,6 @@ def test_response_that_the_client_does_not_want_stored_is_not() -> None:
     encoder.encode_events([TextDelta("x"), *end()])
 
     assert encoder.stored_response is None
-
-
-# --- the input of a custom tool -------------------------------------------------------------------
-
-
-def read_input(*pieces: str) -> tuple[list[str], str]:
-    reader = CustomInputReader()
-    parts = [reader.feed(piece) for piece in pieces]
-    return parts, "".join(parts) + reader.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ('{"input":"a\\"b\\\\c\\u00e9\\ud83d\\ude00"}', 'a"b\\cé😀'),
-        (' { "input" : "a", "more": 1}', "a"),
-        ('{"input":"tab\there"}', "tab\there"),
-        ('{"input":"cut', "cut"),
-        ('{"input":"cut\\', "cut\ufffd"),
-        ('{"input":"cut\\u12', "cut\ufffd"),
-        ('{"input":"a\\ud83db"}', "a\ufffdb"),
-        ('{"input":"a\\qb"}', "a\ufffdb"),
-        ('{"more":1,"input":"late"}', "late"),
-        ("plain text", "plain text"),
-        ('{"input":5}', '{"input":5}'),
-        ("", ""),
-    ],
-)
-def test_input_is_the_same_for_any_pieces(text: str, wanted: str) -> None:
-    assert read_input(text)[1] == wanted
-    assert read_input(*text)[1] == wanted
-
-
-def test_only_complete_characters_are_passed_on() -> None:
-    parts, _ = read_input('{"input":"a\\', "nb\\ud83d", "\\ude00", '"}')
-
-    assert parts == ["a", "\nb", "😀", ""]
 
 
 def test_heartbeat_sends_the_state_again_and_begins_late() -> None:
