@@ -420,7 +420,6 @@ class ConversationReader:
                 raise invalid_choice_error(f"{at}.role", _ROLES, role)
             self.places += [i] * (len(messages) - len(self.places))
         self._check_answered(len(values))
-        messages = _drop_old_reasoning(messages)
         system: list[Message] = []
         if "system" in fields:
             system = self._read_system(decode_value(fields["system"]), "system")
@@ -711,19 +710,6 @@ def _unanswered_error(at: str, calls: Sequence[ToolCall]) -> InvalidParameter:
         f"`tool_use` ids were found without `tool_result` blocks immediately after: {names}. Each "
         "`tool_use` block must have a corresponding `tool_result` block in the next message.",
     )
-
-
-def _drop_old_reasoning(messages: list[Message]) -> list[Message]:
-    """The messages with reasoning only since the last question, as the service reads them."""
-    last_question = max((i for i, one in enumerate(messages) if one.role == "user"), default=-1)
-    return [
-        msgspec.structs.replace(
-            message, parts=tuple(p for p in message.parts if not isinstance(p, ReasoningPart))
-        )
-        if i < last_question and any(isinstance(p, ReasoningPart) for p in message.parts)
-        else message
-        for i, message in enumerate(messages)
-    ]
 
 
 def _join_leading_system(messages: Sequence[Message]) -> list[Message]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.chat.messages import CALL_KEYS, MESSAGE_KEYS, ROLE_KEYS
+from protocols.chat.messages import CALL_KEYS
 from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.request import (
     AudioPart,
@@ -121,9 +121,17 @@ def check_function_name(name: str, at: str) -> None:
         )
 
 
+_MESSAGE_KEYS: Mapping[str, KeyTree] = {
+    **dict.fromkeys(("system", "user"), dict.fromkeys(("role", "content", "name"))),
+    "assistant": dict.fromkeys(("role", "content", "tool_calls")),
+    "tool": dict.fromkeys(("role", "content", "tool_call_id")),
+}
+"""The keys that are read, by the message's role."""
+
+
 def _read_message_with_extra(fields: Fields, at: str, *, full: bool) -> Message:
     message = _read_message(fields, at, full=full)
-    extra = read_extra_fields(fields, at, ROLE_KEYS.get(message.role, MESSAGE_KEYS))
+    extra = read_extra_fields(fields, at, _MESSAGE_KEYS[message.role])
     return message if extra is None else msgspec.structs.replace(message, extra=extra)
 
 

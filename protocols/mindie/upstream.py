@@ -299,6 +299,8 @@ class _RequestAdaptation:
                 adapted = replace(adapted, tool_calls=())
             if _has_content(adapted) or not (early or message.role == "assistant"):
                 messages.append(adapted)
+            elif any(isinstance(part, ReasoningPart) for part in message.parts):
+                removed.add("earlier reasoning")
         if messages:
             self._replace_fields(messages=tuple(messages))
         if removed:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from protocols.chat.field_keys import read_field_extra
-from protocols.chat.messages import CALL_KEYS, MESSAGE_KEYS, PART_KEYS, ROLE_KEYS
+from protocols.chat.messages import CALL_KEYS, PART_KEYS
 from protocols.chat.tools import FUNCTION_TOOL_KEYS
 from protocols.core.errors import InvalidParameter
 from protocols.core.extra import KeyTree, read_extra_fields
@@ -68,6 +68,11 @@ def read_messages(raw: Raw | None) -> tuple[Message, ...]:
     return tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(value))
 
 
+_MESSAGE_KEYS: Final[KeyTree] = dict.fromkeys(
+    ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+)
+
+
 def _read_message(item: Any, at: str) -> Message:
     """Read one message. Ignore a field of an unexpected type, as the server does."""
     if not isinstance(item, dict):
@@ -89,7 +94,7 @@ def _read_message(item: Any, at: str) -> Message:
         name=_get_string(item.get("name")),
         tool_calls=tool_calls,
         tool_call_id=_get_string(item.get("tool_call_id")),
-        extra=read_extra_fields(item, at, ROLE_KEYS.get(role, MESSAGE_KEYS)),
+        extra=read_extra_fields(item, at, _MESSAGE_KEYS),
     )
 
 

@@ -143,6 +143,7 @@ MESSAGES: dict[str, Any] = {
         {
             "role": "assistant",
             "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
                 {"type": "text", "text": "a"},
                 {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": "b"}},
             ],
@@ -181,6 +182,11 @@ RESPONSES: dict[str, Any] = {
     "model": "m",
     "input": [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "hm"}],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
     ],

@@ -52,6 +52,8 @@ _ROLES: Final[Mapping[str, Role]] = {
 }
 _NO_OUTPUT: Final = "[no output]"
 _IMAGES_FOLLOW: Final = "[image follows]"
+_LOST: Final = Raw(b"true")
+"""The value of a key of which only the loss is reported."""
 
 # --- reasoning that a client keeps ----------------------------------------------------------------
 
@@ -181,6 +183,8 @@ class _AssistantTurn(Struct):
     """What the assistant did between two messages of others, and the outputs of its calls."""
 
     reasoning: list[ReasoningPart] = []
+    reasoning_places: list[str] = []
+    """The paths of the items with the reasoning."""
     texts: list[str] = []
     refusals: list[RefusalPart] = []
     calls: list[ToolCall] = []
@@ -190,14 +194,19 @@ class _AssistantTurn(Struct):
     open_calls: dict[str, None] = {}
     """The calls without an output."""
 
+    @property
+    def has_only_reasoning(self) -> bool:
+        """Whether no message can hold the turn."""
+        return not (self.texts or self.refusals or self.calls)
+
     def build_messages(self) -> list[Message]:
         """The turn's messages. A call without output gets one that says so."""
+        if self.has_only_reasoning:
+            return []
         parts: list[ContentPart] = [*self.reasoning]
         if self.texts:
             parts.append(TextPart("\n".join(self.texts)))
         parts += self.refusals
-        if not self.calls and len(parts) == len(self.reasoning):
-            return []  # no message can hold only reasoning
         missing = [
             Message("tool", (TextPart(_NO_OUTPUT),), tool_call_id=one) for one in self.open_calls
         ]
@@ -244,6 +253,8 @@ class ConversationReader:
         return tuple(self._messages)
 
     def _end_turn(self) -> None:
+        if self._turn.has_only_reasoning:
+            self.unknown |= dict.fromkeys(self._turn.reasoning_places, _LOST)
         self._messages += self._turn.build_messages()
         self._turn = _AssistantTurn()
 
@@ -279,7 +290,7 @@ class ConversationReader:
     def _add_unknown_keys(self, item: Item, kind: str, at: str) -> None:
         """Note the keys of an item and of its parts that no message has."""
         add_unknown_keys(self.unknown, item, at, _ITEM_KEYS[kind])
-        for name in ("content", "output"):
+        for name in ("content", "output", "summary"):
             parts = item.get(name)
             for k, part in enumerate(parts if isinstance(parts, list) else ()):
                 if isinstance(part, dict):
@@ -307,15 +318,18 @@ class ConversationReader:
     def _read_reasoning(self, item: Item, at: str) -> None:
         sealed = read_optional_string(item, "encrypted_content", at)
         part = None if sealed is None else open_reasoning(sealed)
+        if sealed and part is None:  # only the server that wrote it can read it
+            self.unknown[f"{at}.encrypted_content"] = _LOST
+        texts = {name: _read_reasoning_text(item, name, at) for name in ("content", "summary")}
         if part is None:
-            text = PART_SEPARATOR.join(
-                read_string(one, "text", f"{at}.{name}[{k}]")
-                for name in _choose_reasoning_form(item)
-                for k, one in enumerate(_as_objects(item.get(name), f"{at}.{name}"))
-            )
-            part = ReasoningPart(text)
+            part = ReasoningPart(texts["content"] or texts["summary"])
+        for name, text in texts.items():
+            if text not in ("", part.text):
+                self.unknown[f"{at}.{name}"] = _LOST
         if part.text:
-            self._begin_output().reasoning.append(part)
+            turn = self._begin_output()
+            turn.reasoning.append(part)
+            turn.reasoning_places.append(at)
 
     def _read_function_call(self, item: Item, at: str) -> None:
         name = self._read_tool_name(item, at)
@@ -399,6 +413,7 @@ _ANY_PART_KEYS: Final = dict.fromkeys(
      "file_url", "file_data", "filename", "input_audio")
 )  # fmt: skip
 _PART_KEYS: Final[Mapping[Any, KeyTree]] = {
+    **dict.fromkeys(("summary_text", "reasoning_text"), dict.fromkeys(("type", "text"))),
     "image_url": {**_ANY_PART_KEYS, "image_url": dict.fromkeys(("url", "detail"))},
     "input_audio": {**_ANY_PART_KEYS, "input_audio": dict.fromkeys(("data", "format"))},
 }
@@ -425,9 +440,12 @@ def is_skipped_item(item: Any) -> bool:
     return isinstance(item, dict) and item.get("type") in _SKIPPED_ITEMS
 
 
-def _choose_reasoning_form(item: Item) -> tuple[str]:
-    """The field with the text: ``content``, or else ``summary``."""
-    return ("content",) if item.get("content") else ("summary",)
+def _read_reasoning_text(item: Item, name: str, at: str) -> str:
+    """The text of the parts of a reasoning item in this field."""
+    parts = _as_objects(item.get(name), f"{at}.{name}")
+    return PART_SEPARATOR.join(
+        read_string(one, "text", f"{at}.{name}[{k}]") for k, one in enumerate(parts)
+    )
 
 
 def _as_objects(value: Any, at: str) -> list[dict[str, Any]]:

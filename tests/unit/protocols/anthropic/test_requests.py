@@ -474,13 +474,13 @@ def test_parts_of_an_assistant(make: MakeCall) -> None:
     )
 
 
-def test_reasoning_before_the_last_question_is_left_out(make: MakeCall) -> None:
+def test_reasoning_before_the_last_question_is_kept(make: MakeCall) -> None:
     thinking = {"type": "thinking", "thinking": "T"}
     turn = assistant(thinking, text("x"))
 
     request = decode(make({"messages": [HI, turn, HI, turn]}))
 
-    assert [len(message.parts) for message in request.messages] == [1, 1, 1, 2]
+    assert [len(message.parts) for message in request.messages] == [1, 2, 1, 2]
 
 
 def test_last_message_of_the_assistant_is_continued(make: MakeCall) -> None:
