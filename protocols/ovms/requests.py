@@ -295,17 +295,22 @@ MAX_INPUTS = 500
 MAX_IGNORE_EOS_TOKENS = 4000
 """The first release generates at most this many tokens with ``ignore_eos``."""
 
-_STRUCTURAL_FIELDS = frozenset(
-    {"model", "messages", "prompt", "input", "stream", "stream_options", "tools", "tool_choice",
-     "response_format", "chat_template_kwargs", "stop", "echo", "logprobs", "user",
-     "encoding_format"}
-)  # fmt: skip
-"""Fields that are read separately from the tables."""
-
-_KNOWN_FIELDS = _STRUCTURAL_FIELDS | {row.param.wire for row in params.ALL_PARAMS}
-_EARLY_KNOWN_FIELDS = {"model", "messages", "prompt", "stream", "user"} | {
-    row.param.wire for row in params.EARLY_PARAMS
+_EMBEDDING_FIELDS = frozenset({"model", "input", "encoding_format", "user"})
+_SEPARATE_FIELDS: Mapping[bool, Mapping[str, tuple[str, ...]]] = {
+    False: {
+        "chat": ("stream_options", "stop", "logprobs", "messages", "tools", "tool_choice",
+                 "response_format", "chat_template_kwargs"),
+        "completion": ("stream_options", "stop", "logprobs", "prompt"),
+    },
+    True: {"chat": ("messages",), "completion": ("prompt",)},
+}  # fmt: skip
+"""The fields that are not read by a table, for the early release or not."""
+_KNOWN_FIELDS = {
+    (early, kind): {"model", "stream", "user", *names, *(row.wire for row in tables[kind])}
+    for early, tables in ((False, params.PARAM_TABLES), (True, params.EARLY_PARAM_TABLES))
+    for kind, names in _SEPARATE_FIELDS[early].items()
 }
+"""All fields that an endpoint reads."""
 
 
 def has_json_body(call: ClientRequest) -> bool:
@@ -346,12 +351,13 @@ def read_generation_request(call: ClientRequest, *, chat: bool, early: bool) -> 
         _read_chat_fields(fields, values, stream=stream, early=early)
     else:
         _read_completion_fields(fields, values, stream=stream, early=early)
-    known = _EARLY_KNOWN_FIELDS if early else _KNOWN_FIELDS
+    kind: Literal["chat", "completion"] = "chat" if chat else "completion"
+    known = _KNOWN_FIELDS[early, kind]
     values.provided_fields = {name for name, raw in fields.items() if bytes(raw) != b"null"}
     final: Literal["none", "final"] = "none" if early or (stream and not usage) else "final"
     return GenerationRequest(
         model=model,
-        kind="chat" if chat else "completion",
+        kind=kind,
         stream=stream,
         response_options=ResponseOptions(usage=final),
         labels=_read_labels(fields),
@@ -386,7 +392,7 @@ def read_embedding_request(call: ClientRequest) -> EmbeddingRequest:
         encoding=encoding,
         labels=_read_labels(fields),
         provided_fields=frozenset(fields) & {"encoding_format"},
-        extra={name: raw for name, raw in fields.items() if name not in _STRUCTURAL_FIELDS},
+        extra={name: raw for name, raw in fields.items() if name not in _EMBEDDING_FIELDS},
     )
 
 

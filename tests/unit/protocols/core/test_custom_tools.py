@@ -1,8 +1,11 @@
 """Custom tools become functions for targets without them, and their calls custom calls again."""
 
+from typing import Any
+
 import pytest
 from msgspec import Raw
 
+from gateway.runtime.build import build_adapter
 from protocols.core.custom_tools import (
     TEXT_PARAMETERS,
     CustomCallReader,
@@ -11,6 +14,7 @@ from protocols.core.custom_tools import (
     replace_custom_tools,
 )
 from protocols.core.events import ChoiceEnd, Event, ToolCallDelta, ToolCallStart
+from protocols.core.interfaces import build_custom_tools_check
 from protocols.core.request import (
     EmbeddingRequest,
     ExtraFields,
@@ -74,6 +78,30 @@ def test_a_call_of_a_custom_tool_becomes_one_of_a_function() -> None:
         ("messages[1].tool_calls[1].custom", "emulated"),
         ("messages[1].tool_calls[0].x", "dropped"),
     ]
+
+
+def test_a_tool_and_a_call_without_unknown_keys_lose_nothing() -> None:
+    call = ToolCall("c1", "f", "go", "custom")
+    _, losses = replace_custom_tools(ask(Tool("f", kind="custom"), calls=(call,)))
+
+    assert {one.reason for one in losses} == {"emulated"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "profile", "options", "kept"),
+    [
+        ("openai", "openai", {}, True),
+        ("openai", "vllm", {}, False),
+        ("openai", "vllm", {"worker_api": "responses"}, True),
+        ("anthropic", None, {}, False),
+    ],
+)
+def test_workers_with_custom_tools_keep_them(
+    protocol: str, profile: str | None, options: dict[str, str], kept: bool
+) -> None:
+    adapter: Any = build_adapter(protocol, profile, options)
+
+    assert build_custom_tools_check(adapter)(ask(Tool("f", kind="custom"))) is kept
 
 
 @pytest.mark.parametrize(

@@ -492,6 +492,18 @@ def test_rc1_messages_keep_only_text_and_report_the_rest() -> None:
     assert unsupported.detail == "audio, files, images, tool calls, videos"
 
 
+def test_a_message_that_has_only_encrypted_reasoning_is_reported() -> None:
+    message = Message("assistant", (ReasoningPart("", redacted="R"),))
+    question = Message("user", (TextPart("hi"),))
+    request = make_chat(question, Message("assistant", (TextPart("a"),)), question, message)
+
+    _, body = encode_path_and_body(request)
+    losses = MindIE().unsupported_parameters(request, {})
+
+    assert [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
+    assert [one.detail for one in losses] == ["earlier reasoning"]
+
+
 def test_message_without_content_is_sent_with_empty_content() -> None:
     _, body = encode_path_and_body(make_chat(Message("assistant")))
 

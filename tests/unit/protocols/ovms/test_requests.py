@@ -622,6 +622,15 @@ def test_profile_2024_limits_max_tokens_with_ignore_eos(make: Any) -> None:
     assert decode_error(early, call) == format_graph_error(text)
 
 
+@pytest.mark.parametrize("profile", ["2026", "2024"])
+def test_fields_of_another_endpoint_are_kept_as_unknown(make: Any, profile: str) -> None:
+    body = build_chat_body(echo=True, prompt="hi", encoding_format="float", suffix="x")
+
+    request = decode_generation(make(CHAT, body), OVMS(profile))
+
+    assert set(request.extra) == {"echo", "prompt", "encoding_format", "suffix"}
+
+
 def test_profile_2024_ignores_unknown_parameters(make: Any) -> None:
     body = build_chat_body(
         stop=5, tools="x", min_p=9, logprobs=7, stream=True, stream_options=1, top_k=0
