@@ -232,10 +232,9 @@ class PoolBackend:
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
         self._own_headers = get_own_headers(adapter)
-        self._settings = settings
+        self._settings, self._clock = settings, clock
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
-        self._clock = clock
         self._http_client = http_client or _make_http_client(settings)
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)

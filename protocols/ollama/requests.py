@@ -25,7 +25,7 @@ from protocols.chat.params import (
 from protocols.chat.tools import read_tools
 from protocols.core.catalog import ModelInfo, ModelTask
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.extra import add_unknown_keys
+from protocols.core.extra import KeyTree, add_unknown_keys
 from protocols.core.request import (
     ContentPart,
     EmbeddingRequest,
@@ -313,9 +313,13 @@ _ROLES: Final[Mapping[str, Role]] = {
 }
 
 
-_MESSAGE_KEYS: Final = dict.fromkeys(
-    ("role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id")
-)
+_MESSAGE_KEYS: Final[Mapping[str, KeyTree]] = {
+    **dict.fromkeys(("system", "user"), dict.fromkeys(("role", "content", "images"))),
+    "assistant": dict.fromkeys(("role", "content", "images", "thinking", "tool_calls")),
+    "tool": dict.fromkeys(("role", "content", "tool_name", "name", "tool_call_id")),
+}
+"""The keys that are read, by the message's role."""
+_EMPTY_VALUES: Final = (Raw(b"[]"), Raw(b'""'))
 _CALL_KEYS: Final = {
     **dict.fromkeys(("id", "type")),
     "function": dict.fromkeys(("index", "name", "arguments", "description")),
@@ -345,11 +349,12 @@ class _MessageReader:
         )
 
     def _read_message(self, fields: Fields, at: str) -> Message:
-        add_unknown_keys(self._extra, fields, at, _MESSAGE_KEYS)
         role = _ROLES.get(_read_item_text(fields, "role", at).lower())
         if role is None:
             text = f"invalid role at '{at}.role': must be one of system, user, assistant, or tool"
             raise InvalidParameter(text, param=f"{at}.role")
+        said = {name: raw for name, raw in fields.items() if raw not in _EMPTY_VALUES}
+        add_unknown_keys(self._extra, said, at, _MESSAGE_KEYS[role])
         content = _read_item_text(fields, "content", at)
         if role == "tool":
             return self._read_tool_result(fields, content, at)

@@ -57,10 +57,10 @@ def test_a_custom_tool_becomes_a_function_with_one_text(
 ) -> None:
     extra = ExtraFields("tools[1]", {("custom", "x"): 1})
     tool = Tool("f", "d", None if form is None else Raw(form), kind="custom", extra=extra)
-    asked = ask(FUNCTION, tool)
-    request, losses = replace_custom_tools(asked)
+    original = ask(FUNCTION, tool)
+    request, losses = replace_custom_tools(original)
 
-    assert has_custom_tools(asked)
+    assert has_custom_tools(original)
     assert request.tools == (FUNCTION, Tool("f", description, TEXT_PARAMETERS, wraps_text=True))
     assert [one.field for one in losses if one.reason == "emulated"] == ["tools[1].custom"]
     assert [one.field for one in losses if one.reason == "approximated"] == lost
@@ -68,11 +68,11 @@ def test_a_custom_tool_becomes_a_function_with_one_text(
 
 
 def test_a_call_of_a_custom_tool_becomes_one_of_a_function() -> None:
-    asked = ask(FUNCTION, calls=(FUNCTION_CALL, CALL))
-    request, losses = replace_custom_tools(asked)
+    original = ask(FUNCTION, calls=(FUNCTION_CALL, CALL))
+    request, losses = replace_custom_tools(original)
 
     wanted = (FUNCTION_CALL, ToolCall("c1", "f", '{"input":"go"}'))
-    assert has_custom_tools(asked)
+    assert has_custom_tools(original)
     assert request.messages[1].tool_calls == wanted
     assert [(one.field, one.reason) for one in losses] == [
         ("messages[1].tool_calls[1].custom", "emulated"),
@@ -88,7 +88,7 @@ def test_a_tool_and_a_call_without_unknown_keys_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "profile", "options", "kept"),
+    ("protocol", "profile", "options", "wanted"),
     [
         ("openai", "openai", {}, True),
         ("openai", "vllm", {}, False),
@@ -97,11 +97,11 @@ def test_a_tool_and_a_call_without_unknown_keys_lose_nothing() -> None:
     ],
 )
 def test_workers_with_custom_tools_keep_them(
-    protocol: str, profile: str | None, options: dict[str, str], kept: bool
+    protocol: str, profile: str | None, options: dict[str, str], wanted: bool
 ) -> None:
     adapter: Any = build_adapter(protocol, profile, options)
 
-    assert build_custom_tools_check(adapter)(ask(Tool("f", kind="custom"))) is kept
+    assert build_custom_tools_check(adapter)(ask(Tool("f", kind="custom"))) is wanted
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,24 @@ def test_other_formats_are_rejected(read: Any, value: Any) -> None:
 # --- messages -------------------------------------------------------------------------------------
 
 
+def test_keys_that_messages_of_a_role_do_not_have_are_extra(read: Any) -> None:
+    keys = {"images": ["aGk="], "thinking": "t", "tool_name": "f", "tool_calls": [], "name": ""}
+    user = {"role": "user", "content": "a", **keys}
+    call = {"function": {"name": "f", "arguments": {}}}
+    assistant = {"role": "assistant", "tool_calls": [call], "tool_name": "f"}
+
+    tool = {"role": "tool", "content": "1", **keys}
+    request = read({"messages": [user, assistant, tool]})
+
+    assert set(request.extra) == {
+        "messages[0].thinking",
+        "messages[0].tool_name",
+        "messages[1].tool_name",
+        "messages[2].images",
+        "messages[2].thinking",
+    }
+
+
 def test_roles_may_have_any_case(read: Any) -> None:
     assert read({"messages": [{"role": "System", "content": "x"}]}).messages[0].role == "system"
 
