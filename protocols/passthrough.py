@@ -665,12 +665,17 @@ class StandardUnaryReader(Struct, eq=False):
     def _is_standard(self, body: bytes, choices: Sequence[WireChoice]) -> bool:
         """Whether the client may have the body as the worker wrote it."""
         request = self._request
-        if isinstance(request, EmbeddingRequest) and not _has_encoding(body, request.encoding):
+        if request.kind == "embedding":
+            return _has_encoding(body, request.encoding)
+        count = request.choice_count
+        if choices[count:] or not choices[count - 1 :]:  # too many, or too few
             return False
         for choice in choices:
             message = choice.message
             reason = choice.finish_reason
             if type(reason) is not str or reason not in self._finish_reasons:
+                return False
+            if choice.index is not None and choice.index < 0:
                 return False
             if message is not None and (
                 message.reasoning  # has one name, as in streams
@@ -678,8 +683,7 @@ class StandardUnaryReader(Struct, eq=False):
                 or (message.tool_calls and not _has_standard_calls(message, reason))
             ):
                 return False
-        # Embeddings may be large, and have no text.
-        return not (choices and b"\\u00" in body and _ESCAPED_LETTER.search(body))
+        return not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
 
 
 def _has_standard_calls(message: WireDelta, reason: str) -> bool:

@@ -315,7 +315,7 @@ class Responder(Struct, eq=False):
             body = data or body
             batches += batch
         events = self._strategy.process_events(batches)
-        self._record_events(events)
+        self._record_events(events, is_encoded=body is None)
         self._check_complete()
         return events, body
 
@@ -325,8 +325,11 @@ class Responder(Struct, eq=False):
             raise StreamBroken(_TRUNCATED_MESSAGE)
         self._request.record.finish_reasons = tuple(self._finish_reasons)
 
-    def _record_events(self, events: Sequence[Event]) -> int:
-        """Note usage and finish reasons for the record. Returns the number of text tokens."""
+    def _record_events(self, events: Sequence[Event], *, is_encoded: bool = False) -> int:
+        """Note usage and finish reasons for the record. Returns the number of text tokens.
+
+        ``is_encoded``: see ``TargetAttempt.report_lost_event``.
+        """
         tokens = 0
         for event in events:
             if type(event) is TextDelta:
@@ -339,7 +342,7 @@ class Responder(Struct, eq=False):
             elif type(event) is StreamEnd:
                 self._is_stream_complete = True
             elif type(event) in _PROTOCOL_EVENTS:
-                self._report_lost_event(event)  # type: ignore[arg-type]  # as its type says
+                self._report_lost_event(event, is_encoded=is_encoded)  # type: ignore[arg-type]
         return tokens
 
     def _check_end(self, event: ChoiceEnd) -> None:
@@ -352,8 +355,10 @@ class Responder(Struct, eq=False):
         elif event.lost_word is not None or event.finish_reason in INCOMPLETE_REASONS:
             self._report_lost_event(event)
 
-    def _report_lost_event(self, event: HostedToolCall | ResponseExtra | ChoiceEnd) -> None:
-        self._strategy.report_lost_event(event)
+    def _report_lost_event(
+        self, event: HostedToolCall | ResponseExtra | ChoiceEnd, *, is_encoded: bool = False
+    ) -> None:
+        self._strategy.report_lost_event(event, is_encoded=is_encoded)
         self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
 
     def _begin_content(self, events: Sequence[Event]) -> bool:

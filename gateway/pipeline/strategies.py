@@ -352,13 +352,18 @@ class TargetAttempt:
         )
         return HttpResponse(response.status, response.body, headers)
 
-    def report_lost_event(self, event: HostedToolCall | ResponseExtra | ChoiceEnd) -> None:
-        """Report what the client's protocol lacks, unless the client gets it."""
+    def report_lost_event(
+        self, event: HostedToolCall | ResponseExtra | ChoiceEnd, *, is_encoded: bool = False
+    ) -> None:
+        """Report what the client's protocol lacks, unless the client gets it.
+
+        ``is_encoded``: a unary response is not passed through as the worker wrote it.
+        """
         if self.route.model.on_loss == "ignore":
             return
         if (passthrough := self.prepared.passthrough) is not None:
             is_own = not isinstance(event, ResponseExtra) or event.source != ""
-            if is_own or not passthrough.encodes_events:
+            if is_own or not (is_encoded or passthrough.encodes_events):
                 return
         encoder = self.get_encoder() if passthrough is None else None
         reason: LossReason = "dropped"

@@ -29,9 +29,10 @@ from protocols.chat.unary import (
     list_unknown_keys,
 )
 from protocols.core.aggregate import UnaryResponse
-from protocols.core.errors import UnsupportedFeature, WorkerFailed
+from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import Classification, Event, ResponseMetadata, StreamEnd, Usage
 from protocols.core.extra import KeyTree
+from protocols.core.indices import check_indices
 from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import ClassifyRequest
@@ -178,8 +179,7 @@ class ClassificationDecoder(UnaryBodyDecoder):
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             self._raise_if_error(body)
             raise build_answer_error(e) from e
-        if sorted(item.index for item in wire.data) != list(range(len(self._request.inputs))):
-            raise WorkerFailed("The worker did not answer each input with one class.")
+        check_indices((item.index for item in wire.data), len(self._request.inputs), "class")
         model = wire.model if isinstance(wire.model, str) else None
         return [
             ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),

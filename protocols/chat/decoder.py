@@ -6,7 +6,8 @@ refuses is read by the types that accept all that real servers send. Both make t
 
 What must never happen:
 
-- A stream that ends well without a finish reason for each choice, or goes on after one.
+- A response that ends well without each requested choice and its finish reason, or goes on after
+  one; a choice that nobody asked for, which the rest of the gateway has no place for.
 - A failure of the worker, or a word that no table knows, that becomes a harmless end.
 - Two tool calls that become one, whatever ids a worker sends, or a count that no request can have.
 """
@@ -63,6 +64,7 @@ from protocols.core.events import (
 )
 from protocols.core.fieldwise import has_lost_element, report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable, FinishWord
+from protocols.core.indices import check_indices
 from protocols.core.json_text import TEXT_ERRORS, decode_json
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
@@ -333,11 +335,12 @@ class GenerationDecoder(sse.StreamDecoder):
     ) -> None:
         super().__init__(complaint)
         self._request = request
+        self._choice_count = request.choice_count
         self._finish_reasons = FinishReasonTable(source, FINISH_REASONS, APPROXIMATIONS)
         self._decode: Callable[[bytes | bytearray], WireResponse] = decode_response
         if skips_logprobs:
             self._decode = decode_response_without_logprobs
-        self._reads_text = not (skips_logprobs or echoes)
+        self._reads_text = self._choice_count == 1 and not (skips_logprobs or echoes)
         """Whether to try ``read_text_response``: who skips, has tried it."""
         self._source = source
         self._is_own = bool(source) and request.source in ("", source)
@@ -430,7 +433,9 @@ class GenerationDecoder(sse.StreamDecoder):
             return
         if self._end_closes_tool_calls:
             events += self._end_tool_calling_choices()
-        if not self._choices or self._count_ended() < len(self._choices):
+        if not self._is_complete():
+            if self._choices and self._count_ended() == len(self._choices):
+                check_indices(self._choices, self._choice_count, "choice", StreamBroken)
             raise StreamBroken("The worker ended its stream without a finish reason.")
         events += self._build_end_events()
 
@@ -445,8 +450,7 @@ class GenerationDecoder(sse.StreamDecoder):
         return events
 
     def _is_complete(self) -> bool:
-        ended_count = self._count_ended()
-        return ended_count == len(self._choices) and ended_count >= self._request.choice_count
+        return self._count_ended() == self._choice_count
 
     def _count_ended(self) -> int:
         """The number of ended choices."""
@@ -482,6 +486,7 @@ class GenerationDecoder(sse.StreamDecoder):
         if is_unary:
             if not choices:
                 raise WorkerFailed("The worker's answer has no choices.")
+            self._check_unary(choices)
             self.unary_choices = choices
         self._add_metadata(wire, events)
         if wire.extra and wire.extra != self._response_extra:
@@ -498,12 +503,10 @@ class GenerationDecoder(sse.StreamDecoder):
         )
         for position, choice in enumerate(choices):
             index = position if choice.index is None and is_unary else choice.index or 0
-            if index < 0:
-                report_lost_fields((((f"choices[{position}]", "index"), index),), events)
-                index = position
-            if self._choices and index not in self._choices and self._has_all_choices():
-                report_lost_fields((((f"choices[{index}]",), True),), events)
-                continue
+            if not 0 <= index < self._choice_count:
+                index = self._correct_index(index, position, events)
+                if index >= self._choice_count:
+                    continue
             state = self._get_choice(index)
             self._add_extra(choice, index, events)
             self._read_choice(
@@ -523,6 +526,30 @@ class GenerationDecoder(sse.StreamDecoder):
             and first.pending_prompt is None
             and first.tool_calls is None
         )
+
+    def _check_unary(self, choices: Sequence[WireChoice]) -> None:
+        """Raise WorkerFailed unless each requested choice is among these once."""
+        indices = (
+            position if choice.index is None or choice.index < 0 else choice.index
+            for position, choice in enumerate(choices)
+        )
+        count = self._choice_count
+        check_indices((index for index in indices if index < count), count, "choice")
+
+    def _correct_index(self, index: int, position: int, events: list[Event]) -> int:
+        """The index of a choice that has not one of those requested; one beyond them is reported.
+
+        Of several prompts it is an error: a worker that sends another number of choices for each
+        prompt means other prompts with its indices.
+        """
+        if index < 0:
+            report_lost_fields((((f"choices[{position}]", "index"), index),), events)
+            index = position
+        if index >= self._choice_count:
+            if len(self._request.prompts) > 1:
+                check_indices((*range(self._choice_count), index), self._choice_count, "choice")
+            report_lost_fields((((f"choices[{index}]",), True),), events)
+        return index
 
     def _add_extra(self, wire: WireChoice, index: int, events: list[Event]) -> None:
         """Add the keys of a choice and of its message that no other event tells the client."""
@@ -548,11 +575,6 @@ class GenerationDecoder(sse.StreamDecoder):
             return
         self._has_metadata = True
         events.append(read_metadata(wire))
-
-    def _has_all_choices(self) -> bool:
-        """Whether a further choice is one too many: another protocol may have no place for it."""
-        is_own = self._request.source in ("", self._source)
-        return not is_own and len(self._choices) >= self._request.choice_count
 
     def _get_choice(self, index: int) -> _ChoiceState:
         state = self._choices.get(index)

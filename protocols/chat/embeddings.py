@@ -24,6 +24,7 @@ from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, FieldValues, ResponseExtra, ResponseMetadata
 from protocols.core.fieldwise import decode_fields, has_lost_element
+from protocols.core.indices import check_indices
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import UsageReader
@@ -125,6 +126,11 @@ class WireEmbeddingSummary(Struct):
     usage: WireUsage | NoObject = None
 
 
+def _read_indices(items: Sequence[WireEmbedding | WireEmbeddingItem]) -> list[int]:
+    """The index of each item: its position, if the worker sends none."""
+    return [position if item.index is None else item.index for position, item in enumerate(items)]
+
+
 def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
     """The numbers of an embedding."""
     if not isinstance(wire, str):
@@ -161,8 +167,7 @@ class EmbeddingCounter:
         except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise build_answer_error(e) from e
-        if len(wire.data) != len(self._request.inputs):
-            raise WorkerFailed("The worker did not answer each input with one vector.")
+        check_indices(_read_indices(wire.data), len(self._request.inputs), "vector")
         reader = UsageReader(self._request)
         usage = read_usage(wire.usage, reader, embeds=True)
         metadata = ResponseMetadata(read_text(wire.model))
@@ -197,25 +202,22 @@ class EmbeddingDecoder(UnaryBodyDecoder):
         events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
         if has_lost_element(lost, "data"):
             raise WorkerFailed("The worker's answer has a vector that can't be read.")
-        events += self._list_extra(lost, wire.data)
-        for position, item in enumerate(wire.data):
-            index = position if item.index is None else item.index
-            events.append(Embedding(index, decode_embedding(item.embedding)))
-        if {e.index for e in events if isinstance(e, Embedding)} != set(
-            range(len(self._request.inputs))
-        ):
-            raise WorkerFailed("The worker did not answer each input with one vector.")
+        indices = _read_indices(wire.data)
+        check_indices(indices, len(self._request.inputs), "vector")
+        events += self._list_extra(lost, indices)
+        events += [
+            Embedding(index, decode_embedding(item.embedding))
+            for index, item in zip(indices, wire.data, strict=True)
+        ]
         reader = UsageReader(self._request)
         usage = read_usage(wire.usage, reader, embeds=True)
         return [*events, *reader.build_end(usage)]
 
-    def _list_extra(self, lost: FieldValues, items: list[WireEmbedding]) -> Iterator[Event]:
+    def _list_extra(self, lost: FieldValues, indices: Sequence[int]) -> Iterator[Event]:
         """What no event represents, by its object."""
         for path, value in lost:
             if (found := _ITEM.fullmatch(path[0])) is None:
                 yield ResponseExtra(self._source, "response", ((path, value),))
                 continue
-            position = int(found[1])
-            index = items[position].index
-            index = position if index is None else index
+            index = indices[int(found[1])]
             yield ResponseExtra(self._source, "data", ((path[1:], value),), index)

@@ -49,6 +49,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.extra import KeyTree, read_extra_fields
+from protocols.core.indices import check_indices
 from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import RerankRequest
@@ -514,21 +515,20 @@ class RerankDecoder(UnaryBodyDecoder):
         if items is None:
             self._raise_if_error(body)
             raise WorkerFailed("The worker's answer has no results.")
-        scores: dict[int, float] = {}
+        check_indices((item.index for item in items), len(self._request.documents), "score")
+        scores: list[RelevanceScore] = []
         for item in items:
             score = item.score if item.relevance_score is None else item.relevance_score
-            if score is None or item.index in scores:
-                raise WorkerFailed("The worker did not answer each document with one score.")
-            scores[item.index] = score
-        if scores.keys() != set(range(len(self._request.documents))):
-            raise WorkerFailed("The worker did not answer each document with one score.")
+            if score is None:
+                raise WorkerFailed(f"The worker's answer has no score for document {item.index}.")
+            scores.append(RelevanceScore(item.index, score))
         model = wire.model if isinstance(wire.model, str) else None
         return [
             ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
             *list_unknown_keys(
                 decode_json(body), self._source, _ANSWER_KEYS, (_SCORE_KEYS, "score")
             ),
-            *(RelevanceScore(index, score) for index, score in scores.items()),
+            *scores,
             *_read_usage(wire),
         ]
 

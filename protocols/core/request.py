@@ -398,7 +398,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     @property
     def choice_count(self) -> int:
         """The number of choices in the response."""
-        return (len(self.prompts) or 1) * (self.n or 1)
+        count = self.n or 1
+        return count * len(self.prompts) if self.prompts[1:] else count
 
     @property
     def sample_count(self) -> int:

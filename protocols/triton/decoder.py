@@ -27,6 +27,7 @@ from protocols.core.events import (
 )
 from protocols.core.fieldwise import report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.indices import check_indices
 from protocols.core.json_text import TEXT_ERRORS, JsonDecoder
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
@@ -342,8 +343,7 @@ class GenerateDecoder:
         complete = self._seen_choices.issuperset(open_choices)
         if self._is_unary:
             if not complete:
-                text = "The worker returned another number of choices than requested."
-                raise WorkerFailed(text)
+                check_indices(self._seen_choices, self._choice_count, "choice")
             return
         complete = complete and not self._reports_finish_reason
         if not self._seen_choices:
@@ -404,12 +404,20 @@ class GenerateDecoder:
         self._add_counts(parsed, events)
         if parsed.finish_reasons:
             self._reports_finish_reason = True
+        if parsed.texts[self._choice_count :]:
+            self._report_surplus(len(parsed.texts), events)
         for index, text in enumerate(parsed.texts[: self._choice_count]):
             self._seen_choices.add(index)
             self._add_choice(parsed, index, text, events)
         if parsed.token_counts and self._request.response_options.usage == "each":
             events += filter(None, (self._build_usage(),))
         self._accepts_texts = self._expects_texts and self._has_begun()
+
+    def _report_surplus(self, count: int, events: list[Event]) -> None:
+        """Report the choices that nobody asked for. Of a beam search, models return each beam."""
+        width = max(self._choice_count, self._request.sampling.beam_width or 1)
+        for index in range(width, count):
+            report_lost_fields((((f"text_output[{index}]",), True),), events)
 
     def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
         """Read events that have only a text; returns their number.

@@ -358,8 +358,6 @@ async def _choices(worker: WorkerClient, *, stream: bool) -> str:
     answer = (
         await worker.send(worker.text_request(COUNT, n=2, sampling=sampling, stream=stream))
     ).answer
-    indexes = [item.index for item in answer.choices]
-    expect(indexes == [0, 1], f"expected the choices 0 and 1, got {indexes}")
     expect(all(item.text for item in answer.choices), "a choice is empty")
     return "two choices"
 

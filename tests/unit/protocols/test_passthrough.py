@@ -1113,6 +1113,8 @@ def test_completion_stream_logprobs_have_cumulative_offsets() -> None:
         (b'"finish_reason":"stop"', b'"finish_r\\u0065ason":"eos_token"'),
         (b'"content":"Hi"', b'"tool_calls":[{"function":{"name":"f","arguments":{}}}]'),
         (b'"content":"Hi"', b'"function_call": {"name":"f","arguments":"{}"}'),
+        (b'"index":0', b'"index":-1'),
+        (b'"choices":[', b'"choices":[{"index":1,"message":{},"finish_reason":"stop"},'),
     ],
 )  # fmt: skip
 def test_nonstandard_unary_response_is_encoded_again(old: bytes, new: bytes) -> None:

@@ -51,7 +51,7 @@ class FakeStrategy:
     def get_encoder(self) -> ResponseEncoder:
         raise AssertionError
 
-    def report_lost_event(self, event: Event) -> None:
+    def report_lost_event(self, event: Event, *, is_encoded: bool = False) -> None:
         pass
 
     def get_heartbeat_encoder(self) -> None:

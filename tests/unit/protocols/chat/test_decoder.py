@@ -172,9 +172,9 @@ def test_stream_without_finish_reason_raises_stream_broken(wire: str) -> None:
 
 def test_stream_without_done_needs_the_end_of_every_choice() -> None:
     two = GenerationRequest(model="m", kind="chat", n=2)
-    with pytest.raises(StreamBroken):
-        decode(HELLO, two)
-    assert decode(HELLO + DONE, two) == HELLO_EVENTS
+    for end in ("", DONE):
+        with pytest.raises(StreamBroken):
+            decode(HELLO + end, two)
 
     both = decode(HELLO + make_sse(make_chunk("length", index=1)), two)
     assert both[-2:] == [ChoiceEnd("length", 1), StreamEnd()]
@@ -271,7 +271,7 @@ def test_unary_choice_without_finish_reason_is_an_error(reason: dict[str, Any]) 
     body = {"choices": [whole, {"message": {"content": "b"}, **reason}]}
 
     with pytest.raises(WorkerFailed, match="has no finish reason"):
-        decode(json.dumps(body))
+        decode(json.dumps(body), GenerationRequest(model="m", kind="chat", n=2))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -417,7 +417,7 @@ def test_reasoning_refusal_and_content_parts_are_decoded() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_further_choice_never_joins_another(*, streamed: bool) -> None:
-    """Clients of other protocols have one answer: a second choice is reported instead."""
+    """A choice that nobody asked for is reported instead, whatever protocol the client speaks."""
     wire = (
         make_sse(
             make_chunk(content="a"),
@@ -438,14 +438,28 @@ def test_a_further_choice_never_joins_another(*, streamed: bool) -> None:
     )
     lost = ResponseExtra("", "response", ((("choices[1]",), True),))
 
-    other = decode(wire, replace(CHAT, source="anthropic"))
-    two = decode(wire, replace(CHAT, source="anthropic", n=2))
-    own = decode(wire, replace(CHAT, source="openai"))
+    for source in ("anthropic", "openai"):
+        one = decode(wire, replace(CHAT, source=source))
+        two = decode(wire, replace(CHAT, source=source, n=2))
 
-    assert [one for one in other if one != lost] == [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
-    assert lost in other
-    assert TextDelta("b", 1) in own
-    assert TextDelta("b", 1) in two
+        assert [each for each in one if each != lost] == [
+            TextDelta("a"),
+            ChoiceEnd("eos"),
+            StreamEnd(),
+        ]
+        assert lost in one
+        assert TextDelta("b", 1) in two
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_further_choice_of_several_prompts_is_an_error(*, streamed: bool) -> None:
+    """A worker that sends two choices for each prompt means the second prompt with index 2."""
+    choices = [{"index": i, "text": "a", "finish_reason": "stop"} for i in range(3)]
+    wire = make_sse(*({"choices": [one]} for one in choices)) + DONE
+    request = replace(TEXT, prompts=("a", "b"), echo=False)
+
+    with pytest.raises(WorkerFailed, match="has the unrequested choice 2"):
+        decode(wire if streamed else json.dumps({"choices": choices}), request)
 
 
 @pytest.mark.parametrize("streamed", [True, False])

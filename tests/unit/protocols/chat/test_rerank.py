@@ -419,9 +419,9 @@ def test_responses_of_workers_are_decoded(body: Any, events: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ({"results": [{"index": 0, "score": 1}]}, "each document"),
-        ({"results": [{"index": 0, "score": 1}, {"index": 0, "score": 1}]}, "each document"),
-        ({"results": [{"index": 0}, {"index": 1, "score": 1}]}, "each document"),
+        ({"results": [{"index": 0, "score": 1}]}, "lacks score 1"),
+        ({"results": [{"index": 0, "score": 1}, {"index": 0, "score": 1}]}, "than one score 0"),
+        ({"results": [{"index": 0}, {"index": 1, "score": 1}]}, "no score for document 0"),
         ({"results": [{"index": "0", "score": 1}]}, "can't be read"),
         ({}, "no results"),
         ({"error": {"message": "out of order", "code": 500}}, "error"),

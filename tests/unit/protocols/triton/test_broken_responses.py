@@ -117,7 +117,7 @@ def test_empty_unary_response_raises_stream_broken() -> None:
 
 
 def test_missing_choices_raise_worker_failed() -> None:
-    with pytest.raises(WorkerFailed, match="another number of choices"):
+    with pytest.raises(WorkerFailed, match="lacks choice 1; it was asked for 2"):
         decode(json.dumps(make_vllm_response("a", "stop")), copy_request(UNARY, n=2))
 
 

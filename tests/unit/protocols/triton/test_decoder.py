@@ -80,6 +80,7 @@ def copy_request(request: GenerationRequest, **fields: Any) -> GenerationRequest
 A_B: list[Event] = [TextDelta("a"), TextDelta("b")]
 ENDED: list[Event] = [*A_B, ChoiceEnd("length"), StreamEnd()]
 BARE: list[Event] = [*A_B, ChoiceEnd("unknown"), StreamEnd()]
+SURPLUS = ResponseExtra("", "response", ((("text_output[1]",), True),))
 
 STREAMS: dict[str, tuple[str, str, Any]] = {
     "finish reason": (
@@ -162,7 +163,7 @@ STREAMS: dict[str, tuple[str, str, Any]] = {
     "more choices than asked": (
         "trtllm",
         make_sse(make_response(["a", "x"]), make_response(["b", "y"])),
-        BARE,
+        [SURPLUS, BARE[0], SURPLUS, *BARE[1:]],
     ),
 }
 
