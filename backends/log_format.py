@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
@@ -18,6 +19,24 @@ LOG_FORMAT_VARIABLE: Final = "INTERLINGUA_LOG_FORMAT"
 
 _TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 _TEXT_TIME: Final = "%Y-%m-%d %H:%M:%S"
+
+
+_CONTROLS: Final = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+
+
+def escape_controls(text: str) -> str:
+    """The text with escapes of the characters that a terminal or a browser would obey.
+
+    Those are controls except tabs and ends of lines, changes of the direction, separators of lines,
+    and halves of surrogate pairs.
+    """
+    return text if text.isprintable() else _CONTROLS.sub(_escape_control, text)
+
+
+def _escape_control(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def choose_log_format(choice: str) -> LogFormat:
@@ -72,11 +91,19 @@ def _replace_surrogates(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+class TextLogFormatter(logging.Formatter):
+    """Formats log messages as lines of text, which no terminal obeys."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging's Formatter."""
+        return escape_controls(super().format(record))
+
+
 def build_formatter(log_format: LogFormat) -> logging.Formatter:
     """The formatter of log messages."""
     if log_format == "json":
         return JsonLogFormatter()
-    return logging.Formatter(_TEXT_FORMAT, _TEXT_TIME)
+    return TextLogFormatter(_TEXT_FORMAT, _TEXT_TIME)
 
 
 def configure_logging(level: int | str, log_format: LogFormat) -> None:
@@ -100,7 +127,7 @@ def _log_fatal_error(kind: type[BaseException], error: BaseException, trace: obj
 def format_notice(text: str, log_format: LogFormat, level: int = logging.INFO) -> str:
     """Lines that are no log messages: as they are, or each as a JSON object."""
     if log_format == "text":
-        return text
+        return escape_controls(text)
     formatter = JsonLogFormatter()
     return "\n".join(
         formatter.format(

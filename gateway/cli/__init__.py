@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from backends.log_format import escape_controls
 from gateway import __version__
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -55,6 +56,14 @@ class GroupedCommand(click.Group):
         """See click.Group."""
         del ctx
         return _import_command(cmd_name) if cmd_name in _COMMANDS else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See click.Group. An error may quote a worker or a file."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            vars(error)["message"] = escape_controls(error.message)  # click's type is final
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click.Group."""

@@ -18,6 +18,7 @@ from gateway.cli.usage import parse_since, read_usage_source
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config, map_model_names
+from gateway.terminal import print_text
 from protocols.core.json_text import decode_json
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def ab(source: str, **arguments: Any) -> None:
         raise click.UsageError("\n".join(lines)) from None
     report = build_report(source, query, evidence, comparison)
     if options.as_json:
-        click.echo(msgspec.json.encode(report))
+        print_text(msgspec.json.encode(report))
     else:
         print_report(report)
     sys.exit(1 if comparison.ratio is not None and not comparison.ratio.is_plausible else 0)
@@ -187,14 +188,14 @@ def ab(source: str, **arguments: Any) -> None:
 def print_report(report: "ComparisonReport") -> None:
     from gateway.evidence.measures import LEFT_COLUMNS  # noqa: PLC0415 - only here
 
-    click.echo(f"{report.title()}\n{report.summary}\n")
+    print_text(f"{report.title()}\n{report.summary}\n")
     print_table(report.headings(), report.table(), left_aligned=LEFT_COLUMNS)
     if report.comparison.segments:
-        click.echo()
+        print_text()
         _, _, *values = report.headings()
         headings = ("", "segment", "judged", "judged", *values[:-2])
         print_table(headings, report.segment_table(), left_aligned=(0, 1))
-    click.echo("\n".join(("", *report.verdict_lines(), "", *report.notes)))
+    print_text("\n".join(("", *report.verdict_lines(), "", *report.notes)))
 
 
 def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options: _Options) -> None:
@@ -203,15 +204,15 @@ def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options:
 
     plan = plan_test(source, query, evidence, options.difference / 100, options.confidence / 100)
     if options.as_json:
-        click.echo(msgspec.json.encode(plan))
+        print_text(msgspec.json.encode(plan))
         return
-    click.echo(
+    print_text(
         f"{plan.model}: to tell a difference of {options.difference:g} % "
         f"from version {plan.version}\n"
     )
     print_table(_PLAN_HEADINGS, plan.table(), left_aligned=(0,))
     judgements = " (of feedback: judgements)" if options.outcome else ""
-    click.echo(
+    print_text(
         f"\nEach version needs so many requests{judgements} to find such a difference with a "
         "probability of "
         f"80 %, at a confidence level of {options.confidence:g} %."

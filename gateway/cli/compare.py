@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gateway.cli.console import print_table, write_file
 from gateway.cli.usage import read_usage_source
+from gateway.terminal import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -156,7 +157,7 @@ def compare(a: str, b: str | None, **arguments: Any) -> None:
     if options.html is not None:
         _write_page(report, options.html)
     if options.as_json:
-        click.echo(msgspec.json.encode(report))
+        print_text(msgspec.json.encode(report))
     else:
         _print_report(report, options.html)
     sys.exit(_choose_exit_code(report, options.fail_on))
@@ -168,7 +169,7 @@ def _choose_exit_code(report: "CompareReport", fail_on: str | None) -> int:
 
     judging = report.judging
     if fail_on == "judged-worse" and judging is not None and judging.lacks_verdicts:
-        click.echo("--fail-on judged-worse: the judge gave no verdict that can be read", err=True)
+        print_text("--fail-on judged-worse: the judge gave no verdict that can be read", err=True)
         return 1
     verdicts = {
         result.verdict
@@ -266,7 +267,7 @@ def _read(path: str) -> "list[RecordedRequest]":
     except OSError as error:
         raise click.UsageError(f"{path} can't be read: {error.strerror}") from None
     if reader.skipped_lines:
-        click.echo(f"{path}: {reader.skipped_lines} damaged lines are left out", err=True)
+        print_text(f"{path}: {reader.skipped_lines} damaged lines are left out", err=True)
     return requests
 
 
@@ -296,25 +297,24 @@ def _print_report(report: "CompareReport", html: str | None) -> None:
         describe_pairing,
         describe_sides,
         describe_verdict,
-        escape_controls,
         list_notes,
     )
 
-    click.echo(summarize_verdicts(report.measures))
+    print_text(summarize_verdicts(report.measures))
     lines = ("", *describe_sides(report), describe_pairing(report), "")
-    click.echo(escape_controls("\n".join(lines)))
+    print_text("\n".join(lines))
     rows = []
     for result in report.measures:
         *cells, _, way = list_cells(result)
         cells = [*cells, describe_verdict(report, result), way]
-        rows.append([escape_controls(cell) for cell in cells])
+        rows.append(cells)
     print_table(build_headings("A", "B"), rows, left_aligned=LEFT_COLUMNS)
     for note in list_notes(report):
-        click.echo(escape_controls(f"\n{note}"))
+        print_text(f"\n{note}")
     for example in report.examples[:_EXAMPLES]:
-        click.echo(escape_controls(f"\n{example.id} {example.reason}"))
+        print_text(f"\n{example.id} {example.reason}")
         for name, text in (("prompt", example.prompt), ("A", example.a), ("B", example.b)):
             line = " ".join(text.split())
-            click.echo(escape_controls(f"  {name}: {line[:_MAX_LINE]}"))
+            print_text(f"  {name}: {line[:_MAX_LINE]}")
     if html is not None:
-        click.echo(f"\nThe report is in {html}")
+        print_text(f"\nThe report is in {html}")

@@ -17,6 +17,7 @@ from gateway.config.jsonschema import build_schema as json_schema
 from gateway.config.loader import load_bytes, load_file
 from gateway.config.schema import Config
 from gateway.config.suspect_settings import list_warnings
+from gateway.terminal import print_styled, print_text, style_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,15 +67,15 @@ def check(
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
         if as_json:
-            click.echo(msgspec.json.encode({"file": file, "issues": error.issues}))
+            print_text(msgspec.json.encode({"file": file, "issues": error.issues}))
         else:
             _print_issues(error.filename, error.issues, "error", err=True)
         sys.exit(1)
     config, warnings = loaded.config, list_warnings(loaded)
     if not as_json:
         _print_issues(file, warnings, "warning", err=False)
-        good = click.style("good", fg=_COLOURS["ok"])
-        click.echo(f"{file}: {good}: {_format_summary(config)}", color=_choose_colour())
+        good = style_text("good", colour=_COLOURS["ok"])
+        print_styled(style_text(f"{file}: "), good, f": {_format_summary(config)}")
     results = _check_connections(config) if connect else []
     local_models = {
         key: (settings, inspect_local_model(settings))
@@ -89,18 +90,13 @@ def check(
             report["findings"] = results
         if names:
             report["models"] = {key: features for key, (_, features) in local_models.items()}
-        click.echo(msgspec.json.encode(report))
+        print_text(msgspec.json.encode(report))
     else:
         for key, (settings, features) in local_models.items():
             print_features(key, settings, features)
         for result in results:
-            click.echo(_format_finding(result), color=_choose_colour())
+            _print_finding(result)
     sys.exit(1 if any(result.state == "error" for result in results) else 0)
-
-
-def _choose_colour() -> bool | None:
-    """False without colour; None for colour on a terminal only."""
-    return False if os.environ.get("NO_COLOR") else None
 
 
 def _print_issues(
@@ -109,13 +105,12 @@ def _print_issues(
     """Print each issue with its place; only warnings are named as what they are."""
     prefix = "warning: " if state == "warning" else ""
     for issue in issues:
-        place = click.style(issue.format_place(file), bold=True)
-        message = click.style(f"{prefix}{issue.message}", fg=_COLOURS[state])
-        at = f" (at {issue.path})" if issue.path else ""
-        click.echo(f"{place}: {message}{at}", err=err, color=_choose_colour())
+        place = style_text(issue.format_place(file), bold=True)
+        message = style_text(f"{prefix}{issue.message}", colour=_COLOURS[state])
+        at = style_text(f" (at {issue.path})") if issue.path else ""
+        print_styled(place, ": ", message, at, err=err)
         if issue.hint:
-            hint = click.style(f"    {issue.hint}", dim=True)
-            click.echo(hint, err=err, color=_choose_colour())
+            print_styled(style_text(f"    {issue.hint}", dim=True), err=err)
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":
@@ -128,10 +123,10 @@ def _check_connections(config: Config) -> "Sequence[Finding]":
     return [*check_host(), *asyncio.run(check_connections(config, build_services()))]
 
 
-def _format_finding(result: "Finding") -> str:
-    state = click.style(f"{result.state:7}", fg=_COLOURS[result.state])
+def _print_finding(result: "Finding") -> None:
+    state = style_text(f"{result.state:7}", colour=_COLOURS[result.state])
     hint = f"; {result.hint}" if result.hint else ""
-    return f"{state}  {result.subject}: {result.message}{hint}"
+    print_styled(state, style_text(f"  {result.subject}: {result.message}{hint}"))
 
 
 def _format_summary(config: Config) -> str:
@@ -147,7 +142,7 @@ def _format_summary(config: Config) -> str:
 @click.command()
 def schema() -> None:
     """Print the JSON Schema of a configuration."""
-    click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2))
+    print_text(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2))
 
 
 # ``interlingua diff``: what a reload would change.
@@ -180,9 +175,9 @@ def diff(old: str, new: str, *, as_json: bool, insecure: bool) -> None:
         _load_config(old, insecure=insecure), _load_config(new, insecure=insecure)
     )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(difference), indent=2))
+        print_text(msgspec.json.format(msgspec.json.encode(difference), indent=2))
     else:
-        click.echo("\n".join(format_diff(difference)))
+        print_text("\n".join(format_diff(difference)))
     sys.exit(0 if difference.is_empty else 1)
 
 
@@ -190,7 +185,7 @@ def _load_config(file: str, *, insecure: bool) -> Config:
     try:
         return load_file(file, env=os.environ, insecure=insecure).config
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        print_text(str(error), err=True)
         sys.exit(2)
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from backends.log_format import escape_controls
+
 _WIDTH: Final = 10_000
 """Wider than any table: no cell is folded or cut, whatever the width of the terminal."""
 
@@ -29,12 +31,12 @@ def print_table(
             heading, justify="left" if number in left_aligned else "right", no_wrap=True
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape_controls, row))
     console = Console(width=_WIDTH, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
-        click.echo(line.rstrip())
+        click.echo(line.rstrip())  # with the style of the headings
 
 
 def write_file(file: Path, text: str) -> None:

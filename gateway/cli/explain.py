@@ -22,6 +22,7 @@ from gateway.pipeline.services import GatewayServices
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.runtime.snapshot import ConfigSnapshot
+from gateway.terminal import print_text
 from protocols.core.json_text import decode_json
 
 _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
@@ -90,9 +91,9 @@ def explain_command(source: str, *, as_json: bool, **arguments: Any) -> None:
     else:
         explanation = _explain_offline(_load_config(source), request, partial)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(explanation)))
+        print_text(msgspec.json.format(msgspec.json.encode(explanation)))
     else:
-        click.echo(format_explanation(explanation), nl=False)
+        print_text(format_explanation(explanation), nl=False)
     answer = explanation.answer
     sys.exit(1 if explanation.dry_run and answer is not None and answer.error else 0)
 
@@ -113,7 +114,7 @@ def _load_config(file: str) -> Config:
     except OSError as error:
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        print_text(str(error), err=True)
         sys.exit(2)
 
 

@@ -17,6 +17,7 @@ from gateway.cli.keys import create_key
 from gateway.config.errors import ConfigError
 from gateway.config.jsonschema import build_schema
 from gateway.config.loader import load_text
+from gateway.terminal import print_text
 
 SCHEMA_FILE: Final = "interlingua.schema.json"
 """The JSON Schema that is written beside the configuration."""
@@ -75,15 +76,15 @@ def init(file: Path, *, force: bool, **options: Any) -> None:
     try:
         load_text(text, str(file), env=os.environ)
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        print_text(str(error), err=True)
         sys.exit(1)
     write_file(file, text)
     schema = msgspec.json.format(msgspec.json.encode(build_schema()), indent=2)
     write_file(file.with_name(SCHEMA_FILE), f"{schema.decode()}\n")
     if key is not None:
-        click.echo(f"The API key, which is shown only now: {key}")
-    click.echo(f"{file} is written. Next: interlingua check --connect {file}")
-    click.echo(f"                       interlingua serve {file}")
+        print_text(f"The API key, which is shown only now: {key}")
+    print_text(f"{file} is written. Next: interlingua check --connect {file}")
+    print_text(f"                       interlingua serve {file}")
 
 
 def _is_terminal() -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 import click
 import msgspec
 
+from gateway.terminal import print_text
 from protocols.core.units import parse_name as check_name
 
 _KEY_PREFIX: Final = "il-"
@@ -40,10 +41,10 @@ def new(name: str | None, *, as_json: bool) -> None:
     digest = hashlib.sha256(key.encode()).hexdigest()
     entry_name = name or f"key-{digest[:8]}"
     if as_json:
-        click.echo(msgspec.json.encode({"name": entry_name, "key": key, "sha256": digest}))
+        print_text(msgspec.json.encode({"name": entry_name, "key": key, "sha256": digest}))
         return
-    click.echo("This key is shown only once. Its entry in the configuration follows.\n", err=True)
-    click.echo(
+    print_text("This key is shown only once. Its entry in the configuration follows.\n", err=True)
+    print_text(
         f"{key}\n\nkeys:\n  - {{name: {_quote_yaml(entry_name)}, sha256: {_quote_yaml(digest)}}}"
     )
 

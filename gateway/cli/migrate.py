@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.cli.console import write_file
 from gateway.config.errors import ConfigError
+from gateway.terminal import print_text
 
 _LEFT_OUT = 3
 """The exit code if something is left out."""
@@ -46,18 +47,18 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
     try:
         migration = migrate_config(file.read_bytes(), str(file), os.environ)
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        print_text(str(error), err=True)
         sys.exit(1)
     for note in migration.notes:
-        click.echo(note.text(str(file)), err=True)
+        print_text(note.text(str(file)), err=True)
     if migration.text is None or (strict and not migration.is_complete):
         reason = "something is left out" if migration.text else f"no model of {file} is supported"
-        click.echo(f"nothing is written: {reason}", err=True)
+        print_text(f"nothing is written: {reason}", err=True)
         sys.exit(1)
     if out is not None:
         write_file(out, migration.text)
     elif not as_json:
-        click.echo(migration.text, nl=False)
+        print_text(migration.text, nl=False)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(migration)))
+        print_text(msgspec.json.format(msgspec.json.encode(migration)))
     sys.exit(0 if migration.is_complete else _LEFT_OUT)

@@ -11,6 +11,7 @@ from backends.torch.settings import TorchSettings
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_bytes
 from gateway.config.schema import Config
+from gateway.terminal import print_text
 from protocols.core.catalog import ModelFeatures
 
 
@@ -41,7 +42,7 @@ def show(file: str, name: str, *, as_json: bool) -> None:
     for key, settings in find_local_models(config, name, file).items():
         features = inspect_local_model(settings)
         if as_json:
-            click.echo(msgspec.json.encode({"backend": key, **msgspec.to_builtins(features)}))
+            print_text(msgspec.json.encode({"backend": key, **msgspec.to_builtins(features)}))
         else:
             print_features(key, settings, features)
         if features.task is None and features.tool_calls is None:
@@ -50,9 +51,9 @@ def show(file: str, name: str, *, as_json: bool) -> None:
 
 def print_features(key: str, settings: TorchSettings, features: ModelFeatures) -> None:
     """Print what is understood of the model of a backend."""
-    click.echo(f"{key}: {settings.path}")
+    print_text(f"{key}: {settings.path}")
     for subject, text in features.describe():
-        click.echo(f"  {subject}: {text}")
+        print_text(f"  {subject}: {text}")
 
 
 def find_local_models(config: Config, name: str, file: str) -> dict[str, TorchSettings]:

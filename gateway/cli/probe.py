@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gateway.cli.console import write_file
 from gateway.config.registry import ProtocolRegistry, describe_type_mismatch
+from gateway.terminal import print_text
 from protocols import PROTOCOLS
 from protocols.core.interfaces import UpstreamAdapter
 
@@ -194,7 +195,7 @@ async def _run(
             ):
                 yield result
         except Unreachable as error:
-            click.echo(f"interlingua can't reach {target.url}: {error}", err=True)
+            print_text(f"interlingua can't reach {target.url}: {error}", err=True)
             sys.exit(2)
 
 
@@ -214,7 +215,7 @@ def _report(
         async for result in running:
             results.append(result)
             if not arguments["as_json"]:
-                click.echo(report.format_row(result, width))
+                print_text(report.format_row(result, width))
 
     asyncio.run(collect())
     profile = arguments["profile"] or ProtocolRegistry(PROTOCOLS).get_profiles(protocol)[0]
@@ -222,9 +223,9 @@ def _report(
         arguments["url"].rstrip("/"), protocol, profile, arguments["model"]
     )
     if arguments["as_json"]:
-        click.echo(report.encode_json(worker, results))
+        print_text(report.encode_json(worker, results))
     else:
-        click.echo(report.format_summary(results))
+        print_text(report.format_summary(results))
     if arguments["write"] is not None:
         write_file(arguments["write"], report.encode_unsupported_parameters(worker, results))
     sys.exit(report.exit_code(results))

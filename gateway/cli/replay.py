@@ -14,6 +14,7 @@ from msgspec import Struct
 from gateway.cli.built_in import is_url
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
+from gateway.terminal import print_text
 from protocols import PROTOCOLS
 from protocols.core.errors import WorkerError
 
@@ -167,7 +168,7 @@ def replay(**arguments: Any) -> None:
     names = " and ".join(side.target.name for side in sides) or "no target"
     _print_plan(selection, estimate, names, folder, len(sides))
     if not selection.requests:
-        click.echo("There is nothing to send.")
+        print_text("There is nothing to send.")
         return
     if sys.stdin.isatty() and not options.yes:
         click.confirm("Send them?", abort=True)
@@ -252,7 +253,7 @@ def _select(
         reader, limit=options.limit, sampling=options.sample, seed=options.seed, done=done
     )
     if reader.skipped_lines:
-        click.echo(f"{reader.skipped_lines} damaged lines of the recording are left out.", err=True)
+        print_text(f"{reader.skipped_lines} damaged lines of the recording are left out.", err=True)
     prices = None if options.prices is None else Prices(*options.prices)
     budget = ReplayBudget(options.max_tokens, options.max_cost, prices)
     estimate = apply_budget(selection, budget)
@@ -309,7 +310,7 @@ def _build_target(
 def _print_plan(
     selection: "Selection", estimate: "Estimate", target: str, folder: Path, targets: int
 ) -> None:
-    click.echo(
+    print_text(
         f"{len(selection.requests):,} of {selection.total:,} recorded requests go to {target}; "
         f"results are written to {folder}"
     )
@@ -321,10 +322,10 @@ def _print_plan(
         (selection.with_redacted_text, "of those to send are redacted"),
     ):
         if count:
-            click.echo(f"  {count:,} {text}")
+            print_text(f"  {count:,} {text}")
     cost = "" if estimate.cost is None else f", at a cost of {estimate.cost:,.2f}"
     each = " for each target" if targets > 1 else ""
-    click.echo(
+    print_text(
         f"  about {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} "
         f"completion tokens{each}, as they were recorded{cost}"
     )
@@ -332,22 +333,22 @@ def _print_plan(
 
 def _print_result(progress: "ReplayProgress", folder: Path) -> None:
     stopped = "stopped: " if progress.is_interrupted else ""
-    click.echo(
+    print_text(
         f"{stopped}{progress.sent:,} of {progress.total:,} requests were sent, "
         f"{progress.failed:,} of them failed; the results are in {folder}"
     )
     if progress.not_sent:
-        click.echo(
+        print_text(
             f"  {progress.not_sent:,} could not be sent, since no worker was free or could be "
             "reached; the same command sends them again"
         )
     if progress.repeated:
-        click.echo(
+        print_text(
             f"  {progress.repeated:,} were sent once more, one at a time, since the worker "
             "answered 429; only that result counts"
         )
     if progress.unsupported:
-        click.echo(
+        print_text(
             f"  {progress.unsupported:,} were not sent: no listener of the configuration has "
             "their protocol"
         )
@@ -368,6 +369,6 @@ def _show_progress(total: int) -> "Iterator[Callable[[ReplayProgress], None]]":
 
         def report(progress: "ReplayProgress") -> None:
             if progress.sent % step == 0:
-                click.echo(f"{progress.sent:,} of {total:,}", err=True)
+                print_text(f"{progress.sent:,} of {total:,}", err=True)
 
         yield report

@@ -10,6 +10,7 @@ import click
 
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
+from gateway.terminal import print_text
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config, RolloutConfig
@@ -92,28 +93,28 @@ def _show_state(name: str, plan: "RolloutConfig", state: "RolloutState") -> None
 
     is_open = state.phase not in ("rolled back", "completed")
     share = f", {compute_share(plan, state)} %" if is_open else ""
-    click.echo(f"{name}@{plan.to}: {state.phase}{share}")
+    print_text(f"{name}@{plan.to}: {state.phase}{share}")
     if state.reason:
-        click.echo(f"  {state.reason}")
+        print_text(f"  {state.reason}")
 
 
 def _show_status(report: "RolloutReport") -> None:
     is_open = report.phase not in ("rolled back", "completed", None)
     share = f", {report.share} %" if is_open else ""
-    click.echo(f"{report.model}@{report.version}: {report.phase or 'not begun'}{share}")
+    print_text(f"{report.model}@{report.version}: {report.phase or 'not begun'}{share}")
     if report.reason:
-        click.echo(f"  {report.reason}")
+        print_text(f"  {report.reason}")
     if report.difference:
-        click.echo(f"  {report.difference}")
+        print_text(f"  {report.difference}")
     if report.phase is None:
         return
     if report.phase == "completed":
-        click.echo(f"  since {datetime.fromtimestamp(report.step_at, UTC):%Y-%m-%d %H:%M:%S} UTC")
+        print_text(f"  since {datetime.fromtimestamp(report.step_at, UTC):%Y-%m-%d %H:%M:%S} UTC")
         return
     kind = "copies of requests (shadow traffic)" if report.step < 0 else "requests"
-    click.echo(f"  {report.requests:,} of {report.requests_at_least:,} {kind} in this step")
+    print_text(f"  {report.requests:,} of {report.requests_at_least:,} {kind} in this step")
     for rail in report.guardrails:
-        click.echo(f"  {rail.name}: {rail.verdict}: {rail.text}")
+        print_text(f"  {rail.name}: {rail.verdict}: {rail.text}")
 
 
 def _as_command(command: str) -> "RolloutCommand":

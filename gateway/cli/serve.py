@@ -47,6 +47,7 @@ from gateway.config.loader import (
 from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_interpreter
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE, ShutdownSignal
+from gateway.terminal import print_text
 from protocols.core.errors import WorkerError
 from protocols.json_body import encode_ascii
 
@@ -157,7 +158,7 @@ class ServerProcess(Struct, frozen=True):
         return f"interlingua can't listen: {error}{hint}"
 
     def _print(self, text: str, level: int = logging.INFO) -> None:
-        click.echo(format_notice(text, self.options.log_format, level), err=True)
+        print_text(format_notice(text, self.options.log_format, level), err=True)
 
     async def _start_gateway(
         self, gateway: "Gateway", handover: "SocketHandover | None", shutdown: ShutdownSignal
@@ -341,7 +342,7 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
     try:
         initial_config = reader()
     except ConfigError as error:
-        click.echo(format_notice(str(error), log_format, logging.ERROR), err=True)
+        print_text(format_notice(str(error), log_format, logging.ERROR), err=True)
         sys.exit(1)
     if options["log_format"] == "auto":
         log_format = start_logging(log_level, initial_config.config.observe.log_format)
@@ -482,7 +483,7 @@ def worker(log_level: str, log_format: LogFormatChoice, *, insecure: bool, **opt
     try:
         initial_config = load_config()
     except ConfigError as error:
-        click.echo(format_notice(str(error), chosen_format, logging.ERROR), err=True)
+        print_text(format_notice(str(error), chosen_format, logging.ERROR), err=True)
         sys.exit(2)
     run_options = RunOptions(wait_for_warmup=True, log_format=chosen_format)
     sys.exit(run_gateway(initial_config, load_config, run_options))

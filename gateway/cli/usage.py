@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ import click
 import msgspec
 
 from gateway.cli.console import print_table
+from gateway.terminal import print_text
 
 if TYPE_CHECKING:
     from gateway.observability.usage import UsageExtract, UsageTotal
@@ -67,9 +67,10 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
     query = _sum_postgres if source.startswith(_POSTGRES_SCHEMES) else _sum_sqlite
     totals = query(source, names, parse_since(since))
     if not totals:
-        click.echo("There are no usage rows, or none of that time.", err=True)
+        print_text("There are no usage rows, or none of that time.", err=True)
     if as_json:
-        sys.stdout.buffer.write(b"".join(msgspec.json.encode(total) + b"\n" for total in totals))
+        for total in totals:
+            print_text(msgspec.json.encode(total))
     else:
         _print(names, totals)
 

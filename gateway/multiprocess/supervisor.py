@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -41,6 +40,7 @@ from gateway.observability.metrics.system import (
 )
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadTrigger
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE
+from gateway.terminal import print_text
 
 if TYPE_CHECKING:
     from gateway.multiprocess.admin_proxy import AdminProxy
@@ -238,7 +238,7 @@ class Supervisor(Collector):
         self._ports.release_others(frozenset())
 
     def _print(self, text: str, level: int = logging.INFO) -> None:
-        click.echo(format_notice(text, self._plan.log_format, level), err=True)
+        print_text(format_notice(text, self._plan.log_format, level), err=True)
 
     def _fail(self, reason: str) -> None:
         if not self._stop_event.is_set():
@@ -367,7 +367,7 @@ class Supervisor(Collector):
 def run_supervisor(plan: ServePlan) -> int:
     """Run the plan until stopped; returns the exit code."""
     if issues := [*find_unpartitionable(plan.initial_config.config)]:
-        click.echo(str(plan.initial_config.build_error(*issues)), err=True)
+        print_text(str(plan.initial_config.build_error(*issues)), err=True)
         return 1
     with tempfile.TemporaryDirectory(prefix="interlingua") as folder:
         return asyncio.run(Supervisor(plan, folder).run())

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.log_format import LogFormat, format_notice, format_time
+from backends.log_format import LogFormat, escape_controls, format_notice, format_time
 from gateway.observability.background_writer import BackgroundWriter
 from gateway.observability.record import RequestRecord, ignore_record
 
@@ -275,12 +275,10 @@ def _describe_response(record: RequestRecord) -> Iterator[str]:
 
 
 def _escape_line(line: str) -> str:
-    """The line with characters that are not printable, such as ends of lines, as escapes."""
+    """The line with controls, such as ends of lines, as escapes."""
     if line.isprintable():
         return line
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in line
-    )
+    return escape_controls(line).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -203,6 +203,18 @@ def test_ids_and_models_of_requests_are_never_rendered_as_html(
     assert page.locator("main img, main script, main b").count() == 0
 
 
+def test_controls_in_names_are_shown_as_escapes(page: Page, gateway: Gateway) -> None:
+    """A change of the direction would reverse what stands behind it."""
+    body = {"model": "gpt\u202e4\x00\x1b[2J", "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"Authorization": f"Bearer {KEY}", "x-interlingua-explain": "1"}
+    headers["x-request-id"] = "controls"
+    httpx.post(f"{gateway.client}/v1/chat/completions", json=body, headers=headers, timeout=30)
+    open_view(page, "Requests")
+    page.get_by_role("link", name="details of request controls").click()
+
+    expect(page.get_by_role("dialog")).to_contain_text(r"gpt\u202e4\u0000\u001b[2J")
+
+
 def test_page_loads_only_own_resources_and_has_a_strict_csp(
     browser: Browser, gateway: Gateway
 ) -> None:

@@ -7,13 +7,21 @@ export function el(name, attributes = {}, ...children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (value !== null && value !== false) element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.filter((child) => child !== null));
+  element.append(...children.filter((child) => child !== null).map((child) => (typeof child === "string" ? showControls(child) : child)));
   return element;
+}
+
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** The text with escapes of controls and of changes of the direction, as the commands print them. */
+function showControls(text) {
+  return text.replace(CONTROLS, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
 /** Set the text of an element, if it differs. */
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = showControls(String(text ?? ""));
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /** A form field with its label. */

@@ -7,6 +7,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from backends.log_format import escape_controls
 from gateway.evidence.judge import describe_judging
 from gateway.evidence.measures import (
     MeasureResult,
@@ -22,7 +23,6 @@ from gateway.tools.compare.text import (
     describe_pairing,
     describe_sides,
     describe_verdict,
-    escape_controls,
 )
 
 _STYLE: Final = """

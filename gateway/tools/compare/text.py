@@ -1,24 +1,10 @@
 """The words of the report, for the terminal and for the page."""
 
-import re
 from collections.abc import Iterator
-from typing import Final
 
 from gateway.evidence.judge import describe_judging
 from gateway.evidence.measures import MeasureResult
 from gateway.evidence.recordings import CompareReport, describe_side
-
-_CONTROLS: Final = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
-)
-
-
-def escape_controls(text: str) -> str:
-    """Recorded text with escapes of the characters that a terminal or a browser would obey.
-
-    Those are controls, changes of the direction, and halves of surrogate pairs.
-    """
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def describe_sides(report: CompareReport) -> Iterator[str]:

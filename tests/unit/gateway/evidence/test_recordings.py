@@ -248,7 +248,7 @@ def test_page_shows_controls_of_recorded_text_as_escapes() -> None:
     b = make_replay(2, 30, request=body, choice=RecordedChoice(text=hostile, finish_reason="eos"))
     page = render_page(compare((hostile, "b"), a, b))
 
-    assert r"a\u202eb\x00c\x1b[2Jd\ud800e\u2066f" in page
+    assert r"a\u202eb\u0000c\u001b[2Jd\ud800e\u2066f" in page
     assert not set(page) & set("\u202e\x00\x1b\ud800\u2066")
     assert page.encode()
 
