@@ -6,6 +6,7 @@ ignore fields that they don't know, and skip lines that are no record: the last 
 process may be cut off. The same lines are written by replays.
 """
 
+import errno
 import gzip
 import re
 import zlib
@@ -25,6 +26,14 @@ PLAIN_SUFFIX: Final = ".jsonl"
 COMPRESSED_SUFFIX: Final = ".jsonl.gz"
 MAX_LINE: Final = 256 << 20
 """Bytes of a line that is read, after decompression; a longer one is skipped."""
+MAX_DECOMPRESSED: Final = 256 << 20
+"""Bytes of a compressed file after decompression: four times what a gateway writes to a file."""
+MAX_LINES: Final = 500_000
+"""Lines of a compressed file: a gateway's file has fewer, even if each were of 140 bytes."""
+_TOO_LARGE: Final = (
+    "it decompresses to more than a gateway writes to a file; decompress it first if it is yours"
+)
+_SKIPPED_AT_ONCE: Final = 1 << 20
 
 
 class RecordedToolCall(Struct, omit_defaults=True):
@@ -162,7 +171,8 @@ def encode_recorded_request(recorded: RecordedRequest) -> bytes:
 class RecordingReader:
     """Reads the requests of a recording, file by file; an iterator over them.
 
-    ``path`` is a folder or a file. Raises OSError.
+    ``path`` is a folder or a file. Raises OSError, also for a compressed file that decompresses to
+    more than MAX_DECOMPRESSED bytes or MAX_LINES lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,13 +194,24 @@ class RecordingReader:
                         self.skipped_lines += 1
 
     def _read_lines(self, path: Path) -> Iterator[bytes]:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+        is_compressed = path.name.endswith(".gz")
+        with gzip.open(path) if is_compressed else path.open("rb") as file:
+            lines = 0
+
+            def read_line(size: int) -> bytes:
+                nonlocal lines
+                line = file.readline(size)
+                lines += 1
+                if is_compressed and (file.tell() > MAX_DECOMPRESSED or lines > MAX_LINES):
+                    raise OSError(errno.EFBIG, _TOO_LARGE, str(path))
+                return line
+
             try:
-                while line := file.readline(MAX_LINE + 1):
+                while line := read_line(MAX_LINE + 1):
                     if len(line) > MAX_LINE:
                         self.skipped_lines += 1
                         while line and not line.endswith(b"\n"):
-                            line = file.readline(MAX_LINE)
+                            line = read_line(_SKIPPED_AT_ONCE)
                     elif line.strip():
                         yield line
             except (EOFError, zlib.error, gzip.BadGzipFile):  # the file is cut off or damaged

@@ -107,6 +107,32 @@ def test_missing_recording_is_an_error(tmp_path: Path) -> None:
         read_recordings(tmp_path / "none.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("limit", "content"),
+    [
+        ("MAX_DECOMPRESSED", b"\0"),
+        ("MAX_DECOMPRESSED", encode_recorded_request(RECORDED)),
+        ("MAX_LINES", b"\n"),
+        ("MAX_LINES", encode_recorded_request(RECORDED)),
+    ],
+)
+def test_file_that_decompresses_to_too_much_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, content: bytes
+) -> None:
+    """A gateway begins another file long before; each line of such a file may be short."""
+    most = 10 * len(content) if limit == "MAX_DECOMPRESSED" else 11  # with the end
+    monkeypatch.setattr(recording, limit, most)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
+        file.write(content * 10)
+    with gzip.open(tmp_path / "b.jsonl.gz", "wb") as file:
+        file.write(content * 12)
+
+    assert len([*read_recordings(tmp_path / "a.jsonl.gz")]) in {0, 10}
+    with pytest.raises(OSError, match="decompresses to more") as caught:
+        [*read_recordings(tmp_path / "b.jsonl.gz")]
+    assert caught.value.filename == str(tmp_path / "b.jsonl.gz")
+
+
 def test_line_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted, never held in memory as a whole, and the lines around it are read."""
     line = encode_recorded_request(RECORDED)
