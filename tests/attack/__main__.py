@@ -221,6 +221,28 @@ async def rank_large_documents(target: Target) -> str:
     return ", ".join([await target.post("/v1/rerank", data) for _ in range(2)])
 
 
+async def send_large_heads(target: Target) -> str:
+    """2,000 requests of eight clients have a head of 1 MiB, as one header or as many."""
+    heads = (b"x: " + b"y" * (1 << 20), b"x: y\r\n" * (1 << 17) + b"x: y")
+    start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+    async def send_heads() -> list[str]:
+        return [await send_head(start + heads[number % 2]) for number in range(250)]
+
+    async def send_head(data: bytes) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(data + b"\r\n\r\n")
+        try:
+            return (await reader.readline()).decode().split(" ")[1]
+        except ConnectionError:  # it arrived before the status
+            return "closed"
+        finally:
+            writer.transport.abort()
+
+    statuses = await asyncio.gather(*(send_heads() for _ in range(8)))
+    return count_words(status for some in statuses for status in some)
+
+
 async def reload_often(target: Target) -> str:
     """The configuration changes, and SIGHUP comes, 100 times a second for five seconds."""
     text = target.gateway.file.read_text(encoding="utf-8")
@@ -293,6 +315,7 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[str]]] = {
     "many-calls-in-an-event": stream_many_calls,
     "many-choices": answer_many_choices,
     "large-documents": rank_large_documents,
+    "large-heads": send_large_heads,
     "reloads": reload_often,
     "image-urls": name_images,
     "handovers": replace_often,

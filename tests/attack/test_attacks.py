@@ -21,6 +21,22 @@ async def test_server_of_an_image_sees_no_connection() -> None:
 
 
 @pytest.mark.slow
+async def test_response_of_many_objects_is_an_error_and_others_are_served() -> None:
+    result = await run_attack("many-calls", "")
+
+    assert (result.outcome, result.failed) == ("502, 502, 502, 502", 0)
+    assert result.memory_peak - result.memory_before < 100 << 20, "decoded it would be 200 MiB"
+
+
+@pytest.mark.slow
+async def test_large_heads_are_refused_and_others_are_served() -> None:
+    result = await run_attack("large-heads", "")
+
+    assert {pair.split(": ")[0] for pair in result.outcome.split(", ")} <= {"431", "closed"}
+    assert result.failed == 0
+
+
+@pytest.mark.slow
 async def test_handovers_in_a_row_lose_no_request() -> None:
     result = await run_attack("handovers", "")
 
