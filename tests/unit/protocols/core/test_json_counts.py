@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.core.errors import RequestTooLarge
-from protocols.core.json_counts import BodyCounts
+from protocols.core.errors import RequestTooLarge, WorkerFailed
+from protocols.core.json_counts import BodyCounts, ResponseCounts
 
 COUNTS = BodyCounts(objects=10, values=20)
 
@@ -76,6 +76,24 @@ def test_counts_are_those_of_the_decoded_body(value: Any) -> None:
         if objects:
             assert check(body, BodyCounts(objects=objects - 1, values=values + 1)) is not None
         assert check(body, BodyCounts(objects=objects, values=values)) is not None
+
+
+def test_references_count_as_often_as_they_are_named() -> None:
+    COUNTS.check((b"{}",), [(b"{}", 9)])
+    with pytest.raises(RequestTooLarge, match="11 objects"):
+        COUNTS.check((b"{}",), [(b"{}", 10)])
+
+
+def test_pieces_are_scanned_as_one_text() -> None:
+    """A string that begins in one piece and ends in another holds no structure."""
+    COUNTS.check((b'["', b"{" * 11, b'"]'))
+    with pytest.raises(RequestTooLarge, match="11 objects"):
+        COUNTS.check((b"[", b"{" * 11, b"]"))
+
+
+def test_error_of_a_response_names_the_setting() -> None:
+    with pytest.raises(WorkerFailed, match="the worker's response has 2 objects; `max_response_"):
+        ResponseCounts(objects=1).check((b"[{},{}]",))
 
 
 def test_small_bodies_are_not_scanned() -> None:

@@ -148,3 +148,20 @@ def test_leading_blanks_before_a_stream_are_dropped() -> None:
 
     assert whole.feed(b" data: a\n\n") == b"data: a\n\n"
     assert b"".join(map(parts.feed, (b" ", b"data: a\n\n"))) == b"data: a\n\n"
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_event_of_too_many_objects_is_refused_however_it_is_read(size: int) -> None:
+    """The events before it are returned; one with fewer objects is none too many."""
+    data = b"data: a\n\ndata: [" + b"{}," * 30_000 + b"0]\n\n"
+    few = b"data: [" + b"{}," * 19_000 + b'"' + b"{" * 30_000 + b'"]\n\n'
+    parser, payloads = sse.SseParser(), list[bytes]()
+
+    with pytest.raises(WorkerFailed, match="30000 objects; the limit is 20000"):  # noqa: PT012
+        for start in range(0, len(data), size):
+            for payload in parser.feed(data[start : start + size]):
+                payloads.append(payload)
+
+    assert payloads == [b"a"]
+    assert list(sse.SseParser().feed(few)) == [few[6:-2]]
+    assert not sse.is_plain_event(few)
