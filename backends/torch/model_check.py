@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from backends.torch.attention import AttentionParams, BatchSegment
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
@@ -40,19 +39,20 @@ _MAX_DIFFERENT: Final = 0.05
 """Allowed share of tokens that differ: a mixture of experts may choose another one by rounding."""
 _SLICE_LOGITS: Final = 1 << 21
 """How many logits are computed at a time: those of all tokens would take much memory."""
-_SKETCH_SIZE: Final = 512
+_SKETCH_SIZE: Final = 128
+"""Numbers of a sketch, which stands for what one token has: all of them would take much memory."""
 _MAX_LOGIT: Final = 1e4
 """Larger ones are masks, whose sums would overflow."""
 
 
 class ReferenceOutputs(NamedTuple):
-    """What the family's own forward pass computed for the two sequences."""
+    """What the family's own forward pass computed for the two sequences, as sketches."""
 
     sequences: list[list[int]]
     layers: list[list[Tensor]]
-    """By decoder layer and sequence: (tokens, size)."""
+    """By decoder layer and sequence: the outputs of all tokens."""
     logits: list[Tensor]
-    """By sequence: sketches of the logits of all tokens."""
+    """By sequence: the logits of all tokens."""
 
 
 def compute_reference(model: Any, context: int) -> ReferenceOutputs:
@@ -71,21 +71,29 @@ def compute_reference(model: Any, context: int) -> ReferenceOutputs:
                     "use_cache": False,
                 }
                 layers: list[Tensor] = []
+                last: list[Tensor] = []
 
-                def record(_layer: int, output: Tensor, to: list[Tensor] = layers) -> None:
-                    to.append(output.clone())
+                def record(
+                    _layer: int,
+                    output: Tensor,
+                    to: list[Tensor] = layers,
+                    last: list[Tensor] = last,
+                ) -> None:
+                    to.append(_sketch(output))
+                    last[:] = [output]
 
                 with _record_layers(model, record):
                     model(**options, logits_to_keep=1)
                 outputs.append(layers)
                 sketches = []
-                with _replay_layers(model, layers[-1:]):
+                with _replay_layers(model, last):
                     for [part] in _slice_tokens([len(sequence)], vocabulary):
                         indices = torch.tensor(part, device=model.device)
                         result = model(**options, logits_to_keep=indices)
                         sketches.append(_sketch_logits(result.logits[0]))
+                        del result
+                        release_free_memory()
                 logits.append(torch.cat(sketches))
-                release_free_memory()
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ModelError(f"this model family is not supported: {error}") from error
     by_layer = [list(one) for one in zip(*outputs, strict=True)]
@@ -146,7 +154,8 @@ def _run_packed(
 
         def compare(layer: int, output: Tensor, spans: Any = spans, sizes: Any = sizes) -> None:
             for i, part in enumerate(torch.split(output, sizes)):
-                errors[layer].append(_measure_errors(reference.layers[layer][i][spans[i]], part))
+                expected = reference.layers[layer][i][spans[i]]
+                errors[layer].append(_measure_errors(expected, _sketch(part)))
                 if layer == len(errors) - 1:
                     last_outputs[i].append(part.clone())
 
@@ -172,6 +181,8 @@ def _compute_packed_logits(
             logits = torch.split(run(segments), [len(part) for part in parts])
         for to, one in zip(sketches, logits, strict=True):
             to.append(_sketch_logits(one))
+        del logits, one
+        release_free_memory()
     return [torch.cat(parts) for parts in sketches]
 
 
@@ -188,18 +199,23 @@ def _slice_tokens(lengths: Sequence[int], vocabulary: int) -> Iterator[list[rang
 
 
 def _sketch_logits(logits: Tensor) -> Tensor:
-    """Sums of logits with random signs: two sketches differ by about as much as their logits do."""
-    size = logits.shape[-1]
+    return _sketch(logits, _MAX_LOGIT)
+
+
+def _sketch(rows: Tensor, largest: float = float("inf")) -> Tensor:
+    """Sums with random signs: two sketches differ by about as much as their rows do."""
+    size = rows.shape[-1]
     dice = torch.Generator().manual_seed(size)
-    signs = torch.randint(2, (size,), generator=dice).mul_(2).sub_(1).to(logits.device)
-    signed = logits.float().clamp(-_MAX_LOGIT, _MAX_LOGIT).mul_(signs)
-    padded = pad(signed, (0, -size % _SKETCH_SIZE))
-    return padded.view(len(logits), -1, _SKETCH_SIZE).sum(1)
+    signs = torch.randint(2, (size,), generator=dice).mul_(2).sub_(1).to(rows.device)
+    sketch = rows.new_zeros((len(rows), _SKETCH_SIZE), dtype=torch.float32)
+    for at in range(0, size, _SKETCH_SIZE):
+        part = rows[:, at : at + _SKETCH_SIZE].float().clamp(-largest, largest)
+        sketch[:, : part.shape[1]] += part * signs[at : at + _SKETCH_SIZE]
+    return sketch
 
 
 def _measure_errors(expected: Tensor, actual: Tensor) -> Tensor:
-    """The difference of each token's output, relative to its magnitude."""
-    expected, actual = expected.float(), actual.float()
+    """The difference of each token's sketch, relative to its magnitude."""
     errors: Tensor = (expected - actual).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-6)
     return errors
 
@@ -217,6 +233,7 @@ def _record_layers(model: nn.Module, receive: Callable[[int, Tensor], None]) -> 
     def make_hook(layer: int) -> Any:
         def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
             receive(layer, (output[0] if isinstance(output, tuple) else output)[0].detach())
+            release_free_memory()
 
         return record
 

@@ -25,7 +25,7 @@ ROW_MULTIPLE: Final = 16
 _MAX_CODE: Final = 127
 _CENTER: Final = 8
 """The 4-bit code that stands for the offset alone."""
-_BLOCK_WEIGHTS: Final = 1 << 20
+_BLOCK_WEIGHTS: Final = 1 << 18
 """How many weights are converted to float32 at a time."""
 _PACKED_ROWS: Final = 256
 """How many rows are packed at a time; the kernels' layout is one of blocks of at most 64 rows."""
