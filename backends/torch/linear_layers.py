@@ -57,6 +57,17 @@ class PrepackedLinear(nn.Module):
         return output[:count].view(*rows.shape[:-1], -1)
 
 
+def prepack_linear(module: Any) -> PrepackedLinear | None:
+    """The prepacked form of a linear layer with float32 weights on the CPU, if oneDNN is there."""
+    has_mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    weight = get_linear_weight(module) if has_mkldnn else None
+    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    with torch.inference_mode():
+        bias = None if module.bias is None else module.bias.detach().clone()
+        return PrepackedLinear(weight.detach(), bias)
+
+
 def _pad_row_count(rows: int) -> int:
     """The number of rows to compute for this many, padding included.
 

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.initialization import no_init_weights
 
 from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX, read_quantized_tensors
-from backends.torch.linear_layers import get_linear_weight, quantize_linear
+from backends.torch.linear_layers import get_linear_weight, prepack_linear, quantize_linear
 from backends.torch.model_files import (
     HUB_NAME_PATTERN,
     EngineTask,
@@ -464,6 +464,8 @@ def load_quantized_model(location: ModelLocation) -> Any:
     for name, tensor in _read_quantized_folder(folder, model):
         layer, _, kind = name.rpartition(".")
         if f".{kind}" in _QUANTIZED_SUFFIXES:
+            if is_packed and not layers:
+                _prepack_output_layer(model)
             layers.setdefault(layer, {})[f".{kind}"] = tensor
             if f".{kind}" == SCALES_SUFFIX:
                 _check_scales(layer, tensor)
@@ -474,6 +476,14 @@ def load_quantized_model(location: ModelLocation) -> Any:
     if missing:
         raise ModelError(f"{len(missing)} weights are missing: {format_names(missing)}")
     return model.eval()
+
+
+def _prepack_output_layer(model: Any) -> None:
+    """Prepack a float32 output layer, which takes its memory twice, before the others are read."""
+    output = model.get_output_embeddings()
+    if not any(one.is_meta for one in output.parameters()) and (packed := prepack_linear(output)):
+        model.set_output_embeddings(packed)
+        release_free_memory()
 
 
 def _create_model(config: Any) -> Any:

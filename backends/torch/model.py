@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from backends.torch.attention import AttentionParams, BatchSegment, PackedBatch, RotaryFactors
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
-from backends.torch.linear_layers import PrepackedLinear, get_linear_weight
+from backends.torch.linear_layers import prepack_linear
 from backends.torch.loader import (
     ModelLocation,
     find_model_class,
@@ -253,17 +253,9 @@ def prepack_linears(model: nn.Module, *, owns_weights: bool = False) -> None:
     float32 layers need oneDNN. Unless ``owns_weights``, the other parameters are copied, since all
     may be views of one mapped file, whose pages stay in memory until nothing refers to it.
     """
-    has_mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
     def prepack(module: Any) -> nn.Module | None:
-        if isinstance(module, QuantizedLinear):
-            return module.pack()
-        weight = get_linear_weight(module) if has_mkldnn else None
-        if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return None
-        with torch.inference_mode():
-            bias = None if module.bias is None else module.bias.detach().clone()
-            return PrepackedLinear(weight.detach(), bias)
+        return module.pack() if isinstance(module, QuantizedLinear) else prepack_linear(module)
 
     if replace_modules(model, prepack) and not owns_weights:
         for tensor in (*model.parameters(), *model.buffers()):
@@ -433,6 +425,7 @@ def load_model_runner(
         model = load_weights(
             AutoModelForCausalLM, location, torch_device, torch_dtype, attn_implementation="eager"
         )
+    release_free_memory()
     length = compute_context_length(model.config.get_text_config(), context)
     freeze_rotary_factors(model, length)
     reference = compute_reference(model, length)

@@ -40,12 +40,15 @@ def read_packed_tensors(
     """The tensors of a checkpoint for ``model``, which is on the meta device, by name.
 
     ``files``: where each tensor is. Layers with quantized weights have tensors with
-    ``CODES_SUFFIX`` and ``SCALES_SUFFIX``. Raises ModelError.
+    ``CODES_SUFFIX`` and ``SCALES_SUFFIX``; they follow the other layers. Raises ModelError.
     """
     codes_name, further = _NAMES[layout.method]
     marks = further if codes_name == "weight" else (codes_name, *further)
     layers = {name.rpartition(".")[0] for name in files if name.rpartition(".")[2] in marks}
     parts = {f"{one}.{kind}" for one in layers for kind in (codes_name, *further)} & files.keys()
+    for name, file in files.items():
+        if name not in parts:
+            yield name, _read_float(file, name)
     for layer in sorted(layers):
         tensors = {
             kind: _read_tensor(files[name], name)
@@ -67,12 +70,6 @@ def read_packed_tensors(
             raise ModelError(f"the quantized weights of {layer} can't be read: {error}") from error
         yield layer + CODES_SUFFIX[layout.bits], codes
         yield layer + SCALES_SUFFIX, scales
-    for name, file in files.items():
-        if name not in parts:
-            tensor = _read_tensor(file, name)
-            if not tensor.is_floating_point():
-                raise ModelError(f"{name} has the unknown type {tensor.dtype}")
-            yield name, tensor.float()
 
 
 def _read_tensor(file: Path, name: str) -> Tensor:
@@ -80,6 +77,14 @@ def _read_tensor(file: Path, name: str) -> Tensor:
     with safe_open(file, framework="pt") as source:
         tensor: Tensor = source.get_tensor(name)
         return tensor.clone()
+
+
+def _read_float(file: Path, name: str) -> Tensor:
+    with safe_open(file, framework="pt") as source:
+        tensor: Tensor = source.get_tensor(name)
+        if not tensor.is_floating_point():
+            raise ModelError(f"{name} has the unknown type {tensor.dtype}")
+        return tensor.to(torch.float32, copy=True)
 
 
 def repack_layer(

@@ -18,16 +18,23 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from backends.torch import loader
+from backends.torch.gguf_file import CODES_SUFFIX
 from backends.torch.linear_layers import Int8Linear
 from backends.torch.loader import ModelLocation, load_int8_model
 from backends.torch.model import ATTENTION_NAME, FusedGatedMlp, fuse_layers, prepack_linears
+from backends.torch.model_check import compute_reference
 from backends.torch.model_files import ModelError
+from backends.torch.packed_checkpoint import read_packed_tensors
+from backends.torch.packed_formats import read_packed_format
+from backends.torch.quantized_weights import EightBitLinear
+from tests.unit.backends.torch.test_packed_checkpoint import GPTQ
 
 ALLOWED_PEAK = 1.15
 """The most that loading may take, as a multiple of what the model takes then."""
 LAYERS = 32
 PAGE = 4096
 """Tensors smaller than a page count as memory, mapped or not."""
+STORED = ("cpu", torch.strided)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,7 +51,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves((args, kwargs, result)):
-            if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+            if isinstance(tensor, Tensor) and (tensor.device.type, tensor.layout) == STORED:
                 self._add(tensor.untyped_storage())
         if self._bytes > self.peak:
             self._drop_expired()
@@ -146,3 +153,53 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=f"{name} has weights or scales that are infinite or no"):
         load_int8_model(ModelLocation(str(folder), "generate"))
+
+
+def test_reference_of_a_wide_model_takes_little() -> None:
+    """Given outputs of 6.5 MB, less than a fifth of that is kept for the comparison."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=1024,
+        intermediate_size=64,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        head_dim=16,
+    )
+    llama: Any = LlamaForCausalLM
+    reference = compute_reference(llama(config), 160)
+    assert [len(reference.layers), *map(len, reference.layers[0])] == [8, 160, 40]
+    stored = sum(one.nbytes for layer in reference.layers for one in layer)
+    assert stored < 8 * 200 * 1024 * 4 / 5
+
+
+def test_product_of_a_quantized_layer_takes_little() -> None:
+    """Given 4 million weights, at most 3 MB of them are float32 at a time."""
+    layer = EightBitLinear(torch.ones(2048, 2048, dtype=torch.int8), torch.ones(2048))
+    rows = torch.ones(1, 2048)
+    with LiveBytes() as live, torch.inference_mode():
+        layer(rows)
+    assert live.peak <= layer.codes.nbytes + 3e6
+
+
+def test_float_tensors_of_a_packed_checkpoint_are_read_first_and_once(tmp_path: Path) -> None:
+    """Given float16 embeddings and a quantized layer, no copy in float16 is made."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=4,
+    )  # fmt: skip
+    layer, file = "model.layers.0.mlp.up_proj", tmp_path / "model.safetensors"
+    tensors = {
+        f"{layer}.qweight": torch.ones(16, 128, dtype=torch.int32),
+        f"{layer}.qzeros": torch.ones(1, 16, dtype=torch.int32),
+        f"{layer}.scales": torch.ones(1, 128, dtype=torch.float16),
+        "model.norm.weight": torch.ones(1 << 20, dtype=torch.float16),
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    reader = read_packed_tensors(dict.fromkeys(tensors, file), read_packed_format(GPTQ), model)
+    with LiveBytes() as live:
+        name, tensor = next(reader)
+    assert (name, tensor.dtype) == ("model.norm.weight", torch.float32)
+    assert live.peak <= tensor.nbytes + 1000
+    assert next(reader)[0] == layer + CODES_SUFFIX[4]
