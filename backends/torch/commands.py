@@ -204,6 +204,10 @@ def find_unsupported_params(
         case GenerationRequest():
             pass
     carries = {**_GENERATION_SUPPORT, **template_support, **load_support}
+    has_own_template = templates and request.templating.template is not None
+    if features is not None and not features.follows_effort and not has_own_template:
+        neutral = "none" if features.reasoning is None else None
+        carries["reasoning.effort"] = ParameterSupport("", reason="dropped", default=neutral)
     unsupported = (
         *find_unsupported_parameters(request, carries, names),
         *_find_unused_sampling(request, names),
@@ -272,8 +276,8 @@ def _get_prompt_logprobs(request: GenerationRequest) -> int | None:
 
 
 def _build_prompt_input(request: GenerationRequest, *, templates: bool) -> PromptInput:
-    templating = request.templating
-    stopping = request.stopping
+    templating, stopping = request.templating, request.stopping
+    effort = None if request.reasoning is None else request.reasoning.effort
     truncate_to = stopping.truncate_prompt
     if truncate_to is None and stopping.overflow == "truncate":
         truncate_to = -1
@@ -284,7 +288,7 @@ def _build_prompt_input(request: GenerationRequest, *, templates: bool) -> Promp
         as_user_message=templating.mode == "server",
         template=templating.template if templates else None,
         template_arguments=msgspec.json.encode(
-            {**_build_reasoning_arguments(request), **(templating.arguments or {})}
+            {**build_effort_variables(effort), **(templating.arguments or {})}
         ),
         continue_final=bool(templating.continue_final),
         generation_prompt=templating.add_generation_prompt is not False,
@@ -293,9 +297,8 @@ def _build_prompt_input(request: GenerationRequest, *, templates: bool) -> Promp
     )
 
 
-def _build_reasoning_arguments(request: GenerationRequest) -> dict[str, object]:
+def build_effort_variables(effort: str | None) -> dict[str, object]:
     """The variables by which chat templates turn reasoning on and off."""
-    effort = None if request.reasoning is None else request.reasoning.effort
     if effort is None:
         return {}
     if effort == "none":

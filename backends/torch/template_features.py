@@ -21,6 +21,7 @@ from backends.torch.call_formats import (
     ParsedCall,
     detect_by_sign,
 )
+from backends.torch.commands import build_effort_variables
 from backends.torch.output_formats import ReasoningMark, detect_reasoning_mark
 from protocols.core.catalog import ModelFeatures
 
@@ -76,6 +77,8 @@ class TemplateFeatures(Struct, frozen=True):
     reasoning: ReasoningMark | None = None
     reasoning_key: str | None = None
     """The field in which the template looks for reasoning between calls; None: in none."""
+    follows_effort: bool = False
+    """Whether the variables of a reasoning effort change the prompt."""
     problem: str | None = None
     """Why the format of calls is not known."""
 
@@ -106,6 +109,7 @@ def inspect_template(template: str, render: Render) -> TemplateFeatures:
         text_arguments=text_arguments,
         reasoning=detect_reasoning_mark(template),
         reasoning_key=_find_reasoning_key(render, as_text=text_arguments),
+        follows_effort=_follows_effort(render),
         problem=problem,
     )
 
@@ -204,6 +208,16 @@ def _find_reasoning_key(render: Render, *, as_text: bool) -> str | None:
     return None
 
 
+def _follows_effort(render: Render) -> bool:
+    prompts = {
+        _try_render(
+            functools.partial(render, **build_effort_variables(effort)), _make_messages(), []
+        )
+        for effort in (None, "none", "low", "medium", "high")
+    }
+    return len(prompts - {None}) > 1
+
+
 def _try_render(
     render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> str | None:
@@ -236,5 +250,6 @@ def summarize_features(
         functions_in="chat template" if features.shows_functions else "system message",
         reasoning=None if mark is None else f"{mark.opening.strip()} … {mark.closing}",
         keeps_reasoning=features.reasoning_key is not None,
+        follows_effort=features.follows_effort,
         problem=features.problem,
     )

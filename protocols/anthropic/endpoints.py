@@ -15,6 +15,7 @@ from protocols.anthropic.params import (
     MESSAGE_PARAMS,
     REQUEST_HEADERS,
     STATEFUL_FIELDS,
+    THINKING_FIELD_NAMES,
     VERSION_HEADER,
     field_error,
     invalid_type_error,
@@ -243,8 +244,7 @@ class Anthropic:
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        del call
-        return FIELD_NAMES
+        return FIELD_NAMES if b'"effort"' in call.body else THINKING_FIELD_NAMES
 
     def rate_limit_headers(
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None

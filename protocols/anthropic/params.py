@@ -58,6 +58,8 @@ FIELD_NAMES: Final[Mapping[str, str]] = {
     "templating.add_generation_prompt": "messages",
 }
 """The wire name of each field of the internal request."""
+THINKING_FIELD_NAMES: Final[Mapping[str, str]] = {**FIELD_NAMES, "reasoning.effort": "thinking"}
+"""Those of a request without an effort, which is then that of its ``thinking``."""
 
 TYPE_TEXTS: Final[Mapping[str, str]] = {
     "int": "a valid integer",

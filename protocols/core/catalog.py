@@ -28,6 +28,8 @@ class ModelFeatures(Struct, frozen=True, omit_defaults=True):
     """The marks around reasoning."""
     keeps_reasoning: bool = False
     """Whether earlier reasoning goes back to the model."""
+    follows_effort: bool = False
+    """Whether a reasoning effort changes the prompt."""
     problem: str | None = None
     """Why calls are not understood."""
     schema: bool = False

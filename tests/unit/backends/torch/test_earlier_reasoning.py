@@ -138,3 +138,36 @@ def test_hidden_reasoning_is_not_returned_but_counted() -> None:
         stream = _ResponseStream(request, nothing, asyncio.Queue(), None)
         assert stream._map_event(ReasoningEvent(1, 0, "hm", 200)) == expected
         assert stream.take_credit() == 200
+
+
+def list_effort_losses(features: ModelFeatures | None, effort: str) -> list[tuple[str, str]]:
+    request = GenerationRequest(
+        model="m",
+        kind="chat",
+        messages=(Message("user", ()),),
+        reasoning=ReasoningOptions(effort=effort),
+    )
+    names = {"reasoning.effort": "output_config.effort"}
+    losses = find_unsupported_params(request, names, templates=True, features=features)
+    return [(one.field, one.reason) for one in losses]
+
+
+@pytest.mark.parametrize("variable", ["enable_thinking", "thinking", "reasoning_effort"])
+def test_effort_is_approximated_if_the_template_reads_it(noisy: Drive, variable: str) -> None:
+    _, features = render(noisy(), make_template("thinking") + f"{{{{ {variable} }}}}")
+    assert features.follows_effort
+    expected = [("output_config.effort", "approximated")]
+    assert list_effort_losses(features, "low") == expected
+    assert list_effort_losses(None, "low") == expected
+
+
+def test_effort_without_effect_is_dropped(noisy: Drive) -> None:
+    """Given a template that reads no effort, and reasons in any case or never."""
+    _, features = render(noisy(), make_template("thinking") + "{# <think> </think> #}")
+    expected = [("output_config.effort", "dropped")]
+    assert features.reasoning
+    assert not features.follows_effort
+    assert list_effort_losses(features, "low") == expected
+    assert list_effort_losses(features, "none") == expected
+    assert list_effort_losses(ModelFeatures(), "low") == expected
+    assert list_effort_losses(ModelFeatures(), "none") == []

@@ -1,5 +1,7 @@
 """The endpoints beside messages, and the routing information."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -212,8 +214,24 @@ def test_rate_limit_headers() -> None:
     assert Anthropic().rate_limit_headers(None, None) == ()
 
 
-def test_field_names_and_schema(make: MakeCall) -> None:
+def test_field_names(make: MakeCall) -> None:
     assert Anthropic().field_names(make())["stopping.stop"] == "stop_sequences"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ],
+)
+def test_effort_has_the_name_of_the_field_that_sets_it(
+    make: MakeCall, fields: dict[str, Any], expected: str
+) -> None:
+    assert Anthropic().field_names(make(fields))["reasoning.effort"] == expected
+
+
+def test_schema_describes_every_endpoint() -> None:
     fragment = Anthropic().openapi_fragment()
     assert fragment.operations.keys() == {one.operation for one in Anthropic().endpoints}
 
