@@ -50,7 +50,9 @@ class PrepackedLinear(nn.Module):
         """Map (…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
         count = flat.shape[0]
-        if padding := _pad_row_count(count) - count:
+        if count == 1:  # one row alone is computed differently from several
+            flat = torch.cat((flat, flat))
+        elif padding := _pad_row_count(count) - count:
             flat = pad(flat, (0, 0, 0, padding))
         flat = flat.contiguous()
         output: Tensor = self._operator(flat, self._weight, self._bias, "none", [], "")
@@ -72,10 +74,10 @@ def _pad_row_count(rows: int) -> int:
     """The number of rows to compute for this many, padding included.
 
     oneDNN generates and caches a kernel for each number of rows, which takes half a megabyte for
-    every layer shape. One row alone is computed differently from several, so two is the minimum.
+    every layer shape.
     """
     step = next(step for limit, step in _ROW_STEPS if rows <= limit)
-    return max(-(-rows // step) * step, 2)
+    return -(-rows // step) * step
 
 
 # int8 linear layers: per-channel scales for weights, per-row (per-token) scales for activations.

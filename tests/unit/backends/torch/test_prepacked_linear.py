@@ -66,7 +66,7 @@ def test_unsupported_layers_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("rows", "computed"),
-    [(1, 2), (2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
+    [(2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
 )
 def test_row_counts_are_rounded_to_few_sizes(rows: int, computed: int) -> None:
     assert _pad_row_count(rows) == computed
