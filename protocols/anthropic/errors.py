@@ -40,6 +40,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerError,
     WorkerUnreachable,
+    find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
 from protocols.core.json_text import JsonDecoder
@@ -112,7 +113,7 @@ def format_error_event(error: GatewayError) -> bytes:
 
 
 def _build_body(error: GatewayError) -> tuple[int, dict[str, Any]]:
-    status, kind = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
+    status, kind = find_entry(_ERROR_ROWS, error)
     text = _build_message(error)
     if (passed := error.upstream_error) is not None:
         status, text = passed.status, passed.text

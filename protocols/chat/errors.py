@@ -40,6 +40,7 @@ from protocols.core.errors import (
     WorkerFailed,
     WorkerModelNotFound,
     WorkerUnreachable,
+    find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
 from protocols.core.json_text import JsonDecoder
@@ -105,7 +106,7 @@ ERROR_STATUSES = tuple((cls, row.status) for cls, row in _ERROR_ROWS.items())
 
 def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
     """The status and the body of an error."""
-    entry = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
+    entry = find_entry(_ERROR_ROWS, error)
     code, kind_, param = entry.code, entry.type, error.param or entry.param
     match error:
         case UnknownParameter() | UnsupportedEndpoint():
@@ -136,16 +137,21 @@ def format_error_event(error: GatewayError) -> bytes:
 
 
 def build_error_headers(error: GatewayError) -> Headers:
-    """The headers of an error: what is allowed, and when to try again."""
+    """The headers of an error for OpenAI's clients, which retry unless a header forbids it."""
+    if isinstance(error, QuotaExceeded):
+        return (("x-should-retry", "false"),)
+    return build_http_headers(error)
+
+
+def build_http_headers(error: GatewayError) -> Headers:
+    """The headers that HTTP defines for an error: what is allowed, and when to try again."""
     match error:
         case Unauthorized():
             return (("WWW-Authenticate", "Bearer"),)
         case MethodNotAllowed(allowed=allowed):
             return (("Allow", ", ".join(allowed)),)
-        case QuotaExceeded():
-            return (("x-should-retry", "false"),)
         case GatewayError(retry_after=float() | int() as seconds):
-            return (("Retry-After", str(max(1, -int(-seconds // 1)))),)
+            return (("Retry-After", str(max(1, math.ceil(seconds)))),)
         case WorkerUnreachable():
             return (("Retry-After", "1"),)
         case _:

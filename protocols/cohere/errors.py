@@ -29,6 +29,7 @@ from protocols.core.errors import (
     UnsupportedEndpoint,
     WorkerError,
     WorkerUnreachable,
+    find_entry,
 )
 from protocols.core.interfaces import HttpResponse
 from protocols.json_body import encode_ascii
@@ -67,7 +68,7 @@ class ErrorBody(Struct, omit_defaults=True):
 
 def build_error_response(error: GatewayError, request_id: str | None) -> HttpResponse:
     """The error response before the response has started."""
-    status = next(row for cls in type(error).__mro__ if (row := _STATUSES.get(cls)))
+    status = find_entry(_STATUSES, error)
     body = ErrorBody(_build_message(error), request_id or error.request_id)
     headers = (("Content-Type", "application/json"), *build_error_headers(error))
     return HttpResponse(status, encode_ascii(body), headers)

@@ -37,7 +37,7 @@ Only ``ClientAdapter.encode_error`` maps errors to HTTP statuses and bodies.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 ErrorOrigin = Literal["client", "worker", "gateway"]
 
@@ -337,3 +337,11 @@ class StreamBroken(WorkerError):
 
 class InternalError(GatewayError):
     """The gateway's fault; its log has the cause."""
+
+
+EntryT = TypeVar("EntryT")
+
+
+def find_entry(table: Mapping[type[GatewayError], EntryT], error: GatewayError) -> EntryT:
+    """The entry of the error's class, or of its nearest base class; GatewayError must have one."""
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)

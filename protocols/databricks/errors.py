@@ -31,6 +31,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerError,
     WorkerUnreachable,
+    find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
 from protocols.params import Param
@@ -81,7 +82,7 @@ ERROR_STATUSES = tuple((cls, status) for cls, (status, _) in _ERROR_CODES.items(
 
 def build_error_response(error: GatewayError) -> HttpResponse:
     """The error as a response."""
-    status, code = next(row for kind in type(error).__mro__ if (row := _ERROR_CODES.get(kind)))
+    status, code = find_entry(_ERROR_CODES, error)
     body = _encode(DatabricksErrorBody(code, _build_message(error)))
     return HttpResponse(status, body, (_JSON_HEADER, *_build_headers(error, status)))
 

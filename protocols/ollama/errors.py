@@ -4,11 +4,11 @@ Source: ollama 0.9, server/routes.go; statuses of a gateway where the server has
 """
 
 from collections.abc import Callable, Mapping
-from math import ceil
 from typing import Final
 
 from msgspec import Struct
 
+from protocols.chat.errors import build_http_headers
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
@@ -29,6 +29,7 @@ from protocols.core.errors import (
     UnsupportedEncoding,
     WorkerError,
     WorkerUnreachable,
+    find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
 from protocols.json_body import encode_ascii
@@ -76,15 +77,16 @@ _TEXTS: Final[Mapping[type[GatewayError], str | Callable[[GatewayError], str]]] 
     Overloaded: _BUSY,
     WorkerUnreachable: _BUSY,
     ClientDisconnected: "request canceled",
+    GatewayError: lambda error: error.message,
 }
 
 
 def build_error_response(error: GatewayError, operation: str, model: str) -> HttpResponse:
     """The response to ``error``; ``model`` is the name that the client sent."""
-    status = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+    status = find_entry(_STATUSES, error)
     if operation in _NAMELESS and _is_missing_model(error):
         status = 404
-    headers = (*JSON_HEADERS, *_build_headers(error))
+    headers = (*JSON_HEADERS, *build_http_headers(error))
     text = get_error_text(error, operation, model)
     return HttpResponse(status, encode_ascii(OllamaError(text)), headers)
 
@@ -117,21 +119,5 @@ def get_error_text(error: GatewayError, operation: str = "", model: str = "") ->
         case ContextTooLong():
             return f"the input length exceeds the context length: {error.message}"
         case _:
-            text = next((_TEXTS[kind] for kind in type(error).__mro__ if kind in _TEXTS), None)
-            if text is None:
-                return error.message
+            text = find_entry(_TEXTS, error)
             return text if isinstance(text, str) else text(error)
-
-
-def _build_headers(error: GatewayError) -> Headers:
-    match error:
-        case Unauthorized():
-            return (("WWW-Authenticate", "Bearer"),)
-        case MethodNotAllowed(allowed=allowed):
-            return (("Allow", ", ".join(allowed)),)
-        case GatewayError(retry_after=float() | int() as seconds):
-            return (("Retry-After", str(max(1, ceil(seconds)))),)
-        case WorkerUnreachable():
-            return (("Retry-After", "1"),)
-        case _:
-            return ()

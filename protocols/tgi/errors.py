@@ -7,7 +7,6 @@ any error, so only the text tells errors apart (``router/src/infer/mod.rs``).
 
 import re
 from collections.abc import Mapping
-from math import ceil
 from typing import Final
 
 from msgspec import Struct
@@ -35,6 +34,7 @@ from protocols.core.errors import (
     UnsupportedEncoding,
     WorkerError,
     WorkerUnreachable,
+    find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
 from protocols.json_body import encode_ascii
@@ -94,7 +94,7 @@ _RANGE_TEXTS: Final[Mapping[str, str]] = {
 
 def build_error_body(error: GatewayError, *, in_stream: bool = False) -> TgiError:
     """The body of an error; ``in_stream``: after the response has begun."""
-    _, kind = _find_status(error)
+    _, kind = find_entry(_STATUSES, error)
     text = _get_error_text(error)
     return TgiError(
         f"{text} stream" if in_stream and isinstance(error, StreamBroken) else text, kind
@@ -103,13 +103,9 @@ def build_error_body(error: GatewayError, *, in_stream: bool = False) -> TgiErro
 
 def build_error_response(error: GatewayError) -> HttpResponse:
     """The response to ``error``."""
-    status, _ = _find_status(error)
-    headers = (*JSON_HEADERS, *_build_headers(error))
+    status, _ = find_entry(_STATUSES, error)
+    headers = (*JSON_HEADERS, *errors.build_http_headers(error))
     return HttpResponse(status, encode_ascii(build_error_body(error)), headers)
-
-
-def _find_status(error: GatewayError) -> tuple[int, str]:
-    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
 
 
 def _get_error_text(error: GatewayError) -> str:
@@ -141,20 +137,6 @@ def _describe_range(error: InvalidParameter, row: Param) -> str:
     if text is None:
         return error.message
     return text.format(limit=row.maximum, value=error.value)
-
-
-def _build_headers(error: GatewayError) -> Headers:
-    match error:
-        case Unauthorized():
-            return (("WWW-Authenticate", "Bearer"),)
-        case MethodNotAllowed(allowed=allowed):
-            return (("Allow", ", ".join(allowed)),)
-        case GatewayError(retry_after=float() | int() as seconds):
-            return (("Retry-After", str(max(1, ceil(seconds)))),)
-        case WorkerUnreachable():
-            return (("Retry-After", "1"),)
-        case _:
-            return ()
 
 
 # Errors of workers.
