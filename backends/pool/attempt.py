@@ -1,5 +1,8 @@
 """One attempt: one request to one worker, its timeouts, headers and response events.
 
+An AttemptRequest is built once for all attempts. Its headers stand in two places: those that many
+requests have in common, whose text the HTTP client caches, and those of this request alone.
+
 ``begin`` sends the request and waits for the response to begin: of a stream that is its first
 content, of a unary response all of it. Until then the client has got nothing, so that the pool may
 retry on another worker. Then ``read_next`` returns what has arrived, or has it written by a sink as
@@ -74,15 +77,110 @@ from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
 from protocols.core.sse import MAX_EVENT_BYTES
 
-# Timeouts of an attempt.
+TimeoutName = Literal["first_token", "idle", "total"]
+
+NO_TIMEOUT: Final = math.inf
+
+ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
+"""See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
 
 _GENERATION_KINDS: Final = ("chat", "completion")
 _UNKNOWN_PATH_STATUSES: Final = (404, 405, 501)
 """A worker answers so if it has no API for this kind of request, such as reranking."""
+_MAX_ERROR_BYTES: Final = 64 << 10
+"""How much of an error body is read."""
+_LARGE_BODY: Final = 256 << 10
+"""The size from which a unary response is decoded in a thread."""
+_BODY_END_SECONDS: Final = 1.0
+"""How long the rest of a body may take once the response or its error is complete."""
+_STATUS_OK: Final = 200
+_NO_OUTPUT: Final[StreamItem] = None, ()
+_EVENTS_WITHOUT_CONTENT: Final = frozenset(
+    {StreamStart, ResponseMetadata, ResponseExtra, Timing, Usage}
+)
+"""Events without content of the response."""
+_COMMON_HEADERS: Final = ("content-type", "accept")
+"""Headers of a protocol that are sent to workers and are the same for many requests."""
+_PER_REQUEST_HEADERS: Final = ("req-id",)
+"""Headers of a protocol that differ for each request."""
+_HEADER_WORD: Final = re.compile(r"[!-~]{1,256}")
+"""Printable ASCII without spaces, and not too long for a header."""
+_TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
+_TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
-TimeoutName = Literal["first_token", "idle", "total"]
+_TIMEOUT_TEXTS: dict[TimeoutName, str] = {
+    "first_token": "the worker sent no first token in time (timeouts.first_token)",
+    "idle": "the worker stopped sending in the middle of its response (timeouts.idle)",
+    "total": TIME_IS_UP,
+}
 
-NO_TIMEOUT: Final = math.inf
+
+class AttemptRequest(Struct, frozen=True):
+    """A request as sent to workers. ``upstream_request`` has the headers common to requests."""
+
+    request: AnyRequest
+    upstream_request: UpstreamRequest
+    request_headers: Headers
+    """The headers of this request alone, without the worker's key."""
+    make_response_reader: Callable[[], PassthroughReader]
+    """Creates the reader of the response, a new one for each attempt."""
+    read_error: ErrorReader
+    deadline: Deadline
+    background: bool = False
+    """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
+    model_timeouts: ModelTimeouts | None = None
+    """Those of the model, which replace the pool's."""
+
+
+def filter_headers(
+    wire: UpstreamRequest, context: RequestContext, own: frozenset[str] = frozenset()
+) -> tuple[UpstreamRequest, Headers]:
+    """``wire`` with the common headers only, and the headers of this request alone.
+
+    ``own`` are names of further headers of the protocol.
+    """
+    common, headers = _split_headers(wire.headers, own)
+    if common is not wire.headers:
+        wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
+    if _HEADER_WORD.fullmatch(context.id):
+        headers += (("x-request-id", context.id),)
+    if context.traceparent and _HEADER_WORD.fullmatch(context.traceparent):
+        headers += (("traceparent", context.traceparent),)
+    if context.tracestate and _TRACESTATE.fullmatch(context.tracestate):
+        headers += (("tracestate", context.tracestate),)
+    return wire, headers
+
+
+@functools.lru_cache(256)
+def _split_headers(headers: Headers, own: frozenset[str]) -> tuple[Headers, Headers]:
+    """The headers that are sent: those common to requests, and those of one request."""
+    common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
+    if common == headers:
+        return headers, ()
+    single = own.union(_PER_REQUEST_HEADERS)
+    return common, tuple(header for header in headers if header[0].lower() in single)
+
+
+def add_trace_headers(
+    request: AttemptRequest, trace: AttemptTrace, worker: WorkerState
+) -> AttemptRequest:
+    """``request`` with the trace headers of an attempt at this worker."""
+    headers = [header for header in request.request_headers if header[0] not in _TRACE_HEADERS]
+    return replace(request, request_headers=(*headers, *trace.start_attempt(worker.name)))
+
+
+class AttemptServices(Struct, frozen=True):
+    """Shared by all attempts of a pool."""
+
+    http_client: HttpClient
+    timeouts: Timeouts
+    clock: Clock
+    deadline_timer: DeadlineTimer
+    metrics: PoolMetrics = field(default_factory=PoolMetrics)
+    max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
+    """The largest unary response. Streams have no such limit: they are not buffered."""
+    response_counts: ResponseCounts = ResponseCounts()
+    """What a unary response may consist of."""
 
 
 class AttemptTimeouts:
@@ -92,9 +190,9 @@ class AttemptTimeouts:
     ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), the next
     content may take ``idle`` seconds. Comments are no content, but signs of life: each lets the
     worker go on for ``idle`` seconds, up to ``idle_max`` seconds without content. The deadline
-    always applies. The
-    reader calls ``start_wait`` or ``wait_next`` before it waits and ``stop_wait`` afterwards, and
-    at last removes the object from the timer. A subclass implements ``abort_response``.
+    always applies. The reader calls ``start_wait`` or ``wait_next`` before it waits and
+    ``stop_wait`` afterwards, and at last removes the object from the timer. A subclass implements
+    ``abort_response``.
     """
 
     __slots__ = (
@@ -279,61 +377,6 @@ class AttemptTimeouts:
 
 def _make_deadline_error(timeout: TimeoutName) -> DeadlineExceeded:
     return DeadlineExceeded(_TIMEOUT_TEXTS[timeout], which=timeout)
-
-
-_TIMEOUT_TEXTS: dict[TimeoutName, str] = {
-    "first_token": "the worker sent no first token in time (timeouts.first_token)",
-    "idle": "the worker stopped sending in the middle of its response (timeouts.idle)",
-    "total": TIME_IS_UP,
-}
-
-
-ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
-"""See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
-
-_MAX_ERROR_BYTES: Final = 64 << 10
-"""How much of an error body is read."""
-_LARGE_BODY: Final = 256 << 10
-"""The size from which a unary response is decoded in a thread."""
-_BODY_END_SECONDS: Final = 1.0
-"""How long the rest of a body may take once the response or its error is complete."""
-_STATUS_OK: Final = 200
-_NO_OUTPUT: Final[StreamItem] = None, ()
-_EVENTS_WITHOUT_CONTENT: Final = frozenset(
-    {StreamStart, ResponseMetadata, ResponseExtra, Timing, Usage}
-)
-"""Events without content of the response."""
-
-
-class AttemptRequest(Struct, frozen=True):
-    """A request as sent to workers. ``upstream_request`` has the headers common to requests."""
-
-    request: AnyRequest
-    upstream_request: UpstreamRequest
-    request_headers: Headers
-    """The headers of this request alone, without the worker's key."""
-    make_response_reader: Callable[[], PassthroughReader]
-    """Creates the reader of the response, a new one for each attempt."""
-    read_error: ErrorReader
-    deadline: Deadline
-    background: bool = False
-    """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
-    model_timeouts: ModelTimeouts | None = None
-    """Those of the model, which replace the pool's."""
-
-
-class AttemptServices(Struct, frozen=True):
-    """Shared by all attempts of a pool."""
-
-    http_client: HttpClient
-    timeouts: Timeouts
-    clock: Clock
-    deadline_timer: DeadlineTimer
-    metrics: PoolMetrics = field(default_factory=PoolMetrics)
-    max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
-    """The largest unary response. Streams have no such limit: they are not buffered."""
-    response_counts: ResponseCounts = ResponseCounts()
-    """What a unary response may consist of."""
 
 
 class Attempt(AttemptTimeouts):
@@ -726,52 +769,3 @@ def _has_content(item: StreamItem) -> bool:
         elif type(event) not in _EVENTS_WITHOUT_CONTENT:
             return True
     return False
-
-
-# Headers sent to workers: the protocol's own, the request id and the trace context.
-
-_COMMON_HEADERS: Final = ("content-type", "accept")
-"""Headers of a protocol that are sent to workers and are the same for many requests."""
-_PER_REQUEST_HEADERS: Final = ("req-id",)
-"""Headers of a protocol that differ for each request."""
-_HEADER_WORD: Final = re.compile(r"[!-~]{1,256}")
-"""Printable ASCII without spaces, and not too long for a header."""
-_TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
-_TRACE_HEADERS: Final = ("traceparent", "tracestate")
-
-
-def filter_headers(
-    wire: UpstreamRequest, context: RequestContext, own: frozenset[str] = frozenset()
-) -> tuple[UpstreamRequest, Headers]:
-    """``wire`` with the common headers only, and the headers of this request alone.
-
-    ``own`` are names of further headers of the protocol.
-    """
-    common, headers = _split_headers(wire.headers, own)
-    if common is not wire.headers:
-        wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
-    if _HEADER_WORD.fullmatch(context.id):
-        headers += (("x-request-id", context.id),)
-    if context.traceparent and _HEADER_WORD.fullmatch(context.traceparent):
-        headers += (("traceparent", context.traceparent),)
-    if context.tracestate and _TRACESTATE.fullmatch(context.tracestate):
-        headers += (("tracestate", context.tracestate),)
-    return wire, headers
-
-
-@functools.lru_cache(256)
-def _split_headers(headers: Headers, own: frozenset[str]) -> tuple[Headers, Headers]:
-    """The headers that are sent: those common to requests, and those of one request."""
-    common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
-    if common == headers:
-        return headers, ()
-    single = own.union(_PER_REQUEST_HEADERS)
-    return common, tuple(header for header in headers if header[0].lower() in single)
-
-
-def add_trace_headers(
-    request: AttemptRequest, trace: AttemptTrace, worker: WorkerState
-) -> AttemptRequest:
-    """``work`` with the trace headers of an attempt at this worker."""
-    headers = [header for header in request.request_headers if header[0] not in _TRACE_HEADERS]
-    return replace(request, request_headers=(*headers, *trace.start_attempt(worker.name)))
