@@ -284,8 +284,26 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 """The sections of a request: its fields that are structs."""
 
 
-class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
-    """What all requests share."""
+class _BaseRequest(Struct, frozen=True, kw_only=True, dict=True, repr_omit_defaults=True):
+    """What all requests share. These fields come after those of each kind of request."""
+
+    model: str
+    priority: int | None = None
+    """0 to 255, lower first."""
+    timeout: float | None = None
+    """The client's timeout in seconds."""
+    client_id: str | None = None
+    """The client's own id of this request."""
+    labels: Mapping[str, str] = {}
+    """user, metadata and the like: for routing, logs and workers of the same protocol."""
+    provided_fields: frozenset[str] = frozenset()
+    """The wire names of the fields that the client sent with a value."""
+    extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    """The target model's, if known: no plausible token count is larger."""
+    source: str = ""
+    """The name of the client's protocol, or of one of its APIs if the decoder set it: workers of
+    another get no ``extra``."""
 
     @property
     def set_fields(self) -> Mapping[str, Any]:
@@ -334,14 +352,13 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         return self
 
 
-class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
+class GenerationRequest(_BaseRequest, frozen=True):
     """A request for text: a conversation (``messages``), or one or more ``prompts``.
 
     The response has ``n`` choices for a conversation, and ``n`` for each prompt: choice ``i`` of
     prompt ``p`` has the index ``p * n + i``.
     """
 
-    model: str
     kind: Literal["chat", "completion"]
     messages: tuple[Message, ...] = ()
     prompts: tuple[Prompt, ...] = ()
@@ -368,20 +385,9 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: bool = False
     response_options: ResponseOptions = ResponseOptions()
     adapter: str | None = None
-    priority: int | None = None
-    """0 to 255, lower first."""
-    timeout: float | None = None
-    """The client's timeout in seconds."""
     keep_alive: float | None = None
     """How long a model that is loaded on demand stays after this request, in seconds; negative: for
     ever."""
-    client_id: str | None = None
-    """The client's own id of this request."""
-    labels: Mapping[str, str] = {}
-    """user, metadata and the like: for routing, logs and workers of the same protocol."""
-    provided_fields: frozenset[str] = frozenset()
-    """The wire names of the fields that the client sent with a value."""
-    extra: Mapping[str, Raw] = {}
     field_extra: tuple[ExtraFields, ...] = ()
     """Unknown keys of fields that are objects, such as ``tool_choice`` or ``response_format``."""
     fills_context: bool = False
@@ -389,11 +395,6 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     a worker's own default would cut the response short."""
     clamped_fields: Mapping[str, str] = {}
     """What the client's protocol changed to fit the target, by wire name: ``64000 to 4096``."""
-    context_length: int | None = None
-    """The target model's, if known: no plausible token count is larger."""
-    source: str = ""
-    """The name of the client's protocol, or of one of its APIs if the decoder set it: workers of
-    another get no ``extra``."""
 
     @property
     def choice_count(self) -> int:
@@ -415,11 +416,10 @@ LEGACY_FIELD_NAMES: Final[Mapping[str, str]] = {
 """What the client calls these fields if it sent ``functions``."""
 
 
-class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
+class EmbeddingRequest(_BaseRequest, frozen=True):
     """A request for one vector for each input."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
-    model: str
     inputs: tuple[Prompt, ...]
     instruction: str | None = None
     dimensions: int | None = None
@@ -427,16 +427,8 @@ class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     normalize: bool | None = None
     truncate: int | None = None
     overflow: Literal["error", "truncate"] | None = None
-    priority: int | None = None
-    timeout: float | None = None
     keep_alive: float | None = None
-    client_id: str | None = None
-    labels: Mapping[str, str] = {}
-    provided_fields: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = {}
     field_extra: tuple[ExtraFields, ...] = ()
-    context_length: int | None = None
-    source: str = ""
     stream: Literal[False] = False
 
 
@@ -444,7 +436,7 @@ Request = GenerationRequest | EmbeddingRequest
 """What every protocol may carry."""
 
 
-class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
+class RerankRequest(_BaseRequest, frozen=True):
     """A request for the relevance of each document to a query.
 
     ``queries`` is one query for all documents, or one for each document. The response has a score
@@ -452,7 +444,6 @@ class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[Literal["rerank"]] = "rerank"
-    model: str
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     raw_documents: tuple[Raw, ...] = ()
@@ -462,77 +453,42 @@ class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
     return_documents: bool | None = None
     truncate: int | None = None
     """Keep the first so many tokens of a query with its document; -1 keeps as many as fit."""
-    priority: int | None = None
-    timeout: float | None = None
-    client_id: str | None = None
-    labels: Mapping[str, str] = {}
-    provided_fields: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = {}
     field_extra: tuple[ExtraFields, ...] = ()
-    context_length: int | None = None
-    source: str = ""
     stream: Literal[False] = False
 
 
-class ClassifyRequest(_BaseRequest, frozen=True, kw_only=True):
+class ClassifyRequest(_BaseRequest, frozen=True):
     """A request for the class of each input."""
 
     kind: ClassVar[Literal["classify"]] = "classify"
-    model: str
     inputs: tuple[Prompt, ...]
     truncate: int | None = None
     """Keep the first so many tokens of an input; -1 keeps as many as fit."""
     add_special_tokens: bool | None = None
     activation: bool | None = None
     """Whether to turn the logits into probabilities; None leaves it to the model."""
-    priority: int | None = None
-    timeout: float | None = None
-    client_id: str | None = None
-    labels: Mapping[str, str] = {}
-    provided_fields: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = {}
-    context_length: int | None = None
-    source: str = ""
     stream: Literal[False] = False
 
 
-class TokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
+class TokenizeRequest(_BaseRequest, frozen=True):
     """A request for the tokens of a text (``prompt``), or of a conversation (``messages``)."""
 
     kind: ClassVar[Literal["tokenize"]] = "tokenize"
-    model: str
     prompt: str | None = None
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
     templating: PromptOptions = PromptOptions()
     return_texts: bool = False
     """Return the text of each token, too."""
-    priority: int | None = None
-    timeout: float | None = None
-    client_id: str | None = None
-    labels: Mapping[str, str] = {}
-    provided_fields: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = {}
     field_extra: tuple[ExtraFields, ...] = ()
-    context_length: int | None = None
-    source: str = ""
     stream: Literal[False] = False
 
 
-class DetokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
+class DetokenizeRequest(_BaseRequest, frozen=True):
     """A request for the text of these tokens."""
 
     kind: ClassVar[Literal["detokenize"]] = "detokenize"
-    model: str
     token_ids: tuple[int, ...]
-    priority: int | None = None
-    timeout: float | None = None
-    client_id: str | None = None
-    labels: Mapping[str, str] = {}
-    provided_fields: frozenset[str] = frozenset()
-    extra: Mapping[str, Raw] = {}
-    context_length: int | None = None
-    source: str = ""
     stream: Literal[False] = False
 
 
