@@ -87,6 +87,9 @@ class MemoryBudget:
         self._taken = 0
         self._refused = self._closed = 0
 
+    def __repr__(self) -> str:
+        return f"<MemoryBudget {self.used} of {self.limit} bytes>"
+
     @property
     def used(self) -> int:
         """The bytes in use."""

@@ -1,4 +1,18 @@
-"""One HTTP/1.1 connection to a worker: requests and responses, one after another."""
+"""One HTTP/1.1 connection to a worker: requests and responses, one after another.
+
+``HttpConnection`` writes a request and feeds what arrives to httptools, whose callbacks fill the
+``Http1Response`` in: first its head, then the chunks of its body. Chunks wait in a list until they
+are read, or go to a consumer in the same callback, so that no task wakes up for a token. If too
+many bytes wait, the connection reads no more until they are taken.
+
+What must never happen:
+
+- Bytes of one response in the next: a response that was not received to its end, or bytes that
+  nobody expects, close the connection.
+- A response that was cut off and looks complete: without a length, only an orderly close of the
+  connection ends it.
+- Memory without a limit: heads, trailers, interim responses and unread chunks have one.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +25,17 @@ from backends.write_batching import WriteBatcher
 from protocols.core.errors import StreamBroken, WorkerError, WorkerFailed
 from protocols.core.name_cache import NameCache
 
-# A response that is being received.
+_MAX_BUFFERED_BYTES: Final = MAX_HELD_BYTES - MAX_READ
+"""Buffered bytes of a response at which reading pauses; exceeded by one read at most."""
+_read_buffer: Final = memoryview(bytearray(MAX_READ))
+"""For the data of all connections: it is parsed before anything else is read."""
+_MAX_HEADERS: Final = 256
+_MAX_BYTES_WITHOUT_BODY: Final = 16 << 10
+"""Bytes without a byte of body that may arrive beside headers: status lines, chunk extensions."""
+_STATUS_SWITCHING_PROTOCOLS: Final = 101
+_FIRST_FINAL_STATUS: Final = 200
+_response_header_names: Final = NameCache[bytes, str](lambda name: name.decode("latin-1").lower())
+"""Header names in lower case, by the name as it was sent."""
 
 
 class ConnectionFault(NamedTuple):
@@ -208,21 +232,6 @@ class Http1Response:
             waiter.set_result(more)
         else:
             waiter.set_exception(error)
-
-
-_MAX_BUFFERED_BYTES: Final = MAX_HELD_BYTES - MAX_READ
-"""Buffered bytes of a response at which reading pauses; exceeded by one read at most."""
-_read_buffer: Final = memoryview(bytearray(MAX_READ))
-"""For the data of all connections: it is parsed before anything else is read."""
-_MAX_HEADERS: Final = 256
-_MAX_BYTES_WITHOUT_BODY: Final = 16 << 10
-"""Bytes without a byte of body that may arrive beside headers: status lines, chunk extensions."""
-_STATUS_SWITCHING_PROTOCOLS: Final = 101
-_FIRST_FINAL_STATUS: Final = 200
-
-
-_response_header_names: Final = NameCache[bytes, str](lambda name: name.decode("latin-1").lower())
-"""Header names in lower case, by the name as it was sent."""
 
 
 class HttpConnection(asyncio.BufferedProtocol):

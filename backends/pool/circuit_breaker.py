@@ -156,6 +156,9 @@ class WorkerHealth:
         self.healthy = True
         """No problem is recorded. True stays true until a failure; False may end with time."""
 
+    def __repr__(self) -> str:
+        return f"<WorkerHealth {'healthy' if self.healthy else 'unhealthy'}>"
+
     def record_health_check(self, now: float, ok: bool) -> None:  # noqa: FBT001 - the result of a check
         """Record a health check. A successful one also ends the connect backoff."""
         if not ok:

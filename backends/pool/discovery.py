@@ -79,6 +79,13 @@ class WorkerDiscovery:
         self.failures = 0
         """The number of failed lookups."""
 
+    def __repr__(self) -> str:
+        failing = len(self.source_errors)
+        return (
+            f"<WorkerDiscovery {self._name}, {len(self._current)} workers,"
+            f" {failing} of {len(self._source_states)} sources failing>"
+        )
+
     @property
     def workers(self) -> Sequence[WorkerConfig]:
         """The current set."""

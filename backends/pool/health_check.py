@@ -56,6 +56,9 @@ class HealthChecker:
         self._first_checks: dict[WorkerState, asyncio.Event] = {}
         """Set after the first check of a worker."""
 
+    def __repr__(self) -> str:
+        return f"<HealthChecker {len(self._tasks)} workers>"
+
     def set_workers(self, workers: Sequence[WorkerState]) -> None:
         """Replace the set of workers."""
         for worker in self._tasks.keys() - set(workers):

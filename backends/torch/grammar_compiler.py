@@ -89,6 +89,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._token_table: Any = None
 
+    def __repr__(self) -> str:
+        return f"<GrammarCompiler {len(self._cache)} grammars cached>"
+
     def load_vocabulary(self) -> None:
         """Load the vocabulary at start, so that the first request need not wait for it."""
         with contextlib.suppress(RequestRejectedError):

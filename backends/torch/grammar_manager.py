@@ -63,6 +63,9 @@ class GrammarManager:
         self._response_template = get_response_template(tokenizer)
         self._waiting: dict[EngineRequest, Future[GrammarState]] = {}
 
+    def __repr__(self) -> str:
+        return f"<GrammarManager {len(self._waiting)} requests waiting>"
+
     def __len__(self) -> int:
         return len(self._waiting)
 

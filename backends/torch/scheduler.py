@@ -11,8 +11,8 @@ forward passes, from the state alone: the scheduler waits for nothing and reads 
 What must never happen:
 
 - Two sequences that preempt each other in turn: only a later one in the order gives way to an
-  earlier one, and fairness preempts at most once for a tenant
-  in ``FAIR_PREEMPTION_INTERVAL`` steps.
+  earlier one, and fairness preempts at most once for a tenant in ``FAIR_PREEMPTION_INTERVAL``
+  steps.
 - A tenant that starves: each gets its turn in the queue, whatever others have sent.
 - A sequence that can never run: what does not fit into an empty cache is rejected at the start.
 """

@@ -43,6 +43,9 @@ class Listener(ListenSockets):
         """Those that are past their TLS handshake."""
         self._timer: asyncio.TimerHandle | None = None
 
+    def __repr__(self) -> str:
+        return f"<Listener {self._active_requests} requests running, {self._tracker!r}>"
+
     @property
     def limits(self) -> ServerLimitsConfig:
         """The limits of new connections."""

@@ -105,6 +105,12 @@ class ConnectionTracker:
         """Whether connections that were accepted before closing are rejected."""
         self._all_closed = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return (
+            f"<ConnectionTracker {len(self.connections)} connections, {len(self.idle)} idle,"
+            f" {len(self.waiting)} waiting for their client>"
+        )
+
     def admit(self, connection: TrackedConnection) -> bool:
         """Count a connection; returns False if it must be closed. ``release`` it in any case."""
         limits, network = self.limits, get_client_network(connection.peer)

@@ -43,6 +43,10 @@ class BackgroundWriter(Generic[ItemT]):
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write_batches, name=name, daemon=True)
 
+    def __repr__(self) -> str:
+        name = self._thread.name
+        return f"<BackgroundWriter {name}, {len(self._waiting)} waiting, {self.dropped} dropped>"
+
     @property
     def dropped(self) -> int:
         """Items not written: the queue was full, or ``write`` dropped them."""

@@ -1,8 +1,14 @@
 """Sends a routed request to its target, or to a fallback if the target fails.
 
+One target is tried after the other, each with its own attempt: what a fallback reuses is the parsed
+body and the history of failed workers. The first target that begins a response is the last one.
+
 strategy  pass-through or translation, as the target's backend can (``pipeline.strategies``)
 response  the events, written to the client (``pipeline.responder``)
 fallback  the next target that meets the request's requirements (``routing.fallback``)
+
+What must never happen: a fallback after the client has received something, or to a model that the
+caller's key may not use.
 """
 
 import asyncio

@@ -18,10 +18,14 @@ for operators. It holds no prompts and no keys, and is all that is left of a req
 A feature beside the path (explain, tracing, recording, ...) is a ``Stage``. The stages of a
 listener are built with its configuration (``services.StageFactory``), those that begin with the
 routing for each model (``RouteStages``), and a request has those of them that want it: mostly none,
-and then the path does nothing for them. A stage never makes a
-request fail by a fault of its own: the exception is logged, and that stage gets no further calls of
-the request.
-A stage may refuse a request, by raising a GatewayError before the response has begun.
+and then the path does nothing for them. They observe in the order of the factories. A stage may
+refuse a request, by raising a GatewayError before the response has begun.
+
+What must never happen:
+
+- A request that fails by a fault of a stage: the exception is logged, and that stage gets no
+  further calls of the request.
+- A prompt, a body or the text of a key in ``record``, which outlives the request and is logged.
 """
 
 import logging

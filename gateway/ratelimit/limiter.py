@@ -134,6 +134,10 @@ class Reservation:
         self._choices = 1
         """The choices for which it has taken slots."""
 
+    def __repr__(self) -> str:
+        state = "" if self.rejection is None else ", rejected"
+        return f"<Reservation {self._weight} tokens, {self._choices} choices{state}>"
+
     def check(self) -> None:
         """Raises RateLimitExceeded, QuotaExceeded or Overloaded if the request was rejected."""
         if self.rejection is not None:
@@ -404,6 +408,9 @@ class RateLimiter:
         for key in {key for limiter in registry.limiters for key in limiter._keys} & keys.keys():  # noqa: SLF001 - of the same class
             self._add_key(key, keys[key])
         registry.limiters.add(self)
+
+    def __repr__(self) -> str:
+        return f"<RateLimiter {len(self._limits)} keys, {len(self._keys)} of them used>"
 
     def reserve(
         self, key: str, model: str, target: ModelInfo, body: bytes | None, adapter: ClientAdapter

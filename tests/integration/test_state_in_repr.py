@@ -12,6 +12,9 @@ from backends.deadline_timer import DeadlineTimer
 from backends.http.client import AsyncioHttpClient
 from backends.http.connection import Http1Response, HttpConnection
 from backends.pool.attempt import Attempt
+from backends.pool.circuit_breaker import WorkerHealth
+from backends.pool.discovery import WorkerDiscovery
+from backends.pool.health_check import HealthChecker
 from backends.pool.pool import PoolBackend
 from backends.pool.workers import WorkerPool, WorkerState
 from backends.write_batching import WriteBatcher
@@ -19,6 +22,7 @@ from gateway.config.loader import load_text
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
 from gateway.http_server.listener import Listener
+from gateway.http_server.overload import ConnectionTracker
 from gateway.http_server.parser import RequestParser
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.handler import RequestHandler
@@ -41,6 +45,7 @@ REQUEST: Final = (
     f"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {KEY}\r\n"
     f"Content-Length: {len(BODY)}\r\n\r\n{BODY}"
 ).encode()
+TRACKER: Final = "<ConnectionTracker 1 connections, 0 idle, 0 waiting for their client>"
 EXPECTED: Final = {
     ClientConnection: "<ClientConnection 127.0.0.1, in response, 0 requests queued>",
     RequestParser: "<RequestParser next head>",
@@ -62,6 +67,11 @@ EXPECTED: Final = {
     GenerationDecoder: "<GenerationDecoder 1 choices, 0 ended>",
     DeadlineTimer: "<DeadlineTimer 1 targets>",
     WriteBatcher: "<WriteBatcher 0 writes pending>",
+    Listener: f"<Listener 1 requests running, {TRACKER}>",
+    ConnectionTracker: TRACKER,
+    WorkerHealth: "<WorkerHealth healthy>",
+    WorkerDiscovery: "<WorkerDiscovery pool, 1 workers, 0 of 0 sources failing>",
+    HealthChecker: "<HealthChecker 1 workers>",
 }
 
 

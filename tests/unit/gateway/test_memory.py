@@ -51,6 +51,7 @@ def test_all_uses_share_one_limit() -> None:
     status = memory.get_status()
     assert status.uses == {"bodies": 0, "responses": 30, "recordings": 20, "connections": 0}
     assert (status.limit, status.used, status.refused, status.closed) == (100, 50, 1, 0)
+    assert repr(memory) == "<MemoryBudget 50 of 100 bytes>"
 
 
 def test_slowest_connections_of_all_listeners_make_room() -> None:

@@ -78,6 +78,7 @@ def test_grammar_compile_timeout_rejects_the_request(noisy: Drive, tokenizer: An
     driver.now = grammar_manager.COMPILE_TIMEOUT - 1
 
     assert not driver.engine.step()
+    assert repr(driver.engine._grammar_manager) == "<GrammarManager 1 requests waiting>"
 
     driver.now = grammar_manager.COMPILE_TIMEOUT
     driver.engine.step()
@@ -131,7 +132,7 @@ def test_compiled_grammars_are_cached_with_a_limit(tokenizer: Any) -> None:
 
     for number in range(MAX_CACHED_GRAMMARS - 1):
         cache.compile_grammar((GrammarPart("form", "regex", f"a{number}"),))
-    assert len(cache._cache) == MAX_CACHED_GRAMMARS
+    assert repr(cache) == f"<GrammarCompiler {MAX_CACHED_GRAMMARS} grammars cached>"
     assert cache.compile_grammar((GrammarPart("form", "regex", "a"),)) is not first
 
 

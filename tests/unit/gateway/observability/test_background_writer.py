@@ -32,6 +32,7 @@ def test_items_are_written_in_order_and_in_batches() -> None:
     slow.may.set()
     for number in range(2500):
         writer.enqueue(number)
+    assert repr(writer) == "<BackgroundWriter test, 2500 waiting, 0 dropped>"
 
     writer.start()
 

@@ -171,6 +171,15 @@ def test_rejected_request_consumes_no_limit() -> None:
     assert bench.left() == before
 
 
+def test_state_of_a_limiter_and_a_reservation_is_shown() -> None:
+    bench = LimiterTestBench(RateLimitConfig(tokens=(10, 60)))
+
+    entry = bench.ask(2)
+
+    assert repr(bench.limiter) == "<RateLimiter 1 keys, 1 of them used>"
+    assert repr(entry.reservation) == "<Reservation 6 tokens, 1 choices>"
+
+
 def test_key_without_limits_is_never_rejected() -> None:
     bench = LimiterTestBench(RateLimitConfig())
     entry = LimitedRequest(key="free")
