@@ -50,8 +50,10 @@ class _OpenNode(Struct):
     height: int = 1
 
 
-def compose_yaml(text: str, issues: IssueCollector) -> yaml.Node:
-    """The root node. Raises ConfigError if the text is not YAML or exceeds a limit."""
+def compose_yaml(
+    text: str, issues: IssueCollector, *, empty_message: str = _EMPTY_CONFIG_MESSAGE
+) -> yaml.Node:
+    """The root node. Raises ConfigError if the text is not YAML, exceeds a limit, or is empty."""
     _check_characters(text, issues)
     try:
         _check_bounds(text, issues)
@@ -62,7 +64,7 @@ def compose_yaml(text: str, issues: IssueCollector) -> yaml.Node:
             get_position(mark) if mark else DOCUMENT_START, _describe_syntax_error(error)
         ) from None
     if root is None:
-        raise issues.build_error(DOCUMENT_START, _EMPTY_CONFIG_MESSAGE)
+        raise issues.build_error(DOCUMENT_START, empty_message)
     return root
 
 

@@ -31,10 +31,8 @@ from gateway.tools.migrate.yaml_file import (
 )
 from protocols.core import units
 
-_RATE_KEYS: Final = ("rpm", "tpm")
-WEIGHT_KEYS: Final = ("weight", *_RATE_KEYS)
+WEIGHT_KEYS: Final = ("weight", "rpm", "tpm")
 """The keys by which LiteLLM weights deployments: the first that the first deployment has."""
-_NO_RATES: Final = "LiteLLM does not limit by it with these settings; see `limits` of `defaults`"
 _SECRET_NAME: Final = re.compile(r"auth|cookie|key|secret|token", re.IGNORECASE)
 """Names of headers whose values may be secrets."""
 
@@ -98,6 +96,13 @@ class PoolKey(Struct, frozen=True):
     api_version: str | Env | None = None
 
 
+class SourceNumber(Struct, frozen=True):
+    """A number of the file."""
+
+    value: float
+    source: SourceValue
+
+
 class Deployment(Struct, frozen=True):
     """An entry of the model list. ``source`` is its position."""
 
@@ -105,8 +110,9 @@ class Deployment(Struct, frozen=True):
     worker: SourceWorker
     task: str
     defaults: Mapping[str, float]
-    rates: Mapping[str, float]
-    """Its limits per minute: ``rpm``, ``tpm``."""
+    numbers: Mapping[str, SourceNumber]
+    """Its weight, and its limits per minute, by WEIGHT_KEYS. What becomes of them depends on the
+    other deployments of its name."""
     comments: tuple[str, ...]
     source: SourceValue
 
@@ -114,13 +120,12 @@ class Deployment(Struct, frozen=True):
 class DeploymentReader:
     """Reads deployments.
 
-    With ``by_rates``, their rate limits count as weights; with ``keeps_rates``, as limits.
+    With ``by_rates``, their rate limits may count as weights.
     """
 
-    def __init__(self, notes: NoteCollector, *, by_rates: bool, keeps_rates: bool) -> None:
+    def __init__(self, notes: NoteCollector, *, by_rates: bool) -> None:
         self.notes = notes
         self._by_rates = by_rates
-        self._keeps_rates = keeps_rates
         self._secrets: dict[str, str] = {}
         """The variables that replace secrets in the file, by secret."""
 
@@ -144,11 +149,11 @@ class DeploymentReader:
         headers = self._headers(group, params, provider)
         if (provider.key_header or "Authorization").lower() in map(str.lower, headers):
             key = None
-        rates = self._rates(params)
+        numbers = self._numbers(params)
         worker = SourceWorker(
             endpoint.url,
             key,
-            self._shares(params, rates),
+            self._shares(numbers),
             max_concurrency,
             key_header=provider.key_header,
             headers=headers,
@@ -171,7 +176,7 @@ class DeploymentReader:
             worker=worker,
             task=task,
             defaults=defaults,
-            rates=rates,
+            numbers=numbers,
             comments=endpoint.comments,
             source=source,
         )
@@ -180,8 +185,8 @@ class DeploymentReader:
         self, response: str, task: str, params: SourceMapping, source: SourceValue
     ) -> Deployment:
         """A deployment that always gives the same answer."""
-        rates = self._rates(params)
-        worker = SourceWorker("", None, self._shares(params, rates), None)
+        numbers = self._numbers(params)
+        worker = SourceWorker("", None, self._shares(numbers), None)
         pool_key = PoolKey(
             protocol="",
             profile=None,
@@ -198,7 +203,7 @@ class DeploymentReader:
             worker=worker,
             task=task,
             defaults={},
-            rates=rates,
+            numbers=numbers,
             comments=(),
             source=source,
         )
@@ -269,28 +274,18 @@ class DeploymentReader:
             return None
         return self._replace_secret(source, text, group) if _SECRET_NAME.search(name) else text
 
-    def _rates(self, params: SourceMapping) -> Mapping[str, float]:
-        """The limits per minute, also if only the weights need them."""
-        rates = {}
-        for key in _RATE_KEYS:
+    def _numbers(self, params: SourceMapping) -> Mapping[str, SourceNumber]:
+        numbers = {}
+        for key in WEIGHT_KEYS:
             setting = params.pop(key)
-            if setting is None:
-                continue
-            if self._keeps_rates:
-                reason = "the limit of the model: the sum of those of its entries"
-            else:
-                reason = "used as a weight, not as a limit" if self._by_rates else _NO_RATES
-            is_used = self._keeps_rates or self._by_rates
-            self.notes.add(setting, "changed" if is_used else "left out", reason)
-            if is_used and (number := read_number(setting, self.notes, 0, 1e12)) is not None:
-                rates[key] = number
-        return rates
+            number = read_number(setting, self.notes, 0, 1e12)
+            if setting is not None and number is not None:
+                numbers[key] = SourceNumber(number, setting)
+        return numbers
 
-    def _shares(self, params: SourceMapping, rates: Mapping[str, float]) -> Mapping[str, float]:
-        weight = params.pop("weight")
-        number = None if weight is None else read_number(weight, self.notes, 0, 1e12)
-        shares = {} if number is None else {"weight": number}
-        return {**shares, **rates} if self._by_rates else shares
+    def _shares(self, numbers: Mapping[str, SourceNumber]) -> Mapping[str, float]:
+        keys = WEIGHT_KEYS if self._by_rates else ("weight",)
+        return {key: numbers[key].value for key in keys if key in numbers}
 
 
 def _api_version(

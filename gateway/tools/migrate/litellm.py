@@ -33,6 +33,7 @@ from gateway.tools.migrate.yaml_file import (
     EnvText,
     Note,
     NoteCollector,
+    NoteKind,
     SourceMapping,
     SourceValue,
     UnsupportedEntry,
@@ -121,27 +122,90 @@ def add_model(
         model["defaults"] = defaults
     parts.models[group.name] = model
     parts.names[group.name] = group.name
-    if pool_defaults.keeps_rates and (limits := _rate_limits(group, notes)):
-        parts.limits[group.name] = limits
+    limits = _rate_limits(group) if pool_defaults.keeps_rates else {}
+    if limits:
+        parts.limits[group.name] = {name: f"{total}/min" for name, total in limits.items()}
+    _note_numbers(group, weight_key, limits, pool_defaults, notes)
 
 
-def _rate_limits(group: ModelGroup, notes: NoteCollector) -> Mapping[str, str]:
-    """The limits of the model: the sum of those of its deployments, if all have one."""
+_RATE_NAMES: Final = {"rpm": "requests", "tpm": "tokens"}
+
+
+def _rate_limits(group: ModelGroup) -> Mapping[str, int]:
+    """The limits of the model per minute: the sum of those of its deployments, if all have one."""
     limits = {}
-    for key, name in (("rpm", "requests"), ("tpm", "tokens")):
-        rates = [
-            deployment.rates[key] for deployment in group.deployments if key in deployment.rates
-        ]
+    for key, name in _RATE_NAMES.items():
+        rates = [one.numbers[key].value for one in group.deployments if key in one.numbers]
         if len(rates) == len(group.deployments) and (total := int(sum(rates))):
-            limits[name] = f"{total}/min"
-        elif rates:
-            reason = f"no limit by {key}: not every entry of this name has one"
-            notes.add(group.deployments[0].source, "left out", reason)
-    if limits and group.name.endswith("*"):
-        reason = "a wildcard model has no rate limits of its own"
-        notes.add(group.deployments[0].source, "left out", reason)
-        return {}
-    return limits
+            limits[name] = total
+    return {} if group.name.endswith("*") else limits
+
+
+def _note_numbers(
+    group: ModelGroup,
+    weight_key: str | None,
+    limits: Mapping[str, int],
+    pool_defaults: PoolDefaults,
+    notes: NoteCollector,
+) -> None:
+    """Note what became of the weight and of the rate limits of each deployment."""
+    is_alone = len(group.deployments) == 1
+    for deployment in group.deployments:
+        for key, number in deployment.numbers.items():
+            if key in _RATE_NAMES:
+                is_weight = key == weight_key and not is_alone
+                kind, reason = _describe_rate(
+                    group, key, limits, pool_defaults, is_weight=is_weight
+                )
+                notes.add(number.source, kind, reason)
+            elif pool_defaults.joins_groups:
+                reason = "the strategy goes by load, not by weights"
+                notes.add(number.source, "needless", reason)
+            elif is_alone:
+                notes.add(number.source, "needless", "the only entry of this name")
+            elif weight_key != key:
+                reason = "the first entry of this name has no weight, so LiteLLM does not use it"
+                notes.add(number.source, "left out", reason)
+        if weight_key is not None and not is_alone and not deployment.worker.shares.get(weight_key):
+            number_or_none = deployment.numbers.get(weight_key)
+            source = deployment.source if number_or_none is None else number_or_none.source
+            notes.add(source, "changed", _describe_no_share(group, weight_key))
+
+
+def _describe_rate(
+    group: ModelGroup,
+    key: str,
+    limits: Mapping[str, int],
+    pool_defaults: PoolDefaults,
+    *,
+    is_weight: bool,
+) -> tuple[NoteKind, str]:
+    """What became of a rate limit of a deployment."""
+    if _RATE_NAMES[key] in limits:
+        weight = "; it is also the weight" if is_weight else ""
+        return "changed", f"the limit of the model: the sum of those of its entries{weight}"
+    if not pool_defaults.keeps_rates:
+        if is_weight:
+            return "changed", "used as a weight, not as a limit"
+        return (
+            "left out",
+            "LiteLLM does not limit by it with these settings; see `limits` of `defaults`",
+        )
+    if group.name.endswith("*"):
+        why = "a wildcard model has no rate limits of its own"
+    elif all(key in deployment.numbers for deployment in group.deployments):
+        why = "0 is no limit"
+    else:
+        why = "not every entry of this name has one"
+    if is_weight:
+        return "changed", f"used as a weight, not as a limit: {why}"
+    return "left out", f"no limit by {key}: {why}"
+
+
+def _describe_no_share(group: ModelGroup, weight_key: str) -> str:
+    if any(one.worker.shares.get(weight_key) for one in group.deployments):
+        return f"without a {weight_key} above 0, it gets requests only if other entries fail"
+    return f"no entry of this name has a {weight_key} above 0, so all get the same share"
 
 
 def _join_by_load(deployments: Sequence[Deployment], notes: NoteCollector) -> Sequence[Deployment]:
@@ -164,8 +228,6 @@ def _join_by_load(deployments: Sequence[Deployment], notes: NoteCollector) -> Se
         if common != key:
             reason = "the workers of one pool have the same timeouts and retries: the largest"
             notes.add(deployment.source, "changed", reason)
-        if deployment.worker.shares:
-            notes.add(deployment.source, "needless", "the strategy goes by load, not by weights")
         worker = replace(deployment.worker, shares={})
         joined.append(replace(deployment, pool_key=common, worker=worker))
     return joined
@@ -628,6 +690,7 @@ _PREFACE: Final = (
     "Generated from a LiteLLM config.yaml by `interlingua migrate litellm`, which printed what it",
     "left out and changed. Secrets are read from the environment.",
 )
+_EMPTY_FILE_MESSAGE: Final = "the file is empty; a config.yaml of LiteLLM has a model_list"
 _SECTION_REASONS: Final = {
     "environment_variables": "set them in the gateway's environment",
     "include": "migrate the included files, too",
@@ -670,14 +733,15 @@ def migrate(data: bytes, filename: str, environ: Mapping[str, str]) -> Migration
     Variables that ``environ`` does not have get a placeholder, so that the new file can be checked.
     """
     issues, notes = IssueCollector(filename), NoteCollector()
-    root = SourceValue(compose_yaml(decode_utf8(data, filename), issues), (), issues).mapping()
+    document_node = compose_yaml(
+        decode_utf8(data, filename), issues, empty_message=_EMPTY_FILE_MESSAGE
+    )
+    root = SourceValue(document_node, (), issues).mapping()
     router, module, server = (_section(root, name, issues) for name in _SETTING_SECTIONS)
     settings = SettingsReader(router, module, server, notes)
     strategy = settings.strategy()
     parts, pool_defaults = ConfigParts(), settings.pool_defaults(strategy)
-    reader = DeploymentReader(
-        notes, by_rates=strategy == _DEFAULT_STRATEGY, keeps_rates=pool_defaults.keeps_rates
-    )
+    reader = DeploymentReader(notes, by_rates=strategy == _DEFAULT_STRATEGY)
     for group in _groups(root, reader, issues):
         add_model(group, pool_defaults, parts, notes)
     settings.aliases(parts)
