@@ -111,8 +111,8 @@ class Deployment(Struct, frozen=True):
     task: str
     defaults: Mapping[str, float]
     numbers: Mapping[str, SourceNumber]
-    """Its weight, and its limits per minute, by WEIGHT_KEYS. What becomes of them depends on the
-    other deployments of its name."""
+    """Its weight and its limits per minute, by WEIGHT_KEYS, and its ``order``. What becomes of them
+    depends on the other deployments of its name."""
     comments: tuple[str, ...]
     source: SourceValue
 
@@ -145,11 +145,17 @@ class DeploymentReader:
             reason = f"workers of the protocol {provider.protocol} do not have the task {task}"
             raise UnsupportedEntry(model, reason)
         max_concurrency = read_integer(params.pop("max_parallel_requests"), notes, 1, 100_000)
-        key = self._key(group, params, provider, has_address=address is not None)
         headers = self._headers(group, params, provider)
         if (provider.key_header or "Authorization").lower() in map(str.lower, headers):
             key = None
+            if (setting := params.pop("api_key")) is not None:
+                notes.add(setting, "needless", "the entry's own header replaces it")
+        else:
+            key = self._key(group, params, provider, has_address=address is not None)
         numbers = self._numbers(params)
+        if (order := params.pop("order")) is not None:
+            rank = read_integer(order, notes, 0, 1000) or 0
+            numbers["order"] = SourceNumber(rank, order)
         worker = SourceWorker(
             endpoint.url,
             key,
@@ -166,7 +172,7 @@ class DeploymentReader:
             total=read_duration(params.pop("timeout", "request_timeout"), notes),
             first_token=read_duration(params.pop("stream_timeout"), notes),
             retries=read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
-            order=read_integer(params.pop("order"), notes, 0, 1000) or 0,
+            order=int(numbers["order"].value) if "order" in numbers else 0,
             api_version=_api_version(params, provider, notes),
         )
         defaults = _defaults(params, notes)
@@ -274,7 +280,7 @@ class DeploymentReader:
             return None
         return self._replace_secret(source, text, group) if _SECRET_NAME.search(name) else text
 
-    def _numbers(self, params: SourceMapping) -> Mapping[str, SourceNumber]:
+    def _numbers(self, params: SourceMapping) -> dict[str, SourceNumber]:
         numbers = {}
         for key in WEIGHT_KEYS:
             setting = params.pop(key)

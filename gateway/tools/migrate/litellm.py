@@ -95,6 +95,7 @@ def add_model(
     group: ModelGroup, pool_defaults: PoolDefaults, parts: ConfigParts, notes: NoteCollector
 ) -> None:
     """Add the group to the configuration as a model."""
+    _drop_other_tasks(group, notes)
     deployments: Sequence[Deployment] = group.deployments
     if pool_defaults.joins_groups:
         deployments = _join_by_load(deployments, notes)
@@ -128,6 +129,15 @@ def add_model(
     _note_numbers(group, weight_key, limits, pool_defaults, notes)
 
 
+def _drop_other_tasks(group: ModelGroup, notes: NoteCollector) -> None:
+    """Leave out the deployments with another task than the first: a model has one."""
+    task = group.deployments[0].task
+    for deployment in [one for one in group.deployments if one.task != task]:
+        reason = f"its task is {deployment.task}, and that of its name {task}; the whole entry"
+        notes.add(deployment.source, "left out", reason)
+        group.deployments.remove(deployment)
+
+
 _RATE_NAMES: Final = {"rpm": "requests", "tpm": "tokens"}
 
 
@@ -158,6 +168,9 @@ def _note_numbers(
                     group, key, limits, pool_defaults, is_weight=is_weight
                 )
                 notes.add(number.source, kind, reason)
+            elif key == "order":
+                if is_alone:
+                    notes.add(number.source, "needless", "the only entry of this name")
             elif pool_defaults.joins_groups:
                 reason = "the strategy goes by load, not by weights"
                 notes.add(number.source, "needless", reason)
@@ -513,7 +526,12 @@ class SettingsReader:
         """Whether a setting makes limits of LiteLLM's ``rpm`` and ``tpm``."""
         checks = list_values(self._take("optional_pre_call_checks"))
         for check in checks:
-            if check.text != _RATE_CHECK:
+            if check.text == _RATE_CHECK:
+                reason = (
+                    "a model whose entries all have rpm or tpm has the sum of them as its limit"
+                )
+                self._notes.add(check, "changed", reason)
+            else:
                 self._notes.add(check, "left out", _UNKNOWN)
         enabled = self._take("enable_pre_call_checks")
         if enabled is not None:
@@ -622,10 +640,16 @@ class SettingsReader:
             if other.text not in parts.names:
                 self._notes.add(other, "left out", "there is no such model")
                 continue
-            for name, model in parts.models.items():
-                has_own = any(fallback in parts.names for fallback in model.get("fallback", ()))
-                if not has_own and name != parts.names[other.text]:
-                    self._fallback(name, other, parts)
+            names = [
+                name
+                for name, model in parts.models.items()
+                if name != parts.names[other.text]
+                and not any(fallback in parts.names for fallback in model.get("fallback", ()))
+            ]
+            if not names:
+                self._notes.add(other, "needless", "every other model has a fallback of its own")
+            for name in names:
+                self._fallback(name, other, parts)
 
     def _fallback(self, name: str, other: SourceValue, parts: ConfigParts) -> None:
         reason = _no_fallback(name, other.text, parts)
@@ -808,7 +832,7 @@ def _groups(
     root: SourceMapping, reader: DeploymentReader, issues: IssueCollector
 ) -> list[ModelGroup]:
     """The deployments of the model list, grouped by name."""
-    credentials = _credentials(root, reader.notes)
+    credentials = _read_credentials(root, reader.notes)
     groups: dict[str, ModelGroup] = {}
     entries = root.pop("model_list")
     for item in entries.items() if entries is not None else ():
@@ -826,19 +850,30 @@ def _groups(
                 continue
             entry.note_unused(reader.notes, "no such setting", {}, {})
             groups.setdefault(name, ModelGroup(name, [])).deployments.append(deployment)
+    for credential in credentials.values():
+        for key, value in credential.values.items():
+            if key not in credential.taken:
+                reader.notes.add(value, "needless", "no entry takes it from these credentials")
     return [*groups.values()]
 
 
-def _fill_credentials(params: SourceMapping, credentials: Mapping[str, SourceMapping]) -> None:
+class _Credential(Struct):
+    """Parameters that entries may take, and the keys of those that some have ``taken``."""
+
+    values: SourceMapping
+    taken: set[str] = set()
+
+
+def _fill_credentials(params: SourceMapping, credentials: Mapping[str, _Credential]) -> None:
     """Add the parameters of the credentials that the entry names. Raises UnsupportedEntry."""
     reference = params.pop("litellm_credential_name")
     if reference is not None:
         if (credential := credentials.get(reference.text)) is None:
             raise UnsupportedEntry(reference, "no such credentials")
-        params.fill_from(credential)
+        params.fill_from(credential.values, credential.taken)
 
 
-def _credentials(root: SourceMapping, notes: NoteCollector) -> Mapping[str, SourceMapping]:
+def _read_credentials(root: SourceMapping, notes: NoteCollector) -> Mapping[str, _Credential]:
     """The parameters of each entry of the list of credentials."""
     credentials = {}
     entries = root.pop("credential_list")
@@ -847,5 +882,5 @@ def _credentials(root: SourceMapping, notes: NoteCollector) -> Mapping[str, Sour
         name, values = entry.pop("credential_name"), entry.pop("credential_values")
         entry.note_unused(notes, "not used", {}, {"credential_info": "not used"})
         if name is not None and values is not None:
-            credentials[name.text] = values.mapping()
+            credentials[name.text] = _Credential(values.mapping())
     return credentials

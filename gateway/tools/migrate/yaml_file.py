@@ -156,9 +156,10 @@ class SourceMapping:
         remaining, self._remaining = self._remaining, {}
         yield from remaining.items()
 
-    def fill_from(self, other: "SourceMapping") -> None:
-        """Add the other's values for keys that this mapping lacks."""
-        self._remaining = {**other._remaining, **self._remaining}  # noqa: SLF001 - its own kind
+    def fill_from(self, other: "SourceMapping", taken: set[str]) -> None:
+        """Add the other's values for keys that this mapping lacks, and these keys to ``taken``."""
+        taken |= other._remaining.keys() - self._remaining.keys()  # noqa: SLF001 - its own kind
+        self._remaining = {**other._remaining, **self._remaining}  # noqa: SLF001 - as above
 
     def note_unused(
         self,

@@ -162,3 +162,31 @@ router_settings: {model_group_alias: {rank-alias: {model: rank, hidden: true}}}
     assert any("workers of the protocol cohere do not have the task embedding" in n for n in notes)
     assert any("hidden: the alias has no such setting" in n for n in notes)
     assert any(n.startswith("f:2:1: changed: variables are not set here") for n in notes)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n"])
+def test_empty_file_is_reported_as_one_of_litellm(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+
+    result = run_migrate(file)
+
+    assert result.exit_code == 1
+    message = "the file is empty; a config.yaml of LiteLLM has a model_list"
+    assert result.stderr == f"{file}:1:1: {message}\n"
+
+
+def test_entries_of_another_task_than_the_first_of_their_name_are_left_out() -> None:
+    migrated = migrate(
+        b"model_list:\n"
+        b"  - {model_name: m, litellm_params: {model: openai/a, api_base: 'http://a:1'}}\n"
+        b"  - {model_name: m, litellm_params: {model: openai/b, api_base: 'http://b:1'},"
+        b" model_info: {mode: embedding}}\n",
+        "f",
+        {},
+    )
+
+    assert [note.why for note in migrated.notes if note.path == "model_list[1]"] == [
+        "its task is embedding, and that of its name chat; the whole entry"
+    ]
+    assert "b:1" not in str(migrated.text)
