@@ -95,8 +95,8 @@ _CREDENTIALS: Final[Mapping[str, tuple[Any, Any]]] = {
 }
 _SHARED: Final = ("timeout", "stream_timeout", "max_retries", "num_retries")
 """Workers of one pool have them in common; a note on an entry says so of all of them."""
-_EXCEPTIONS: Final = ("model_name", "credential_name")
-"""The names by which entries are found; the test of a name is that its entry is found."""
+_NAMES: Final = ("model_name", "credential_name", "litellm_credential_name")
+"""Names lead to entries, whose keys are looked at."""
 
 
 def draw_keys(draw: st.DrawFn, table: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -169,9 +169,15 @@ def change(file: Mapping[str, Any], path: Path, value: object) -> Mapping[str, A
     return changed
 
 
-def is_mocked(path: Path, file: Mapping[str, Any]) -> bool:
-    """Whether the key names the model of an entry that asks none."""
-    return path[-1] == "model" and "mock_response" in file["model_list"][path[1]]["litellm_params"]
+def has_no_effect(path: Path, file: Mapping[str, Any]) -> bool:
+    """Whether the key says what holds without it, or names the model of an entry that asks none."""
+    if path[0] != "model_list":
+        return False
+    entry = file["model_list"][path[1]]
+    is_mocked = "mock_response" in entry["litellm_params"]
+    return (path[-1] == "model" and is_mocked) or (
+        path[-1] == "mode" and entry["model_info"]["mode"] == "chat"
+    )
 
 
 def is_named(path: Path, migration: Migration) -> bool:
@@ -180,9 +186,10 @@ def is_named(path: Path, migration: Migration) -> bool:
     for note in migration.notes:
         if note.path.startswith(text):
             return True
-        if "whole entry" in note.why and f"{note.path}.".startswith(f"{entry}."):
+        is_own = f"{note.path}.".startswith(f"{entry}.") or path[0] == "credential_list"
+        if is_own and "whole entry" in note.why:
             return True
-        if note.path == entry and (str(path[-1]) in note.why or path[-1] in _SHARED):
+        if is_own and note.path.count(".") == 0 and str(path[-1]) in (*note.why.split(), *_SHARED):
             return True
     return False
 
@@ -192,7 +199,7 @@ def is_named(path: Path, migration: Migration) -> bool:
 def test_every_key_of_a_litellm_file_is_converted_or_named_in_a_note(file: dict[str, Any]) -> None:
     migrated = convert(file)
     for path in iterate_keys(file):
-        if path[-1] in _EXCEPTIONS or is_named(path, migrated) or is_mocked(path, file):
+        if path[-1] in _NAMES or is_named(path, migrated) or has_no_effect(path, file):
             continue
         values = (*list_others(path), None)
         assert any(convert(change(file, path, one)).text != migrated.text for one in values), (
