@@ -17,6 +17,8 @@ log = logging.getLogger("interlingua")
 
 _SUCCESS_STATUSES = range(200, 300)
 _JITTER = 0.1
+_ADMIN_LISTENER = b"this is the admin listener"
+"""In the error of a gateway's admin listener (``gateway.admin.api``) for paths of models."""
 
 
 class HealthChecker:
@@ -87,20 +89,21 @@ class HealthChecker:
         first_check, status = self._first_checks[worker], 0
         while True:
             try:
-                previous, status = status, await self._check_worker(worker)
+                previous = status
+                status, body = await self._check_worker(worker)
                 if status == HTTPStatus.NOT_FOUND != previous:
-                    await self._log_spoken_protocols(worker)
+                    await self._log_wrong_url(worker, body)
             except Exception:
                 log.exception("health check of worker %s raised", worker.config.url)
             first_check.set()
             factor = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
             await asyncio.sleep(self._settings.interval * factor)
 
-    async def _check_worker(self, worker: WorkerState) -> int:
-        """Check once and return the status, 0 without a response."""
-        status, timed_out = 0, False
+    async def _check_worker(self, worker: WorkerState) -> tuple[int, bytes]:
+        """Check once and return the status, 0 without a response, and the body."""
+        status, body, timed_out = 0, b"", False
         try:
-            status = await self._send_request(worker, self._check_request)
+            status, body = await self._send_request(worker, self._check_request)
         except GatewayError as error:
             timed_out = isinstance(error, DeadlineExceeded)
         ok = status in _SUCCESS_STATUSES
@@ -109,20 +112,33 @@ class HealthChecker:
             self._on_worker_down(worker)
         if ok and self._metadata_cache is not None:
             await self._metadata_cache.query_worker(worker)
-        return status
+        return status, body
 
-    async def _send_request(self, worker: WorkerState, request: UpstreamRequest) -> int:
-        """The status of the response. Raises GatewayError."""
-        status, _ = await request_worker(
+    async def _send_request(
+        self, worker: WorkerState, request: UpstreamRequest
+    ) -> tuple[int, bytes]:
+        """The status of the response, and its body. Raises GatewayError."""
+        return await request_worker(
             self._http_client, worker.config, request, self._settings.timeout
         )
-        return status
 
     async def _is_answered(self, worker: WorkerState, request: UpstreamRequest) -> bool:
         try:
-            return await self._send_request(worker, request) in _SUCCESS_STATUSES
+            status, _ = await self._send_request(worker, request)
         except GatewayError:
             return False
+        return status in _SUCCESS_STATUSES
+
+    async def _log_wrong_url(self, worker: WorkerState, body: bytes) -> None:
+        """Log what a worker is that does not have the path of the check: its response is 404."""
+        if _ADMIN_LISTENER in body:
+            log.warning(
+                "worker %s is the admin listener of a gateway: set the URL of the pool's worker to "
+                "a listener of models",
+                worker.config.url,
+            )
+        else:
+            await self._log_spoken_protocols(worker)
 
     async def _log_spoken_protocols(self, worker: WorkerState) -> None:
         """Log which protocols a worker may speak that does not have the path of the check."""

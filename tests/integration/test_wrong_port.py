@@ -119,3 +119,20 @@ async def test_log_names_the_protocol_of_a_worker_without_the_path_of_the_health
     assert [match[1] for text in messages if (match := re.fullmatch(hint, text))] == (
         [answered] if answered else []
     )
+
+
+@pytest.mark.parametrize("protocol", ["openai", "tgi", "triton"])
+async def test_log_names_a_worker_that_is_the_admin_listener_of_a_gateway(
+    serve: Serve, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    other = await serve_on(serve, 0)
+    gateway = await serve(POOL.replace("PROTOCOL", protocol).replace("URL", str(other.admin)))
+    pool = gateway.app.backends["b"]
+    assert isinstance(pool, PoolBackend)
+    await pool.warm_up()
+
+    [message] = [text for text in caplog.messages if str(other.admin) in text]
+    assert message == (
+        f"worker {other.admin} is the admin listener of a gateway: set the URL of the pool's "
+        "worker to a listener of models"
+    )
