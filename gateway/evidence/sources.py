@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 from msgspec import Struct, field
 
+from gateway.config.schema import JUDGE_FEEDBACK
 from gateway.evidence.measures import FAILED_OUTCOMES
 from gateway.evidence.sequential import Tally
 from gateway.evidence.statistics import BucketSample, ExactSample
@@ -26,6 +27,8 @@ from protocols.core.json_text import JsonDecoder, decode_json
 
 _BATCH: Final = 500
 """Records that are counted together."""
+_UNDECIDED: Final = 0.5
+"""The feedback that is neither good nor bad."""
 _PREFIX: Final = "interlingua_"
 _COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "requests_total": ("outcomes", ("protocol", "backend", "outcome")),
@@ -111,6 +114,16 @@ Outcomes = dict[tuple[str, str], OutcomeSample]
 """By split and version."""
 
 
+class JudgeAgreement(Struct):
+    """How often a judge finds an answer good that its user likes, and not the others."""
+
+    name: str
+    """That of the users' feedback."""
+    requests: int = 0
+    """Those with both."""
+    agreeing: int = 0
+
+
 class Evidence(Struct):
     """What a source says. Variants are a split and a version; the split is "" with ``everything``.
 
@@ -146,6 +159,8 @@ class Evidence(Struct):
     """Judgements that are left out, since their user counts already."""
     feedback_names: set[str] = field(default_factory=set)
     """All names of feedback of the model."""
+    agreements: Sequence[JudgeAgreement] = ()
+    """Of the model's judge, with each feedback of users."""
 
     def count_units(self, variant: tuple[str, str]) -> int:
         """The users whom the split assigned to a variant if all are known, else its requests."""
@@ -203,6 +218,7 @@ def read_usage_rows(extract: UsageExtract, query: UsageQuery) -> Evidence:
         for group in group_by_labels(batch):
             _count_group(evidence, group, query)
     evidence.feedback_names = {row.name for row in extract.outcomes}
+    evidence.agreements = _compare_with_judge(extract.outcomes)
     for name in query.outcomes:
         _add_outcome(evidence, name, extract.outcomes, query)
     return evidence
@@ -267,6 +283,22 @@ def _add_outcome(
             segment = evidence.segments.setdefault((name, getattr(row, query.by)), {})
             part = segment.setdefault(variant, OutcomeSample(is_share=is_share))
             part.add(unit, value, row.request_at)
+
+
+def _compare_with_judge(rows: Sequence[OutcomeRow]) -> list[JudgeAgreement]:
+    """The agreement with each feedback whose values are from 0 (bad) to 1 (good)."""
+    verdicts = {(row.request_at, row.id): row.number for row in rows if row.name == JUDGE_FEEDBACK}
+    agreements = {row.name: JudgeAgreement(row.name) for row in rows}
+    for row in rows:
+        if row.number is None or not 0 <= row.number <= 1:
+            agreements.pop(row.name, None)
+    for row in rows:
+        agreement, verdict = agreements.get(row.name), verdicts.get((row.request_at, row.id))
+        if agreement is not None and verdict is not None and row.number != _UNDECIDED:
+            agreement.requests += 1
+            agreement.agreeing += (verdict > _UNDECIDED) == ((row.number or 0.0) > _UNDECIDED)
+    agreements.pop(JUDGE_FEEDBACK, None)
+    return [agreements[name] for name in sorted(agreements) if agreements[name].requests]
 
 
 def _variant_of(split: str, version: str, query: UsageQuery) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from gateway.config.schema import JUDGE_FEEDBACK
 from gateway.evidence.measures import (
     FAILED_OUTCOMES,
     REFUSED_OUTCOMES,
@@ -559,6 +560,11 @@ def _describe_outcomes(evidence: Evidence, query: UsageQuery) -> Iterator[str]:
         yield (
             "The intervals of all segments together miss the truth as rarely as one alone would "
             "at the confidence level."
+        )
+    for one in evidence.agreements if JUDGE_FEEDBACK in query.outcomes else ():
+        yield (
+            f"The judge agrees with the feedback {one.name} on {one.agreeing:,} of "
+            f"{one.requests:,} requests that have both."
         )
     if evidence.repeated:
         yield (

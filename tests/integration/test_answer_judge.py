@@ -11,6 +11,7 @@ from tests.conftest import RunningGateway, Serve
 from tests.integration.test_feedback import judge, read_feedback, wait_for_rows
 from tests.integration.test_rollout import CHAT, CONFIG, GOOD, send, send_until, show_status
 from tests.integration.test_rollout_faults import make_stream, say
+from tests.support.commands import run_command
 from tests.support.fakes import HANG, Reply, ScriptedWorker
 from tests.support.waiting import wait_until
 
@@ -69,10 +70,10 @@ async def test_version_whose_answers_the_judge_finds_worse_is_rolled_back_with_t
     assert material["answer"] in ("It is dawn", "Who knows")
 
 
-async def test_verdicts_are_no_guardrail_unless_the_rollout_names_them(
+async def test_verdicts_are_no_guardrail_unless_the_rollout_names_them_and_are_compared(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """The judge finds every answer of version 2 bad."""
+    """The judge finds every answer of version 2 bad, and a user likes the first ten answers."""
     file = tmp_path / "u.sqlite"
     async with (
         ScriptedWorker(GOOD) as old,
@@ -82,10 +83,19 @@ async def test_verdicts_are_no_guardrail_unless_the_rollout_names_them(
         text = configure(old.url, new.url, grader.url, file, "{errors: {max_increase: 5%}}")
         gateway = await serve(text)
         versions = await send(gateway, 200)
-        await wait_for_rows(file, 100)
+        await wait_for_rows(file, 200)
+        first = gateway.records[:10]
+        for record in first:
+            await judge(gateway.http, request_id=record.id)
+        await wait_for_rows(file, 210)
         code, printed = await show_status(tmp_path, text)
         again = await send(gateway)
+    compared = await run_command("ab", file, "--model", "chat", "--outcome", "judge")
 
+    agreeing = sum(record.version == "1" for record in first)
+    sentence = f"The judge agrees with the feedback thumbs_up on {agreeing} of 10 requests"
+    assert sentence in compared[1]
+    assert "judge: version 2 is 100 percentage points lower" in compared[1]
     assert versions["2"] > 0
     assert again["2"] > 0
     assert (code, printed.startswith("chat@2: running, 50 %")) == (0, True)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gateway.evidence.sources import (
     Evidence,
+    JudgeAgreement,
     SourceError,
     UsageQuery,
     is_metrics_page,
@@ -19,7 +20,7 @@ from gateway.evidence.sources import (
 )
 from gateway.observability.metrics.requests import MetricsCollector
 from gateway.observability.record import RequestRecord, ignore_record
-from gateway.observability.usage import UsageExtract, build_usage_row
+from gateway.observability.usage import OutcomeRow, UsageExtract, build_usage_row
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 
@@ -232,3 +233,20 @@ def test_log_of_any_bytes_is_read(lines: list[bytes]) -> None:
     observed = read_access_log(lines, CHAT)
     assert observed.lines == len(lines)
     assert observed.skipped <= sum(not line.startswith(b"{") or len(line) < 100 for line in lines)
+
+
+def test_agreement_with_the_judge_counts_requests_that_a_user_judges_as_well() -> None:
+    """Users judge r1 and r2 as the judge does, and r3 not; r4 has no verdict."""
+
+    def make_row(number: int, name: str, value: float) -> OutcomeRow:
+        labels = ("1", "split", "", "", "openai", "")
+        return OutcomeRow(float(number), f"r{number}", *labels, name, "number", value, "", 9.0)
+
+    verdicts = [make_row(number, "judge", good) for number, good in ((1, 1), (2, 0), (3, 1))]
+    feedback = [make_row(number, "liked", value) for number, value in enumerate((1, 0.2, 0, 1), 1)]
+    others = [make_row(1, "undecided", 0.5), make_row(2, "stars", 4)]
+
+    extract = UsageExtract(["chat"], [], [*verdicts, *feedback, *others])
+    evidence = read_usage_rows(extract, CHAT)
+
+    assert evidence.agreements == [JudgeAgreement("liked", requests=3, agreeing=2)]
