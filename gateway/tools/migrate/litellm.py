@@ -327,12 +327,18 @@ def _joins(version: _Version, deployment: Deployment) -> bool:
 
 
 def _join(workers: list[SourceWorker], new: SourceWorker) -> None:
-    """Add a worker; if its address is present, add up the weights."""
+    """Add a worker; if its address is present, add up the weights and the limits."""
     for n, old in enumerate(workers):
         if old.url == new.url:
             all_shares = {**old.shares, **new.shares}
             shares = {key: _share(old, key) + _share(new, key) for key in all_shares}
-            workers[n] = replace(old, shares=shares, occurrences=old.occurrences + new.occurrences)
+            limits = [one for one in (old.max_concurrency, new.max_concurrency) if one is not None]
+            workers[n] = replace(
+                old,
+                shares=shares,
+                occurrences=old.occurrences + new.occurrences,
+                max_concurrency=sum(limits) or None,
+            )
             return
     workers.append(new)
 

@@ -190,3 +190,18 @@ def test_entries_of_another_task_than_the_first_of_their_name_are_left_out() -> 
         "its task is embedding, and that of its name chat; the whole entry"
     ]
     assert "b:1" not in str(migrated.text)
+
+
+def test_entries_of_one_address_have_the_sum_of_their_limits() -> None:
+    entry = b"  - {model_name: m, litellm_params: {model: openai/a, api_base: 'http://a:1'"
+    migrated = migrate(
+        b"model_list:\n"
+        + entry
+        + b", max_parallel_requests: 3}}\n"
+        + entry
+        + b", max_parallel_requests: 4}}\n",
+        "f",
+        {},
+    )
+
+    assert "max_concurrency: 7" in str(migrated.text)
