@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.config.loader import load_text
 from gateway.config.schema import Config
 from gateway.evidence import rollout_sqlite as module
 from gateway.evidence.rollout import RolloutState, StepSamples, hash_plan
+from gateway.evidence.rollout_gateways import build_settings
 from gateway.evidence.rollout_sqlite import SqliteRolloutStore
 from gateway.evidence.sequential import Tally
 from gateway.observability.record import RequestRecord
@@ -198,6 +200,30 @@ async def test_version_gets_nothing_after_a_start_until_the_store_answers(
         assert "version 2 gets no requests" not in caplog.text
     finally:
         await runtime.manager.aclose()
+
+
+async def test_gateway_without_the_version_that_all_roll_out_sends_its_own_no_requests(
+    tmp_path: Path,
+) -> None:
+    """Another gateway, loaded later, rolls out a version 3, and then stops."""
+    runtime = Runtime(tmp_path)
+    runtime.set_state(RolloutState("paused", 1, 1000))
+    rollout = runtime.snapshot.config.models["chat"].rollout
+    assert rollout is not None
+    await runtime.manager.check()
+    weights = [runtime.weights["chat"]]
+
+    others = build_settings(replace(rollout, to="3"), [], 1001.0, 3600.0)
+    runtime.store.put_gateway("chat", "other", others)
+    await runtime.manager.check()
+    weights.append(runtime.weights["chat"])
+    known = dict(runtime.manager.statuses)
+    runtime.store.remove_gateway("chat", "other")
+    await runtime.manager.check()
+    weights.append(runtime.weights["chat"])
+
+    assert weights == [{"1": 9500, "2": 500}, {"1": 10000, "2": 0}, {"1": 9500, "2": 500}]
+    assert known == {}
 
 
 async def test_store_that_can_not_be_opened_is_logged_and_stops_nothing(
