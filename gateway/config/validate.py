@@ -315,7 +315,7 @@ def check_judges(config: Config, names: Mapping[str, str], context: ValidationCo
             context.add_issue((*path, "model"), message)
         elif names[judge] == name:
             context.add_issue((*path, "model"), "is this model itself; name another one")
-        elif is_set(models[names[judge]]) and models[names[judge]].task != "chat":
+        elif is_set(other := models[names[judge]]) and is_set(other.task) and other.task != "chat":
             context.add_issue(
                 (*path, "model"), "does not chat; a judge is a model of the task chat"
             )
