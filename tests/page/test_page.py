@@ -321,6 +321,18 @@ def test_configuration_view_drains_and_reloads(page: Page, gateway: Gateway) -> 
     assert ADMIN_KEY not in shown
 
 
+def test_fields_beside_each_other_are_of_one_height(page: Page) -> None:
+    """A select and a field for a search, of which browsers draw the second higher."""
+    open_view(page, "API")
+    fields = page.locator(".fields > label:not(.check) > :is(input, select):visible")
+    expect(fields.nth(1)).to_be_visible()
+    boxes = [box for field in fields.all() if (box := field.bounding_box())]
+
+    assert len(boxes) > 1
+    assert len({box["height"] for box in boxes}) == 1
+    assert boxes[0]["y"] == boxes[1]["y"]
+
+
 def test_api_view_shows_the_openapi_description(page: Page) -> None:
     open_view(page, "API")
     page.get_by_label("Search").fill("triton")

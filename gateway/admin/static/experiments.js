@@ -94,7 +94,8 @@ function figureOf(course, guardrails) {
   const { neutral, relevant } = course;
   const levels = [
     { y: neutral, text: "no difference" },
-    ...[neutral - relevant, neutral + relevant].map((y) => ({ y, text: "" })),
+    { y: neutral - relevant, text: "" },
+    { y: neutral + relevant, text: "smallest difference that matters" },
     ...guardrails.map((one) => ({ y: one.y, text: "guardrail", isLimit: true })),
   ];
   const points = course.points.map((one) => ({ x: one.at, y: one.value, low: one.low, high: one.high, note: `${count(one.n)} values` }));
