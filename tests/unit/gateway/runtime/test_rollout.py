@@ -217,13 +217,13 @@ async def test_gateway_without_the_version_that_all_roll_out_sends_its_own_no_re
     runtime.store.put_gateway("chat", "other", others)
     await runtime.manager.check()
     weights.append(runtime.weights["chat"])
-    known = dict(runtime.manager.statuses)
+    statuses = dict(runtime.manager.statuses)
     runtime.store.remove_gateway("chat", "other")
     await runtime.manager.check()
     weights.append(runtime.weights["chat"])
 
     assert weights == [{"1": 9500, "2": 500}, {"1": 10000, "2": 0}, {"1": 9500, "2": 500}]
-    assert known == {}
+    assert statuses == {}
 
 
 async def test_store_that_can_not_be_opened_is_logged_and_stops_nothing(
