@@ -34,7 +34,9 @@ model_check        a check of the whole model at load, against the family's own 
 quantized_weights  layers whose weights stay quantized, with 4 or 8 bits
 gguf_file          the tensors of a GGUF file
 packed_checkpoint  the tensors of a GPTQ, AWQ or compressed-tensors checkpoint
-loader             downloads, converts and loads models
+loader             finds, downloads and loads models
+gguf_conversion    converts GGUF files, once per content
+device_memory      free memory of a device
 loaded_model       a forward pass, a tokenizer and an input processor
 tokenization       prompts to token ids; checks of parameters
 detokenizer        tokens to text: whole characters, stop strings

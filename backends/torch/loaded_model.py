@@ -9,13 +9,14 @@ from transformers import AutoConfig, AutoTokenizer
 
 from backends.torch.embeddings import read_pooling_config
 from backends.torch.grammar_compiler import supports_grammars
-from backends.torch.loader import ModelLocation, find_model, load_pretrained, load_template
+from backends.torch.loader import ModelLocation, find_model, load_pretrained
 from backends.torch.model import ModelRunner, compute_context_length, load_model_runner
-from backends.torch.model_files import EngineTask
+from backends.torch.model_files import EngineTask, ModelError
 from backends.torch.template_features import summarize_features
 from backends.torch.tokenization import InputProcessor
 from backends.torch.tool_calls import get_response_template
 from protocols.core.catalog import ModelFeatures
+from protocols.core.json_text import decode_json
 
 
 class LoadedModel(NamedTuple):
@@ -115,3 +116,28 @@ def assemble_model(runner: ModelRunner, tokenizer: Any) -> LoadedModel:
         input_processor,
         collect_end_tokens(tokenizer, runner.config, generation_config),
     )
+
+
+def load_template(path: str) -> str | dict[str, str]:
+    """The chat template in a file or a tokenizer folder; a dict by name if it has several.
+
+    Raises ModelError if there is none.
+    """
+    location = Path(path)
+    try:
+        if location.is_file():
+            return location.read_text("utf-8")
+        jinja_file = location / "chat_template.jinja"
+        if jinja_file.is_file():
+            return jinja_file.read_text("utf-8")
+        tokenizer_config = decode_json((location / "tokenizer_config.json").read_bytes())
+        return _read_templates(tokenizer_config["chat_template"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelError(f"there is no chat template in {path}: {error}") from error
+
+
+def _read_templates(templates: Any) -> str | dict[str, str]:
+    """The ``chat_template`` of tokenizer_config.json: a string, or a list of named templates."""
+    if isinstance(templates, list):
+        return {str(template["name"]): str(template["template"]) for template in templates}
+    return str(templates)

@@ -1,34 +1,44 @@
-"""Find a model, download or convert it, and load its configuration, tokenizer and weights."""
+"""Find a model, download or convert it, and load its weights.
+
+A model is a folder, a GGUF file or a name on the hub (``model_files``). ``find_model`` turns each
+into a folder that transformers can load: a model of the hub is downloaded once and then loaded from
+the hub's cache, a GGUF file is converted once (``gguf_conversion``). Float weights are loaded by
+transformers. Weights that stay quantized, or become int8, are read one after another into a model
+that was created without weights, so that no second copy of the model is in memory.
+
+What must never happen:
+
+- A model that is served with weights missing, of another shape, or that are no numbers.
+- A load that the system ends for lack of memory: what it needs is compared with what is free.
+"""
 
 import contextlib
 import ctypes
-import fcntl
-import hashlib
 import io
 import os
 import re
-import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import torch
 import transformers
 from msgspec import Struct
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.initialization import no_init_weights
 
-from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX, read_quantized_tensors
+from backends.torch.device_memory import get_free_memory
+from backends.torch.gguf_conversion import convert_gguf
+from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX
 from backends.torch.linear_layers import get_linear_weight, prepack_linear, quantize_linear
 from backends.torch.model_files import (
     HUB_NAME_PATTERN,
     EngineTask,
     ModelError,
+    ProgressReport,
     check_quantized_use,
     check_supported,
     compute_weight_bytes,
@@ -48,16 +58,11 @@ from backends.torch.quantized_weights import (
     OutputLinear,
     QuantizedEmbedding,
 )
-from protocols.core.json_text import decode_json
 
-# Locating a model: see ``model_files`` for how it is given.
-#
-# A GGUF file is converted once into a folder named after its content hash, which contains
-# safetensors and loads in under a second. A model of the hub is downloaded once and then loaded
-# from the hub's cache.
-
-
-ProgressReport = Callable[[str], None]
+_DOWNLOAD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+_IGNORE_PATTERNS = ["onnx/*", "openvino/*", "original/*", "coreml/*", "*.onnx_data"]
+_PROGRESS_REPORTS = 8
+"""Progress reports while a large file is downloaded."""
 
 
 class ModelLocation(Struct, frozen=True):
@@ -67,10 +72,6 @@ class ModelLocation(Struct, frozen=True):
     task: EngineTask
     is_quantized: bool = False
     """Whether its weights stay quantized: see ``gguf_file`` and ``packed_checkpoint``."""
-
-
-_DOWNLOAD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
-_IGNORE_PATTERNS = ["onnx/*", "openvino/*", "original/*", "coreml/*", "*.onnx_data"]
 
 
 def get_cache_root() -> Path:
@@ -144,6 +145,40 @@ def _download_model(path: str, report: ProgressReport) -> Path:
             f"{path} on the Hugging Face Hub is not a transformers model: it has no config.json"
         )
     return folder
+
+
+def _make_download_progress(path: str, report: ProgressReport) -> type:
+    """The class of the hub's progress bars, which reports bytes instead of drawing.
+
+    The hub draws one bar of received bytes, and one of written bytes; the faster one is reported.
+    It downloads files in threads: one report ends before the next begins, and none goes back.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - only used here
+
+    lock = threading.Lock()
+    reported = (0, 0)
+    """The total, which grows as the sizes of files become known, and the eighths of it."""
+
+    class DownloadProgress(tqdm):  # type: ignore[misc]
+        """One of the bars."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": io.StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            """See tqdm."""
+            nonlocal reported
+            with lock:
+                is_drawn: bool | None = super().update(n)
+                if self.unit == "B" and self.total:
+                    state = (self.total, int(self.n * _PROGRESS_REPORTS // self.total))
+                    if state > reported:
+                        reported = state
+                        done = f"{self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+                        report(f"downloading {path}: {done}")
+            return is_drawn
+
+    return DownloadProgress
 
 
 def pick_device(name: str) -> torch.device:
@@ -249,203 +284,6 @@ def _check_model_memory(location: ModelLocation, device: torch.device, required:
             f"the weights of {location.source} need {required / 1e6:,.0f} MB on {device}, and "
             f"{free / 1e6:,.0f} MB are free; choose a smaller model or dtype"
         )
-
-
-def get_free_memory(device: torch.device) -> int | None:
-    """Free memory of a device in bytes; None if unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    sizes = [_read_available_memory(), _read_cgroup_memory()]
-    return min((size for size in sizes if size is not None), default=None)
-
-
-def _read_available_memory(table: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory that Linux can provide without swapping."""
-    match = re.search(r"MemAvailable:\s+(\d+) kB", table.read_text()) if table.exists() else None
-    return None if match is None else int(match[1]) * 1024
-
-
-def _read_cgroup_memory(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that a container may still allocate (cgroup v2)."""
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return max(int(limit) - used, 0) if limit.isdecimal() else None
-
-
-# Conversion of a GGUF file into a folder that loads in under a second, once per content.
-#
-# The folder is named after the file's content hash. It is written under a temporary name and
-# renamed when complete, so that a crash never leaves a broken model; the next conversion removes
-# leftovers.
-# If several processes need the same model, one converts it and the others wait.
-
-CONVERSION_FORMAT = 1
-"""Version of the converted folders; changing it converts all files again."""
-QUANTIZED_FORMAT = 1
-"""The same of folders with quantized weights."""
-
-_PROGRESS_REPORTS = 8
-"""Progress reports while a large file is downloaded or hashed."""
-_READ_BYTES = 16 << 20
-_BYTES_PER_WEIGHT = 10
-"""Peak memory per weight during conversion: 2.5 times the float32 weight that is written."""
-
-
-def _make_download_progress(path: str, report: ProgressReport) -> type:
-    """The class of the hub's progress bars, which reports bytes instead of drawing.
-
-    The hub draws one bar of received bytes, and one of written bytes; the faster one is reported.
-    It downloads files in threads: one report ends before the next begins, and none goes back.
-    """
-    from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - only used here
-
-    lock = threading.Lock()
-    reported = (0, 0)
-    """The total, which grows as the sizes of files become known, and the eighths of it."""
-
-    class DownloadProgress(tqdm):  # type: ignore[misc]
-        """One of the bars."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "file": io.StringIO()})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            """See tqdm."""
-            nonlocal reported
-            with lock:
-                is_drawn: bool | None = super().update(n)
-                if self.unit == "B" and self.total:
-                    state = (self.total, int(self.n * _PROGRESS_REPORTS // self.total))
-                    if state > reported:
-                        reported = state
-                        done = f"{self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
-                        report(f"downloading {path}: {done}")
-            return is_drawn
-
-    return DownloadProgress
-
-
-def convert_gguf(
-    file: Path, cache: Path, report: ProgressReport, *, keep_quantized: bool = False
-) -> Path:
-    """The converted folder of a GGUF file; converts it if necessary. Raises ModelError."""
-    report(f"looking for {file.name} in the cache")
-    suffix = f"q{QUANTIZED_FORMAT}" if keep_quantized else f"{CONVERSION_FORMAT}"
-    name = f"{_hash_file(file, report)[:32]}-{suffix}"
-    folder = cache / name
-    if folder.is_dir():
-        return folder
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _lock_file(cache / f".{name}.lock", report):
-            if not folder.is_dir():
-                _make_folder(file, folder, report, keep_quantized=keep_quantized)
-    except OSError as error:
-        raise ModelError(f"{file.name} can't be converted into {cache}: {error}") from error
-    return folder
-
-
-def _hash_file(file: Path, report: ProgressReport) -> str:
-    digest, size, bytes_read, next_report = hashlib.sha256(), file.stat().st_size, 0, 1
-    with file.open("rb") as source:
-        while chunk := source.read(_READ_BYTES):
-            digest.update(chunk)
-            bytes_read += len(chunk)
-            if bytes_read < size and bytes_read * _PROGRESS_REPORTS >= next_report * size:
-                report(f"looking for {file.name} in the cache: {bytes_read * 100 // size} % read")
-                next_report = bytes_read * _PROGRESS_REPORTS // size + 1
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _lock_file(lock: Path, report: ProgressReport) -> Iterator[None]:
-    """Hold a lock among the processes of this machine; a crash releases it."""
-    with lock.open("w") as lock_file:
-        try:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("another process is converting it: waiting")
-            fcntl.flock(lock_file, fcntl.LOCK_EX)
-        yield
-
-
-def _make_folder(file: Path, folder: Path, report: ProgressReport, *, keep_quantized: bool) -> None:
-    temporary = folder.with_name(f".converting-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a crash: the caller holds the lock
-    temporary.mkdir()
-    try:
-        (_convert_quantized if keep_quantized else _convert_file)(file, temporary, report)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    report(f"converted {file.name} into {folder}")
-
-
-def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
-    from gguf import GGUFReader  # noqa: PLC0415 - only used here
-
-    try:
-        _check_conversion_memory(
-            file, sum(int(part.n_elements) for part in GGUFReader(file).tensors)
-        )
-        report(f"converting {file.name}, once: the tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        report(f"converting {file.name}, once: the weights")
-        model = AutoModelForCausalLM.from_pretrained(
-            str(file.parent), gguf_file=file.name, dtype=torch.float32
-        )
-    except (ValueError, KeyError, ImportError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"transformers can't read {file.name}: {error}") from error
-    _write_model(model, tokenizer, folder, report)
-
-
-_SHARD_BYTES = 16 << 20
-"""The size of a file of quantized weights; one is in memory at a time."""
-
-
-def _convert_quantized(file: Path, folder: Path, report: ProgressReport) -> None:
-    """Write a folder whose layers keep their quantized weights, one file after another."""
-    try:
-        report(f"converting {file.name}, once: the tokenizer")
-        source = str(file.parent)
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name)
-        config = AutoConfig.from_pretrained(source, gguf_file=file.name)
-        with torch.device("meta"):
-            model = cast("Any", AutoModelForCausalLM).from_config(config)
-        report(f"converting {file.name}, once: the weights")
-        _write_shards(read_quantized_tensors(file, model), folder)
-    except (ValueError, KeyError, ImportError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"transformers can't read {file.name}: {error}") from error
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _write_shards(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
-    """Write tensors to files of about ``_SHARD_BYTES``, with an index."""
-    files: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
-
-    def write_shard() -> None:
-        name = f"model-{len(set(files.values())) + 1:05}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        files.update(dict.fromkeys(shard, name))
-        shard.clear()
-
-    for name, tensor in tensors:
-        shard[name] = tensor.contiguous()
-        if sum(one.nbytes for one in shard.values()) >= _SHARD_BYTES:
-            write_shard()
-    if shard:
-        write_shard()
-    index = msgspec.json.encode({"metadata": {}, "weight_map": files})
-    (folder / "model.safetensors.index.json").write_bytes(index)
 
 
 def load_quantized_model(location: ModelLocation) -> Any:
@@ -650,64 +488,3 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def _check_conversion_memory(file: Path, weights: int) -> None:
-    required, free = weights * _BYTES_PER_WEIGHT, get_free_memory(torch.device("cpu"))
-    if free is not None and required > free:
-        raise ModelError(
-            f"converting {file.name} needs {required / 1e6:,.0f} MB of memory, and "
-            f"{free / 1e6:,.0f} MB are free; use a larger machine, or safetensors weights"
-        )
-
-
-def _write_model(model: Any, tokenizer: Any, folder: Path, report: ProgressReport) -> None:
-    """Write the converted model. Raises ModelError, before writing, if the disk is too full."""
-    from safetensors import SafetensorError  # noqa: PLC0415 - takes half a second, only used here
-    from safetensors.torch import save_model  # noqa: PLC0415
-
-    required = sum(weight.nbytes for weight in model.parameters())
-    free = shutil.disk_usage(folder).free
-    if required > free:
-        raise ModelError(
-            f"not enough disk space to convert into {folder.parent}: {required / 1e6:,.0f} MB are "
-            f"needed, and {free / 1e6:,.0f} MB are free"
-        )
-    report(f"converting, once: writing {required / 1e6:,.0f} MB")
-    try:
-        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise ModelError(f"the converted weights can't be written: {error}") from error
-    vars(model.config).pop("quantization_config", None)  # the weights are no longer quantized
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-# A configured chat template that replaces the model's.
-
-
-def load_template(path: str) -> str | dict[str, str]:
-    """The chat template in a file or a tokenizer folder; a dict by name if it has several.
-
-    Raises ModelError if there is none.
-    """
-    location = Path(path)
-    try:
-        if location.is_file():
-            return location.read_text("utf-8")
-        jinja_file = location / "chat_template.jinja"
-        if jinja_file.is_file():
-            return jinja_file.read_text("utf-8")
-        tokenizer_config = decode_json((location / "tokenizer_config.json").read_bytes())
-        return _read_templates(tokenizer_config["chat_template"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelError(f"there is no chat template in {path}: {error}") from error
-
-
-def _read_templates(templates: Any) -> str | dict[str, str]:
-    """The ``chat_template`` of tokenizer_config.json: a string, or a list of named templates."""
-    if isinstance(templates, list):
-        return {str(template["name"]): str(template["template"]) for template in templates}
-    return str(templates)

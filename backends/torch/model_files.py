@@ -6,7 +6,7 @@ A model is given as ``package:NAME`` (a Python package that contains the files),
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,6 +24,8 @@ class UnsupportedModelError(ModelError):
     """The files are there, and are of a kind that the local engine does not serve."""
 
 
+ProgressReport = Callable[[str], None]
+"""Receives what is being done to a model, for a log."""
 EngineTask = Literal["generate", "embed", "rerank", "classify"]
 """What a model computes; an embedding model reranks by the similarity of its vectors."""
 ENGINE_TASKS: Final[Mapping[str | None, EngineTask]] = {

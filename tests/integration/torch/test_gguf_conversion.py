@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.torch import loader
-from backends.torch.loader import convert_gguf, find_model, load_pretrained, load_weights
+from backends.torch import gguf_conversion
+from backends.torch.gguf_conversion import convert_gguf
+from backends.torch.loader import find_model, load_pretrained, load_weights
 from backends.torch.model_files import ModelError
 from tests.integration.torch.tiny_gguf import write_gguf
 from tests.support.tiny_model import byte_tokenizer, tiny_llama
@@ -61,7 +62,7 @@ def test_converted_gguf_model_equals_the_original(cache: Path, gguf_file: Path) 
 
 
 def test_conversion_reports_read_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_READ_BYTES", 1)
+    monkeypatch.setattr(gguf_conversion, "_READ_BYTES", 1)
     messages: list[str] = []
     gguf_file = tmp_path / "x.gguf"
 
@@ -87,7 +88,7 @@ def test_concurrent_conversions_run_only_once(
         conversions.append(folder)
         report("done")
 
-    monkeypatch.setattr(loader, "_convert_file", convert)
+    monkeypatch.setattr(gguf_conversion, "_convert_file", convert)
     paths: list[Path] = []
     first = threading.Thread(
         target=lambda: paths.append(convert_gguf(gguf_file, cache, ignore_text))
@@ -111,12 +112,12 @@ def test_concurrent_conversions_run_only_once(
 
 def test_crash_during_conversion_leaves_no_partial_model(cache: Path, gguf_file: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from backends.torch import loader\n"
+        "import sys, time; from pathlib import Path; from backends.torch import gguf_conversion\n"
         "def convert(file, folder, report):\n"
         "    (folder / 'config.json').write_text('half')\n"
         "    print('half', flush=True); time.sleep(60)\n"
-        "loader._convert_file = convert\n"
-        "loader.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
+        "gguf_conversion._convert_file = convert\n"
+        "gguf_conversion.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
     )
     one = start_python(code, str(gguf_file), str(cache), stdout=subprocess.PIPE)
     assert one.stdout is not None
@@ -159,12 +160,12 @@ def test_insufficient_disk_space_is_reported_before_the_conversion(
 def test_insufficient_memory_is_reported_before_the_conversion(
     cache: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "get_free_memory", lambda _: 1_000_000)
+    monkeypatch.setattr(gguf_conversion, "get_free_memory", lambda _: 1_000_000)
     with pytest.raises(ModelError, match=r"converting x\.gguf needs 1 MB of memory, and 1 MB are"):
         find_model(str(gguf_file), ignore_text)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
-    monkeypatch.setattr(loader, "get_free_memory", lambda _: None)
+    monkeypatch.setattr(gguf_conversion, "get_free_memory", lambda _: None)
     assert find_model(str(gguf_file), ignore_text).task == "generate"
 
 
@@ -174,12 +175,13 @@ def test_disk_full_during_conversion_is_an_error_without_partial_files(
     """A limit on the file size stands for a full disk, which would need a mount."""
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from backends.torch import loader\n"
+        "from backends.torch import gguf_conversion\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n"
-        "    loader.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
-        "except loader.ModelError as error:\n"
+        "    file, cache = Path(sys.argv[1]), Path(sys.argv[2])\n"
+        "    gguf_conversion.convert_gguf(file, cache, lambda text: None)\n"
+        "except gguf_conversion.ModelError as error:\n"
         "    Path(sys.argv[3]).write_text(str(error))\n"
     )
     cache, output = tmp_path / "cache", tmp_path / "output"

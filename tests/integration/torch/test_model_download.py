@@ -20,7 +20,8 @@ FILES = {
 REVISION = "a" * 40
 FIND_MODEL = """
 import json, sys
-from backends.torch.loader import ModelError, find_model
+from backends.torch.model_files import ModelError
+from backends.torch.loader import find_model
 
 def report(text):
     print(json.dumps(["progress", text]))

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from backends.torch.ipc import ChatTurn, FunctionDefinition, PromptInput, StopParams
-from backends.torch.loaded_model import load_model
-from backends.torch.loader import ModelLocation, load_template
+from backends.torch.loaded_model import load_model, load_template
+from backends.torch.loader import ModelLocation
 from backends.torch.model_files import ModelError
 
 Drive = Callable[..., Any]

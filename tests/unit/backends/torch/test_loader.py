@@ -12,14 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig
 
-from backends.torch import loader
-from backends.torch.loader import (
-    ModelLocation,
-    get_free_memory,
-    load_weights,
-    pick_device,
-    pick_dtype,
-)
+from backends.torch import device_memory, loader
+from backends.torch.device_memory import get_free_memory
+from backends.torch.loader import ModelLocation, load_weights, pick_device, pick_dtype
 from backends.torch.model_files import EngineTask, ModelError, compute_weight_bytes
 from tests.support.tiny_model import tiny_llama
 
@@ -187,18 +182,18 @@ def test_free_memory_is_read_from_the_device_and_cgroup(
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 9))
     assert get_free_memory(torch.device("cuda")) == 5
-    assert loader._read_cgroup_memory(tmp_path) is None
+    assert device_memory._read_cgroup_memory(tmp_path) is None
 
     (tmp_path / "memory.current").write_text("30\n")
     for most, left in (("max\n", None), ("100\n", 70), ("20\n", 0)):
         (tmp_path / "memory.max").write_text(most)
-        assert loader._read_cgroup_memory(tmp_path) == left
+        assert device_memory._read_cgroup_memory(tmp_path) == left
     table = tmp_path / "meminfo"
 
-    assert loader._read_available_memory(table) is None
+    assert device_memory._read_available_memory(table) is None
 
     table.write_text("MemFree: 1 kB\nMemAvailable:    7 kB\n")
-    assert loader._read_available_memory(table) == 7168
+    assert device_memory._read_available_memory(table) == 7168
 
 
 def test_progress_of_a_download_in_several_threads_is_reported_one_line_at_a_time() -> None:
