@@ -779,7 +779,9 @@ class _SimilarEvents:
                 if key == "id" and not new:
                     continue
                 spelling = _PATTERNS[key].search(block)
-                if spelling is None or decode_json(spelling[1]) != old:
+                if spelling is None or not (
+                    spelling[1] == _encode(old) or decode_json(spelling[1]) == old
+                ):
                     return None
                 if old != new:
                     prefix = spelling[0][: spelling.start(1) - spelling.start()]

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from msgspec import Struct
 
 from backends.http.interfaces import DEFAULT_MAX_HEAD, MAX_HELD_BYTES, MAX_READ, BodyConsumer
 from backends.write_batching import WriteBatcher
@@ -48,8 +49,6 @@ class ConnectionFault(NamedTuple):
         return self.kind(self.message)
 
 
-_NO_HEADERS: Final[dict[str, str]] = {}
-"""The headers of a response that has not begun. Never written to."""
 _CLOSED_EARLY: Final = ConnectionFault(
     StreamBroken, "the worker closed the connection before its response"
 )
@@ -78,38 +77,24 @@ class ResponseTransport(Protocol):
         """Make it idle if everything is written and read; otherwise close it."""
 
 
-class Http1Response:
+class Http1Response(Struct, eq=False):
     """An ``UpstreamResponse``."""
 
-    __slots__ = (
-        "_connection",
-        "_consumer",
-        "_fault",
-        "_released",
-        "_waiter",
-        "complete",
-        "headers",
-        "held_bytes",
-        "parts",
-        "status",
-    )
-
-    def __init__(self, connection: ResponseTransport, parts: list[bytes]) -> None:
-        self.status = 0
-        self.headers = _NO_HEADERS
-        """Replaced when the head begins."""
-        self.complete = False
-        """Whether all of it has been received."""
-        self._connection = connection
-        self.parts = parts
-        """The unread chunks of the body."""
-        self.held_bytes = 0
-        """Bytes received since the last read."""
-        self._consumer: BodyConsumer | None = None
-        """Receives chunks as they arrive."""
-        self._waiter: asyncio.Future[bool] | None = None
-        self._fault: ConnectionFault | None = None
-        self._released = False
+    _connection: ResponseTransport
+    parts: list[bytes]
+    """The unread chunks of the body."""
+    status: int = 0
+    headers: dict[str, str] = {}
+    """Replaced when the head begins."""
+    complete: bool = False
+    """Whether all of it has been received."""
+    held_bytes: int = 0
+    """Bytes received since the last read."""
+    _consumer: BodyConsumer | None = None
+    """Receives chunks as they arrive."""
+    _waiter: asyncio.Future[bool] | None = None
+    _fault: ConnectionFault | None = None
+    _released: bool = False
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "failed" if self._fault else "incomplete"

@@ -91,19 +91,15 @@ class ExtraKeyWriter:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._pending: list[ResponseExtra] = []
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there are keys that have not been written."""
-        return bool(self._pending)
+        self.pending: list[ResponseExtra] = []
+        """The keys that have not been written."""
 
     @property
     def has_response_keys(self) -> bool:
         """Whether keys of the response itself, other than of its usage, are among them."""
         return any(
             event.scope == "response" and any(path[0] != "usage" for path, _ in event.values)
-            for event in self._pending
+            for event in self.pending
         )
 
     def add(self, event: ResponseExtra) -> None:
@@ -112,33 +108,33 @@ class ExtraKeyWriter:
             return
         if event.scope == "response":
             self._drop_response_keys({path for path, _ in event.values})
-        self._pending.append(event)
+        self.pending.append(event)
 
     def _drop_response_keys(self, paths: AbstractSet[tuple[str, ...]]) -> None:
-        for i, one in enumerate(self._pending):
+        for i, one in enumerate(self.pending):
             if one.scope == "response":
                 left = tuple(value for value in one.values if value[0] not in paths)
-                self._pending[i] = msgspec.structs.replace(one, values=left)
+                self.pending[i] = msgspec.structs.replace(one, values=left)
 
     def merge_events(self, data: bytes) -> bytes:
         """The encoder's SSE events with the keys of the objects that they hold."""
         blocks = data.split(b"\n\n")
         for i in reversed(range(len(blocks))):  # the first delta of a choice has only its role
             head, separator, payload = blocks[i].partition(b"data: ")
-            if self._pending and payload.startswith(b"{"):
+            if self.pending and payload.startswith(b"{"):
                 payload = self._merge(payload, "delta", holds_usage_only=False)
                 blocks[i] = head + separator + payload
         return b"\n\n".join(blocks)
 
     def merge_body(self, body: bytes) -> bytes:
         """The encoder's complete response with all keys."""
-        return self._merge(body, "message", holds_usage_only=True) if self._pending else body
+        return self._merge(body, "message", holds_usage_only=True) if self.pending else body
 
     def take_missing_deltas(self) -> Sequence[tuple[int, bytes]]:
         """The choice and a delta for each object that no event held, for ``merge_events``."""
         missing: dict[tuple[int, int], tuple[int, bytes]] = {}
         # Keys of the response itself are those of the next chunk.
-        for event in [event for event in self._pending if event.scope != "response"]:
+        for event in [event for event in self.pending if event.scope != "response"]:
             if event.scope == "tool_call":
                 delta = b'"tool_calls":[{"index":%d}]' % event.call_index
                 missing[event.index, event.call_index] = event.index, delta
@@ -149,7 +145,7 @@ class ExtraKeyWriter:
     def _merge(self, payload: bytes, key: str, *, holds_usage_only: bool) -> bytes:
         fields = _decode(payload)
         left = []
-        for event in self._pending:
+        for event in self.pending:
             target = _find_target(fields, event, key)
             if target is None:
                 left.append(event)
@@ -161,7 +157,7 @@ class ExtraKeyWriter:
                     left.append(msgspec.structs.replace(event, values=tuple(usage.items())))
                 values = {path: one for path, one in values.items() if path[0] != "usage"}
             write_extra_fields(target, values)
-        self._pending = left
+        self.pending = left
         return _encode(fields)
 
 

@@ -655,9 +655,9 @@ class ChatEncoder:
                 out += (head, encode_json(event.text), tail)
             else:
                 out.append(self._encode_event(event))
-                if self._extra_writer.is_pending:
+                if self._extra_writer.pending:
                     out[-1] = self._extra_writer.merge_events(out[-1])
-        if self._extra_writer.is_pending:
+        if self._extra_writer.pending:
             out += self._write_missing_deltas()
         return b"".join(out)
 
@@ -853,7 +853,7 @@ class CompletionEncoder:
                 out += (head, encode_json(event.text), tail)
             else:
                 out.append(self._encode_event(event))
-                if self._extra_writer.is_pending:
+                if self._extra_writer.pending:
                     out[-1] = self._extra_writer.merge_events(out[-1])
         return b"".join(out)
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from msgspec import Struct
+
 from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import (
     EmbeddingRequest,
@@ -54,7 +56,7 @@ def has_implausible_counts(usage: Any, request: Request) -> bool:
     )
 
 
-class UsageReader:
+class UsageReader(Struct, eq=False):
     """Checks the token counts of one response.
 
     A count is plausible if it is an integer from 0 to the model's context length, or to
@@ -62,11 +64,9 @@ class UsageReader:
     usage is ignored (``has_ignored``), and the gateway counts instead.
     """
 
-    __slots__ = ("_request", "has_ignored")
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self.has_ignored = False
+    _request: Request
+    has_ignored: bool = False
+    """Whether a count was implausible."""
 
     def read_usage(
         self, prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None
