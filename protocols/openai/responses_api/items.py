@@ -297,6 +297,8 @@ class ConversationReader:
                     name_of_part = part.get("type")
                     is_known = isinstance(name_of_part, str) and name_of_part in _PART_KEYS
                     known = _PART_KEYS[name_of_part] if is_known else _ANY_PART_KEYS
+                    if kind == "reasoning":
+                        known = _REASONING_PART_KEYS
                     add_unknown_keys(self.unknown, part, f"{at}.{name}[{k}]", known)
 
     # --- by type ----------------------------------------------------------------------------------
@@ -413,9 +415,12 @@ _ANY_PART_KEYS: Final = dict.fromkeys(
      "file_url", "file_data", "filename", "input_audio")
 )  # fmt: skip
 _PART_KEYS: Final[Mapping[Any, KeyTree]] = {
-    **dict.fromkeys(("summary_text", "reasoning_text"), dict.fromkeys(("type", "text"))),
     "image_url": {**_ANY_PART_KEYS, "image_url": dict.fromkeys(("url", "detail"))},
     "input_audio": {**_ANY_PART_KEYS, "input_audio": dict.fromkeys(("data", "format"))},
+}
+_REASONING_PART_KEYS: Final[KeyTree] = {
+    "type": frozenset({"summary_text", "reasoning_text", "text"}),
+    "text": None,
 }
 _SKIPPED_ITEMS: Final = frozenset(
     {
