@@ -57,6 +57,10 @@ class WireUsage(Struct, gc=False):
     prompt_tokens_details: WireTokensDetails | NoObject = None
     completion_tokens_details: WireTokensDetails | NoObject = None
     reasoning_tokens: Any = None
+    prompt_cache_hit_tokens: Any = None
+    cached_tokens: Any = None
+    cache_read_input_tokens: Any = None
+    """The cached tokens by other names: of DeepSeek, of Moonshot, and of Claude at Databricks."""
 
 
 class WireFunction(Struct, gc=False):
@@ -181,6 +185,9 @@ class KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
     prompt_tokens_details: _KnownPromptDetails | NoObject = None
     completion_tokens_details: _KnownCompletionDetails | NoObject = None
     total_tokens: Any = None
+    prompt_cache_hit_tokens: None = None
+    cached_tokens: None = None
+    cache_read_input_tokens: None = None
 
 
 class _KnownResponse(WireResponse, gc=False, forbid_unknown_fields=True):
@@ -361,10 +368,14 @@ def read_usage(
     completion, reasoning = usage.completion_tokens, usage.reasoning_tokens
     if isinstance(completion_details, WireTokensDetails):
         reasoning = completion_details.reasoning_tokens
+    cached = prompt_details.cached_tokens if isinstance(prompt_details, WireTokensDetails) else None
+    if cached is None:
+        cached = usage.prompt_cache_hit_tokens or usage.cached_tokens
+        cached = cached or usage.cache_read_input_tokens or None
     return reader.read_usage(
         usage.prompt_tokens,
         0 if embeds and completion is None else completion,
-        prompt_details.cached_tokens if isinstance(prompt_details, WireTokensDetails) else None,
+        cached,
         reasoning or None,
     )
 

@@ -37,6 +37,16 @@ _DEFAULT_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "include_obfuscation": (False,),
 }
 """Values that services send in every response; they say no more than their absence."""
+_CACHED_TOKENS: Final = frozenset(
+    ("usage", name)
+    for name in (
+        "prompt_cache_hit_tokens",
+        "prompt_cache_miss_tokens",
+        "cached_tokens",
+        "cache_read_input_tokens",
+    )
+)
+"""Counts that are read: clients get them under the names of their own protocol, if it has any."""
 
 
 def find_unknown_keys(value: Mapping[str, Any], known: KeyTree) -> dict[FieldPath, Any]:
@@ -116,7 +126,8 @@ def has_content(value: Any) -> bool:
 def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -> Iterator[str]:
     """The complete paths of the values that say anything."""
     for path, value in values.items():
-        if has_content(value) and value not in _DEFAULT_VALUES.get(path[-1], ()):
+        is_said = value in _DEFAULT_VALUES.get(path[-1], ()) or path in _CACHED_TOKENS
+        if has_content(value) and not is_said:
             yield separator.join((at, *path) if at else path)
 
 

@@ -235,6 +235,40 @@ async def test_unknown_worker_response_headers_are_not_forwarded(
     assert b"vil" not in b"\r\n".join(headers)
 
 
+NAMES: list[str] = [
+    f"{prefix}{name}"
+    for prefix in ("", "x-", "openai-", "anthropic-", "x-ms-", "x-databricks-", "access-control-")
+    for name in (
+        "organization", "organization-id", "request-id", "processing-ms", "ratelimit-remaining",
+        "ratelimit-limit-requests", "allow-origin", "region", "compute-time", "evil",
+    )
+]  # fmt: skip
+UNSAFE = ["set-cookie", "location", "refresh", "www-authenticate", "link", "alt-svc", "via", "age"]
+"""Each would make a client do something that only the gateway may ask for."""
+
+
+@pytest.mark.fault(28)
+@every_client
+@stream_or_unary
+@pytest.mark.parametrize("status", ["200 OK", "500 Bad", "429 Slow"])
+async def test_no_header_of_a_worker_reaches_a_client(
+    serve: Serve, client: Client, status: str, *, stream: bool
+) -> None:
+    # given a worker that sends headers of all kinds
+    lines = "".join(f"{name}: evil\r\n" for name in (*NAMES, *UNSAFE))
+    start = f"HTTP/1.1 {status}\r\n{lines}Transfer-Encoding: chunked\r\n\r\n".encode()
+    body = STREAM[len(CHUNKED) :] if stream else chunk(BODY) + END
+
+    # when a client of each protocol asks it
+    async with create_raw_worker([start + body]) as worker:
+        gateway = await serve_gateway(serve, worker, retries={"max": 0})
+        response = await send_request(gateway, client, stream=stream)
+
+    # then it gets the gateway's own headers only
+    assert (response.status_code == 200) == (status == "200 OK")
+    assert "evil" not in str(response.headers.raw)
+
+
 @pytest.mark.fault(28)
 async def test_worker_reason_phrase_is_not_forwarded(serve: Serve) -> None:
     async with create_raw_worker(

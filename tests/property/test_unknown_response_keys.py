@@ -393,6 +393,46 @@ def test_key_of_a_choice_that_a_worker_need_not_send_reaches_its_own_client(
     assert lost == []
 
 
+CACHED_TOKENS: Mapping[str, dict[str, int]] = {
+    "DeepSeek": {"prompt_cache_hit_tokens": 3, "prompt_cache_miss_tokens": 2},
+    "DeepSeek, nothing": {"prompt_cache_hit_tokens": 0, "prompt_cache_miss_tokens": 5},
+    "Moonshot": {"cached_tokens": 3},
+    "Databricks": {"cache_read_input_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", CACHED_TOKENS)
+def test_cached_tokens_reach_every_client_whatever_the_worker_calls_them(
+    name: str, client: str, *, stream: bool
+) -> None:
+    # given a worker with its own name for cached tokens, and one with that of OpenAI
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    cached = next(iter(CACHED_TOKENS[name].values()))
+    own = counts | CACHED_TOKENS[name]
+    standard = counts | ({"prompt_tokens_details": {"cached_tokens": cached}} if cached else {})
+
+    # when each answers the same
+    def answer(usage: dict[str, Any]) -> tuple[bytes, list[ResponseExtra]]:
+        data = (
+            join_events("openai", [*CHAT_STREAM[:-1], CHAT_STREAM[-1] | {"usage": usage}])
+            if stream
+            else msgspec.json.encode(CHAT_ANSWER | {"usage": usage})
+        )
+        return translate_response(client, WORKERS["openai"], data, stream=stream)
+
+    # then the client gets the same, and one of OpenAI the worker's own keys as well
+    written, lost = answer(own)
+    if client == "openai":
+        assert all(f'"{key}":{one}'.encode() in written for key, one in own.items())
+        assert not cached or b'"cached_tokens":%d' % cached in written
+    else:
+        ids = re.compile(rb'"(?:item_)?id":"[^"]*"')
+        assert ids.sub(b"", written) == ids.sub(b"", answer(standard)[0])
+    assert not [path for one in lost for path in list_paths(one.path, dict(one.values))]
+
+
 @pytest.mark.parametrize("client", PROMPT_CLIENTS)
 @pytest.mark.parametrize(("worker", "place"), list(list_whole_cases(PROMPT_ANSWERS)))
 def test_an_unknown_key_of_an_answer_to_a_prompt_is_kept_or_reported(
