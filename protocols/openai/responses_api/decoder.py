@@ -21,6 +21,7 @@ from protocols.core.events import (
     PART_SEPARATOR,
     ChoiceEnd,
     Event,
+    FieldValues,
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
@@ -99,6 +100,8 @@ _PART_KEYS: Final[Mapping[str, KeyTree]] = {
     "summary_text": dict.fromkeys(("type", "text")),
 }
 """The keys of parts of messages and of reasoning that events represent."""
+ONLY_PART: Final = "content[0]"
+"""Begins the path of unknown keys of a message's only part, such as the annotations of a text."""
 _RESPONSE_KEYS: Final[KeyTree] = {
     **dict.fromkeys(
         ("id", "object", "created_at", "completed_at", "status", "error", "incomplete_details",
@@ -146,6 +149,8 @@ class ResponsesDecoder(sse.StreamDecoder):
         self._usage_reader = UsageReader(request)
         self._items: dict[Any, _OutputState] = {}
         """By id and by index."""
+        self._has_open_message = False
+        """Whether the texts of a further message would continue the last one."""
         self._call_count = 0
         self._call_ids = CallIds()
         self._has_metadata = False
@@ -185,7 +190,7 @@ class ResponsesDecoder(sse.StreamDecoder):
             case "response.created" | "response.in_progress" | "response.queued":
                 response = _as_object(event.response)
                 self._read_metadata(response, events)
-                _report_unknown(response, _RESPONSE_KEYS, "", events)
+                report_lost_fields(_list_unknown(response, _RESPONSE_KEYS), events)
             case "response.completed" | "response.incomplete":
                 response = _as_object(event.response)
                 status = response.get("status") or event.type.removeprefix("response.")
@@ -260,6 +265,7 @@ class ResponsesDecoder(sse.StreamDecoder):
         index = place if isinstance(place, int) else 0
         kind = _as_text(item.get("type"))
         known = _ITEM_KEYS.get(kind)
+        self._has_open_message = self._has_open_message and kind in _CONTENT_TYPES
         if known is None:
             if not kind:
                 report_lost_fields((((f"output[{index}]",), item),), events)
@@ -268,9 +274,16 @@ class ResponsesDecoder(sse.StreamDecoder):
             (path, one) for path, one in find_unknown_keys(item, known).items() if one is not None
         )
         for key in ("content", "summary"):
-            parts = item.get(key) if key in known else None
-            for i, part in enumerate(parts if isinstance(parts, list) else ()):
-                _report_part(_as_object(part), f"output[{index}].{key}[{i}]", events)
+            found = item.get(key) if key in known else None
+            parts = [_as_object(part) for part in found] if isinstance(found, list) else []
+            is_only = len(parts) == 1 and parts[0].get("type") in _PART_KEYS
+            if kind == "message" and is_only and not self._has_open_message:
+                values += _list_part_keys(parts[0], ONLY_PART)
+                continue
+            for i, part in enumerate(parts):
+                report_lost_fields(_list_part_keys(part, f"output[{index}].{key}[{i}]"), events)
+        if kind == "message":
+            self._has_open_message = not values
         if values:
             call = -1 if state.call_index is None else state.call_index
             events.append(ResponseExtra(SOURCE, "item", values, index, call))
@@ -331,7 +344,7 @@ class ResponsesDecoder(sse.StreamDecoder):
             self._raise_if_error(_encode({"error": response.get("error")}))
             raise WorkerFailed(f"The worker's response is {response['status']}.")
         self._read_metadata(response, events)
-        _report_unknown(response, _RESPONSE_KEYS, "", events)
+        report_lost_fields(_list_unknown(response, _RESPONSE_KEYS), events)
         output = response.get("output")
         is_unary = not self._items
         for index, item in enumerate(output if isinstance(output, list) else ()):
@@ -377,20 +390,15 @@ def _report_event(event: _WireEvent, events: list[Event]) -> None:
         report_lost_fields(((("events", event.type or "type"), True),), events)
 
 
-def _report_part(part: _Object, at: str, events: list[Event]) -> None:
-    """Report the unknown keys of a part, or all of a part of an unknown type."""
+def _list_part_keys(part: _Object, at: str) -> FieldValues:
+    """The unknown keys of a part, or all of a part of an unknown type."""
     known = _PART_KEYS.get(_as_text(part.get("type")))
-    if known is None:
-        report_lost_fields((((at,), part),), events)
-    else:
-        _report_unknown(part, known, at, events)
+    return (((at,), part),) if known is None else _list_unknown(part, known, at)
 
 
-def _report_unknown(value: _Object, known: KeyTree, at: str, events: list[Event]) -> None:
-    start = (at,) if at else ()
+def _list_unknown(value: _Object, known: KeyTree, *at: str) -> FieldValues:
     unknown = find_unknown_keys(value, known).items()
-    values = [((*start, *path), one) for path, one in unknown if has_content(one)]
-    report_lost_fields(tuple(values), events)
+    return tuple([((*at, *path), one) for path, one in unknown if has_content(one)])
 
 
 def _build_reasoning(text: str, name: Any, *, is_new_part: bool) -> ReasoningDelta:

@@ -28,6 +28,7 @@ from protocols.core.events import (
     PART_SEPARATOR,
     ChoiceEnd,
     Event,
+    FieldValues,
     FinishReason,
     HostedToolCall,
     ReasoningDelta,
@@ -42,7 +43,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
 from protocols.core.json_text import JsonDecoder, decode_json
-from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX
+from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX, ONLY_PART
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
 from protocols.openai.responses_api.requests import SOURCE, ResponsesRequest
@@ -116,6 +117,9 @@ class _MessageItem:
         self._template = b"", b""
         self.extra: dict[str, Any] = {}
         """The worker's keys that no event represents."""
+        self._part_extra: dict[str, Any] = {}
+        self.is_complete = False
+        """Whether the worker's keys came, so that a further text is that of another message."""
 
     def build(self, status: str) -> dict[str, Any]:
         """The item."""
@@ -154,6 +158,16 @@ class _MessageItem:
         self._pieces.append(text)
         return begun + self._writer.write_delta(self._template, _encode(text))
 
+    def add_part_keys(self, values: dict[str, Any]) -> bytes:
+        """The worker's keys of the part, after its text."""
+        self._part_extra |= values
+        annotations = values.get("annotations")
+        name, place = "response.output_text.annotation.added", self._place
+        return b"".join(
+            self._writer.write(name, **place, annotation_index=i, annotation=annotation)
+            for i, annotation in enumerate(annotations if isinstance(annotations, list) else ())
+        )
+
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item."""
         ended = self._end_part()
@@ -171,9 +185,10 @@ class _MessageItem:
 
     def _build_part(self, text: str) -> Mapping[str, Any]:
         if self._part_type == "refusal":
-            return {"type": "refusal", "refusal": text}
+            return {"type": "refusal", "refusal": text} | self._part_extra
         logprobs = build_chat_logprobs(self._logprobs).content
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return part | self._part_extra
 
     def _begin_part(self, kind: str) -> bytes:
         ended = self._end_part()
@@ -535,14 +550,22 @@ class ResponsesEncoder:
             case ReasoningDelta():
                 return self._encode_reasoning(event)
             case ResponseExtra(values=values) if self._open_item is not None:
-                self._open_item.extra |= {path[0]: value for path, value in values}
-                return b""
+                return self._add_item_keys(self._open_item, values)
             case ToolCallStart():
                 return self._begin_call(event)
             case HostedToolCall():
                 return self._encode_hosted_call(event)
             case _:  # the arguments of a call that parallel_tool_calls forbids
                 return b""
+
+    def _add_item_keys(self, item: _OutputItem, values: FieldValues) -> bytes:
+        """Add the worker's keys of an item, and of the only part of a message."""
+        part = {path[1]: value for path, value in values if path[0] == ONLY_PART}
+        item.extra |= {path[0]: value for path, value in values if path[0] != ONLY_PART}
+        if not isinstance(item, _MessageItem):
+            return b""
+        item.is_complete = True
+        return item.add_part_keys(part)
 
     def _encode_reasoning(self, event: ReasoningDelta) -> bytes:
         """A piece of reasoning. The worker's id is kept: what it encrypts is bound to it."""
@@ -571,7 +594,7 @@ class ResponsesEncoder:
 
     def _open_message(self) -> tuple[bytes, _MessageItem]:
         item = self._open_item
-        if isinstance(item, _MessageItem):
+        if isinstance(item, _MessageItem) and not item.is_complete:
             return b"", item
         ended = self._end_item("completed")
         name = self._make_item_id("message")

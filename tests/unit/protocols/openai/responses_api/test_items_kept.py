@@ -134,3 +134,57 @@ def test_encrypted_reasoning_returns_to_the_worker(profile: str | None) -> None:
 
     body = msgspec.json.decode(passed.upstream_request.body)
     assert body["input"][1] == REASONING
+
+
+CITATION = {"type": "url_citation", "url": "u", "title": "t", "start_index": 0, "end_index": 2}
+
+
+def make_message(text: str, *annotations: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": list(annotations)}]
+    item = {name: one for name, one in MESSAGE.items() if name != "phase"}
+    return {**item, "id": f"msg_{text}", "content": content, **keys}
+
+
+def list_texts(output: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    return [(part["text"], part["annotations"]) for one in output for part in one["content"]]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_annotations_of_a_text_are_kept(*, stream: bool) -> None:
+    passed = pass_through("both", stream=stream)
+    items = [make_message("one", CITATION, phase="commentary"), make_message("two", CITATION)]
+
+    output = read_output(passed, write_answer(items, stream=stream, summarizes=False))
+
+    assert list_texts(output) == [("one", [CITATION]), ("two", [CITATION])]
+    assert [one.get("phase") for one in output] == ["commentary", None]
+
+
+def test_annotations_of_a_stream_have_events() -> None:
+    passed = pass_through("both", stream=True)
+    data = write_answer([make_message("hi", CITATION, CITATION)], stream=True, summarizes=False)
+    reader = passed.create_reader()
+    events = [*reader.feed([data])[1], *reader.close()[1]]
+    assert passed.create_encoder is not None
+
+    written = passed.create_encoder().encode_events(events)
+
+    assert written.count(b'"type":"response.output_text.annotation.added"') == 2
+    assert b'"annotation_index":1' in written
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_annotations_of_a_text_that_continues_another_are_reported(*, stream: bool) -> None:
+    """They count characters of their own text."""
+    passed = pass_through("both", stream=stream)
+    items = [make_message("one"), make_message("two", CITATION), CALL, make_message("3", CITATION)]
+    data = write_answer(items, stream=stream, summarizes=False)
+
+    output = read_output(passed, data)
+    reader = passed.create_reader()
+    lost = [one for one in reader.feed([data])[1] if isinstance(one, ResponseExtra)]
+    lost += [one for one in reader.close()[1] if isinstance(one, ResponseExtra)]
+
+    assert list_texts([output[0], output[2]]) == [("onetwo", []), ("3", [CITATION])]
+    [reported] = [one for one in lost if one.source == ""]
+    assert reported.values == ((("output[1].content[0]", "annotations"), [CITATION]),)
