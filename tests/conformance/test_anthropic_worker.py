@@ -547,9 +547,10 @@ async def test_an_43_thinking_is_sent_only_on_request(
     assert (body["content"], body["usage"]["output_tokens"]) == (HELLO, 5)
 
 
-async def test_an_45_thinking_of_the_current_tool_loop_is_sent_to_the_worker(
+async def test_an_45_thinking_of_every_turn_is_sent_to_the_worker(
     bench: AnthropicTestBench,
 ) -> None:
+    """Its chat template decides which of it the model reads."""
     before = [
         {"type": "thinking", "thinking": "why", "signature": "gw1.x"},
         {"type": "redacted_thinking", "data": "s3cret"},
@@ -561,7 +562,7 @@ async def test_an_45_thinking_of_the_current_tool_loop_is_sent_to_the_worker(
 
     assert "s3cret" not in json.dumps(sent_body)
     assert [one.get("reasoning_content") for one in sent_body["messages"]] == [
-        None, None, None, "why", None,
+        None, "why", None, "why", None,
     ]  # fmt: skip
 
 
