@@ -307,6 +307,9 @@ def check_judges(config: Config, names: Mapping[str, str], context: ValidationCo
         if is_set(config.observe) and config.observe.feedback is None:
             message = "verdicts are stored as feedback; add it: observe.feedback: {}"
             context.add_issue(path, message, key=True)
+        if is_set(model.task) and model.task != "chat":
+            message = f"answers of the task {model.task} have no text to judge; remove the key"
+            context.add_issue(path, message, key=True)
         if not is_set(judge):
             continue
         if judge not in names:

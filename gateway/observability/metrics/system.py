@@ -507,7 +507,8 @@ class RateLimitStoreCollector(Collector):
 FEEDBACK: Final = MetricDefinition(
     "interlingua_feedback",
     "counter",
-    "Requests with feedback, by result: accepted, or the class of the error.",
+    "Requests with feedback, by result: accepted, or the class of the error; and answers that a "
+    "model judges: judged, judge_skipped, judge_failed or judge_unreadable.",
     ("result",),
 )
 FEEDBACK_METRICS: Final = (FEEDBACK,)
