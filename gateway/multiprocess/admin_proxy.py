@@ -4,6 +4,7 @@ The processes check the key and validate requests themselves.
 """
 
 import asyncio
+import logging
 import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -25,6 +26,8 @@ from gateway.observability.metrics.requests import MAX_FINISHED_REQUESTS
 from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
 from protocols.core.json_text import decode_json
 from protocols.core.units import split_address
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
 
 # Merging of metrics and status.
 
