@@ -153,6 +153,15 @@ UNSUPPORTED_PROVIDERS: Final = frozenset({
 })  # fmt: skip
 """Providers of LiteLLM whose protocol this gateway does not have."""
 
+_PROVIDERS_BY_NAME: Final[Mapping[str, str]] = {
+    "claude-": "anthropic",
+    "command-": "cohere",
+    "embed-": "cohere",
+    "gemini-": "vertex_ai",
+    "rerank-": "cohere",
+}
+"""The provider that LiteLLM takes for a model without one, by how the model's name begins."""
+
 
 class ProviderEndpoint(Struct, frozen=True):
     """A worker's base URL, its provider, its name of the model (None: the public one), comments."""
@@ -212,7 +221,8 @@ def _find_provider(
     if provider_setting is not None:
         prefix, name = provider_setting.text, model.text.removeprefix(f"{provider_setting.text}/")
     elif not name or (prefix not in PROVIDERS and prefix not in UNSUPPORTED_PROVIDERS):
-        prefix, name = "openai", model.text
+        found = (by for start, by in _PROVIDERS_BY_NAME.items() if model.text.startswith(start))
+        prefix, name = next(found, "openai"), model.text
     provider = PROVIDERS.get(prefix)
     if provider is None or not _is_available(provider):
         raise UnsupportedEntry(model, f"provider {prefix!r} is not supported")

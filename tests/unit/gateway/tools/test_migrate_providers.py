@@ -92,6 +92,25 @@ def test_cohere_is_written_with_its_protocol(provider: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("model", "protocol", "url"),
+    [
+        ("claude-sonnet-4-5", "anthropic", "https://api.anthropic.com"),
+        ("command-r", "cohere", "https://api.cohere.com"),
+        ("gpt-4o", "openai", "https://api.openai.com"),
+    ],
+)
+def test_model_without_a_provider_is_sent_to_that_of_its_name(
+    model: str, protocol: str, url: str
+) -> None:
+    migration = migrate_entry(model, api_key="os.environ/A")
+    document = msgspec.yaml.decode(migration.text or "")
+
+    assert document["backends"]["m"]["protocol"] == protocol
+    assert document["backends"]["m"]["workers"][0]["url"] == url
+    assert document["models"]["m"]["model"] == model
+
+
 @pytest.mark.usefixtures("azure")
 def test_version_of_azures_api_is_kept() -> None:
     migration = migrate_entry("azure/gpt-4o", api_version="2024-10-21")
