@@ -32,6 +32,7 @@ from gateway.pipeline.state import RequestState, RouteStage, Stage
 from gateway.pipeline.strategies import TargetAttempt, apply_model_settings
 from gateway.ratelimit.buckets import BucketState, LimitCounter, TokenBucket
 from gateway.routing.router import Model, Route, Router
+from protocols.core.catalog import ModelInfo
 from protocols.core.errors import DeadlineExceeded, GatewayError, InternalError
 from protocols.core.events import Event, TextDelta, ToolCallStart, Usage
 from protocols.core.interfaces import Clock
@@ -76,18 +77,20 @@ class JudgedAnswer(Struct, frozen=True):
     text: str
 
 
-def build_judge_request(model: str, rubric: str, answer: JudgedAnswer) -> GenerationRequest:
-    """The request to the ``model`` that judges."""
+def build_judge_request(model: ModelInfo, rubric: str, answer: JudgedAnswer) -> GenerationRequest:
+    """The request to the ``model`` that judges, within its limit of tokens."""
     material = msgspec.json.encode({"prompt": answer.prompt, "answer": answer.text}).decode()
     return GenerationRequest(
-        model=model,
+        model=model.name,
         kind="chat",
         messages=(
             Message("system", (TextPart(_INSTRUCTIONS + rubric),)),
             Message("user", (TextPart(material),)),
         ),
         sampling=SamplingParams(temperature=0.0),
-        stopping=StopConditions(max_tokens=_MAX_COMPLETION_TOKENS),
+        stopping=StopConditions(
+            max_tokens=min(_MAX_COMPLETION_TOKENS, model.max_tokens or _MAX_COMPLETION_TOKENS)
+        ),
         output=_FORMAT,
     )
 
@@ -125,7 +128,7 @@ class AnswerJudge:
     def start(self, router: Router, config: JudgeConfig, answer: JudgedAnswer) -> None:
         """Judge an answer in the background, if the limits have room for it."""
         route = router.route_at_random(config.model)
-        request = build_judge_request(config.model, config.rubric, answer)
+        request = build_judge_request(route.model.info, config.rubric, answer)
         characters = sum(len(message.text) for message in request.messages)
         weight = characters // _CHARACTERS_PER_TOKEN + _MAX_COMPLETION_TOKENS
         requests, tokens = self._get_limits(config, answer)
@@ -198,7 +201,7 @@ class _Judging:
         clock: Clock,
     ) -> None:
         self._route = route
-        self._request = apply_model_settings(request, route, {}, "")
+        self._request = request
         self._id = request_id
         self._timeout = timeout
         self._clock = clock
@@ -243,7 +246,8 @@ class _Judging:
     async def _read_text(self) -> str:
         """Raises GatewayError."""
         backend = self._route.target.backend
-        prepared = backend.prepare(BackendRequest(lambda: (self._request, {})))
+        request = apply_model_settings(self._request, self._route, {}, "")
+        prepared = backend.prepare(BackendRequest(lambda: (request, {})))
         plan = plan_emulation(prepared.request, prepared.unsupported_parameters)
         context = RequestContext(
             id=self._id,

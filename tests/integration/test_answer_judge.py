@@ -204,6 +204,19 @@ async def test_judge_that_gives_no_verdict_costs_no_client_anything(
     assert health.json()["memory"]["uses"].get("recordings", 0) == 0
 
 
+async def test_judge_with_a_limit_of_tokens_is_sent_no_more(serve: Serve, tmp_path: Path) -> None:
+    async with ScriptedWorker([say("It is dawn")]) as worker, JudgingWorker([]) as grader:
+        text = LIMITED.format(
+            worker=worker.url, grader=grader.url, file=tmp_path / "u.sqlite", limits=""
+        ).replace("{backend: grader}", "{backend: grader, limits: {max_tokens: 100}}")
+        gateway = await serve(text)
+        await ask(gateway, 1)
+        await wait_until_results(gateway, {"judged": 1})
+        sent = json.loads(grader.requests[0].body)
+
+    assert sent["max_completion_tokens"] == 100
+
+
 async def test_clients_can_not_send_the_feedback_of_the_judge(serve: Serve, tmp_path: Path) -> None:
     async with ScriptedWorker([say("It is dawn")]) as worker, JudgingWorker([]) as grader:
         text = LIMITED.format(
