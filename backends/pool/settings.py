@@ -27,6 +27,7 @@ from protocols.core.units import (
     HeaderName,
     HeaderValue,
     HostPort,
+    ItemCount,
     NameserverAddress,
     NonEmptyStr,
     OptionValue,
@@ -287,10 +288,10 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     """The CA certificates that verify workers with HTTPS; by default the system's."""
     max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
     """The largest response of a worker that is not a stream; a larger one is a worker error."""
-    max_response_objects: PositiveInt = ResponseCounts().objects
+    max_response_objects: ItemCount = ResponseCounts().objects
     """The most JSON objects (choices, tool calls, log probabilities) of a response that is not a
     stream; with more it is a worker error."""
-    max_response_values: PositiveInt = ResponseCounts().values
+    max_response_values: ItemCount = ResponseCounts().values
     """The most values in the arrays and objects of a response that is not a stream, such as numbers
     of vectors; with more it is a worker error."""
     max_response_head: Size = DEFAULT_MAX_HEAD

@@ -31,6 +31,7 @@ from protocols.core.units import (
     FilePath,
     HeaderName,
     IpNetwork,
+    ItemCount,
     ListenAddress,
     ModelAlias,
     ModelName,
@@ -91,9 +92,9 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     body: Size = 32 << 20
     """The largest body of a request; a larger one gets status 413. Stored responses and items that
     it refers to count as often as it names them."""
-    body_objects: PositiveInt = 20_000
+    body_objects: ItemCount = 20_000
     """The most JSON objects (messages, parts, schemas) of a body; with more it gets status 413."""
-    body_values: PositiveInt = 1_000_000
+    body_values: ItemCount = 1_000_000
     """The most values in the arrays and objects of a JSON body, such as token ids; with more it
     gets status 413."""
     header: Size = 16 << 10

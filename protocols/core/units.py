@@ -625,6 +625,8 @@ TemplatePath = Annotated[str, _make_scalar_meta("template")]
 WeightsPath = Annotated[str, _make_scalar_meta("weights")]
 NonEmptyStr = Annotated[str, Meta(min_length=1)]
 PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
+ItemCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+"""A number of objects or values in a JSON text."""
 TokenCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 OptionValue = str | int | float | bool
 """The value of a protocol's own option."""

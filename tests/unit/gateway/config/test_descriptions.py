@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec.inspect
 import pytest
 
 from backends.torch.settings import TorchSettings
@@ -21,6 +22,20 @@ def test_every_field_has_a_description(section: type[ConfigSection]) -> None:
     assert [name for name in section.__struct_fields__ if not descriptions.get(name)] == []
     assert [text for text in descriptions.values() if not text.endswith(".")] == []
     assert describe_section(section)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_default_is_a_value_that_the_field_may_have(section: type[ConfigSection]) -> None:
+    kind = msgspec.inspect.type_info(section)
+    assert isinstance(kind, msgspec.inspect.StructType)
+
+    for field in kind.fields:
+        kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else ()
+        for one in (*kinds, field.type):
+            if isinstance(one, msgspec.inspect.IntType) and isinstance(field.default, int):
+                most = field.default if one.le is None else one.le
+                least = field.default if one.ge is None else one.ge
+                assert least <= field.default <= most, field.name
 
 
 def test_sections_are_all_structs_below_the_configuration() -> None:
