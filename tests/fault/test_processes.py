@@ -86,7 +86,9 @@ async def test_connections_are_spread_over_processes_and_metrics_are_summed(tmp_
         assert await sum_metric(gateway, "interlingua_requests_total") == 40
         assert await sum_metric(gateway, "interlingua_request_duration_seconds_count") == 40
         assert (await gateway.http.get(f"{gateway.urls[-1]}/-/ready")).status_code == HTTPStatus.OK
-        assert "HTTP Request:" not in gateway.read_output(), "requests between processes are no news"
+        assert "HTTP Request:" not in gateway.read_output(), (
+            "requests between processes are no news"
+        )
 
 
 async def test_admin_worker_changes_apply_in_all_processes(tmp_path: Path) -> None:
