@@ -675,7 +675,7 @@ class StandardUnaryReader(Struct, eq=False):
             reason = choice.finish_reason
             if type(reason) is not str or reason not in self._finish_reasons:
                 return False
-            if choice.index is not None and choice.index < 0:
+            if choice.index is not None and not 0 <= choice.index < count:
                 return False
             if message is not None and (
                 message.reasoning  # has one name, as in streams

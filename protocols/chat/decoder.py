@@ -246,6 +246,7 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
     "eos_token": "eos",
+    "end_turn": "eos",
     "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
@@ -263,8 +264,8 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     ),
 }
 """Finish reasons by wire name, also of related workers (``insufficient_system_resource``: DeepSeek,
-``sensitive`` and ``network_error``: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM, words in
-capitals: Gemini); None is a worker failure."""
+``sensitive`` and ``network_error``: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM,
+``end_turn``: xAI and gateways for Bedrock, words in capitals: Gemini); None is a worker failure."""
 APPROXIMATIONS: Final[Mapping[str, FinishReason]] = {
     "repetition": "length",
     "model_length": "length",
@@ -353,6 +354,8 @@ class GenerationDecoder(sse.StreamDecoder):
         self._usage_reader = UsageReader(request)
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
+        self._only_index = 0
+        """The worker's index of the choice, if one was requested: some workers count from 1."""
         self.unary_choices: Sequence[WireChoice] = ()
         """The choices of a unary response, as the worker wrote them."""
         self._accepts_texts = False
@@ -503,7 +506,7 @@ class GenerationDecoder(sse.StreamDecoder):
         )
         for position, choice in enumerate(choices):
             index = position if choice.index is None and is_unary else choice.index or 0
-            if not 0 <= index < self._choice_count:
+            if self._only_index or not 0 <= index < self._choice_count:
                 index = self._correct_index(index, position, events)
                 if index >= self._choice_count:
                     continue
@@ -525,6 +528,7 @@ class GenerationDecoder(sse.StreamDecoder):
             and not first.is_ended
             and first.pending_prompt is None
             and first.tool_calls is None
+            and not self._only_index
         )
 
     def _check_unary(self, choices: Sequence[WireChoice]) -> None:
@@ -534,21 +538,32 @@ class GenerationDecoder(sse.StreamDecoder):
             for position, choice in enumerate(choices)
         )
         count = self._choice_count
+        if count == len(choices) == 1:
+            return  # it is the choice, whatever its index is
         check_indices((index for index in indices if index < count), count, "choice")
 
     def _correct_index(self, index: int, position: int, events: list[Event]) -> int:
         """The index of a choice that has not one of those requested; one beyond them is reported.
 
-        Of several prompts it is an error: a worker that sends another number of choices for each
-        prompt means other prompts with its indices.
+        If one choice was requested, it is the only one of a unary response, or the first of a
+        stream, whatever its index is. Of several prompts an index beyond them is an error: a worker
+        that sends another number of choices for each prompt means other prompts with its indices.
         """
-        if index < 0:
+        if self._only_index and index == self._only_index:
+            return 0
+        is_first = not self._choices and len(self.unary_choices) < 2
+        if index < 0 or (self._choice_count == 1 and is_first):
             report_lost_fields((((f"choices[{position}]", "index"), index),), events)
-            index = position
-        if index >= self._choice_count:
+            if index < 0:
+                index = position
+            else:
+                self._only_index = index
+                return 0
+        if self._only_index or index >= self._choice_count:
             if len(self._request.prompts) > 1:
                 check_indices((*range(self._choice_count), index), self._choice_count, "choice")
             report_lost_fields((((f"choices[{index}]",), True),), events)
+            return max(index, self._choice_count)
         return index
 
     def _add_extra(self, wire: WireChoice, index: int, events: list[Event]) -> None:

@@ -96,3 +96,19 @@ async def test_a_choice_beyond_those_requested_is_left_out_and_reported(
     assert "choices[1]" in str(gateway.records[0].unsupported_parameters)
     if not stream:
         assert "choices[1]" in response.headers["x-interlingua-loss"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/serving-endpoints/chat/completions"])
+async def test_the_only_choice_of_a_worker_that_counts_from_1_has_the_index_0(
+    serve: Serve, path: str, *, stream: bool
+) -> None:
+    async with ScriptedWorker(build_reply((1,), stream=stream)) as worker:
+        gateway = await serve(CONFIGURATION.replace("PROTOCOL", "openai") % worker.url)
+        response = await gateway.http.post(path, json=CHAT | {"stream": stream})
+
+    assert response.status_code == 200
+    assert "text1" in response.text
+    assert '"index":1' not in response.text
+    assert gateway.records[0].outcome == "ok"
+    assert "choices[0].index" in str(gateway.records[0].unsupported_parameters)

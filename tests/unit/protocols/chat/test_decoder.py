@@ -93,6 +93,7 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
         ("the end told twice", HELLO + make_sse(make_chunk("stop")) + DONE),
         ("empty object", make_sse({}) + HELLO + DONE),
         ("eos_token", HELLO.replace('"stop"', '"eos_token"') + DONE),
+        ("end_turn", HELLO.replace('"stop"', '"end_turn"') + DONE),
         ("content is parts", HELLO.replace('"lo"', '[{"type": "text", "text": "lo"}]')),
         ("after [DONE]", HELLO + DONE + "data: garbage\n\n"),
         (
@@ -449,6 +450,42 @@ def test_a_further_choice_never_joins_another(*, streamed: bool) -> None:
         ]
         assert lost in one
         assert TextDelta("b", 1) in two
+
+
+@pytest.mark.parametrize("index", [1, 7])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_only_choice_may_have_any_index(index: int, *, streamed: bool) -> None:
+    message = {"index": index, "message": {"content": "Hello"}, "finish_reason": "stop"}
+    wire = json.dumps({"choices": [message]})
+    if streamed:
+        wire = make_sse(
+            make_chunk(content="Hel", index=index),
+            make_chunk(content="lo", index=index),
+            make_chunk("stop", index=index),
+        )
+
+    events = decode(wire)
+
+    texts = [one.text for one in events if isinstance(one, TextDelta) and one.index == 0]
+    assert "".join(texts) == "Hello"
+    assert ChoiceEnd("eos") in events
+    lost = ResponseExtra("", "response", ((("choices[0]", "index"), index),))
+    assert events.count(lost) == 1
+
+
+def test_a_choice_of_index_0_never_joins_a_first_one_of_another_index() -> None:
+    wire = make_sse(
+        make_chunk(content="a", index=1),
+        make_chunk(content="b"),
+        make_chunk("stop"),
+        make_chunk("stop", index=1),
+    )
+
+    events = decode(wire + DONE)
+
+    assert [one for one in events if isinstance(one, TextDelta)] == [TextDelta("a")]
+    assert events.count(ChoiceEnd("eos")) == 1
+    assert ResponseExtra("", "response", ((("choices[0]",), True),)) in events
 
 
 @pytest.mark.parametrize("streamed", [True, False])
