@@ -51,6 +51,7 @@ from protocols.core.events import (
     ChoiceEnd,
     Event,
     ReasoningDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -656,6 +657,8 @@ class StandardUnaryReader(Struct, eq=False):
             return None, events
         choices = skimmer.unary_choices
         is_standard = not _has_ignored_usage(events) and self._is_standard(body, choices)
+        if self._request.kind == "embedding" and ResponseExtra in map(type, events):
+            is_standard = False  # its indices are wrong
         # Without usage, tokens are counted, by their log probabilities if there are any.
         if not is_standard or (choices and Usage not in map(type, events)):
             decoder = self._create_decoder(self._request)

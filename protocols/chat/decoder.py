@@ -551,7 +551,7 @@ class GenerationDecoder(sse.StreamDecoder):
         """
         if self._only_index and index == self._only_index:
             return 0
-        is_first = not self._choices and len(self.unary_choices) < 2
+        is_first = not self._choices and not self.unary_choices[1:]
         if index < 0 or (self._choice_count == 1 and is_first):
             report_lost_fields((((f"choices[{position}]", "index"), index),), events)
             if index < 0:

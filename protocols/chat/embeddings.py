@@ -23,7 +23,7 @@ from protocols.chat.wire_responses import (
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, FieldValues, ResponseExtra, ResponseMetadata
-from protocols.core.fieldwise import decode_fields, has_lost_element
+from protocols.core.fieldwise import decode_fields, has_lost_element, report_lost_fields
 from protocols.core.indices import check_indices
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
@@ -126,9 +126,20 @@ class WireEmbeddingSummary(Struct):
     usage: WireUsage | NoObject = None
 
 
-def _read_indices(items: Sequence[WireEmbedding | WireEmbeddingItem]) -> list[int]:
-    """The index of each item: its position, if the worker sends none."""
-    return [position if item.index is None else item.index for position, item in enumerate(items)]
+def _read_indices(
+    items: Sequence[WireEmbedding | WireEmbeddingItem], events: list[Event]
+) -> list[int]:
+    """The index of each item: its position, if the worker sends none, or the same for all.
+
+    The latter (LiteLLM gave each vector of Gemini the index 0) is reported, once for all items.
+    """
+    sent = [position if item.index is None else item.index for position, item in enumerate(items)]
+    positions = [*range(len(items))]
+    if sent != positions and len({item.index for item in items}) == 1:
+        wrong = next(position for position in positions if sent[position] != position)
+        report_lost_fields((((f"data[{wrong}]", "index"), True),), events)
+        return positions
+    return sent
 
 
 def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
@@ -167,11 +178,11 @@ class EmbeddingCounter:
         except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise build_answer_error(e) from e
-        check_indices(_read_indices(wire.data), len(self._request.inputs), "vector")
+        events: list[Event] = [ResponseMetadata(read_text(wire.model))]
+        check_indices(_read_indices(wire.data, events), len(self._request.inputs), "vector")
         reader = UsageReader(self._request)
         usage = read_usage(wire.usage, reader, embeds=True)
-        metadata = ResponseMetadata(read_text(wire.model))
-        return [metadata, *reader.build_end(usage)]
+        return [*events, *reader.build_end(usage)]
 
 
 _ITEM: Final = re.compile(r"data\[(\d+)\]")
@@ -202,7 +213,7 @@ class EmbeddingDecoder(UnaryBodyDecoder):
         events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
         if has_lost_element(lost, "data"):
             raise WorkerFailed("The worker's answer has a vector that can't be read.")
-        indices = _read_indices(wire.data)
+        indices = _read_indices(wire.data, events)
         check_indices(indices, len(self._request.inputs), "vector")
         events += self._list_extra(lost, indices)
         events += [

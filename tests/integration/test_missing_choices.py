@@ -112,3 +112,19 @@ async def test_the_only_choice_of_a_worker_that_counts_from_1_has_the_index_0(
     assert '"index":1' not in response.text
     assert gateway.records[0].outcome == "ok"
     assert "choices[0].index" in str(gateway.records[0].unsupported_parameters)
+
+
+@pytest.mark.parametrize(("text", "index"), [(["a", "b"], 0), ("a", 1)])
+async def test_vectors_that_share_one_index_get_those_of_their_inputs(
+    serve: Serve, text: str | list[str], index: int
+) -> None:
+    vectors = [{"embedding": [0.5 + i], "index": index} for i in range(len(text))]
+    answer = {"object": "list", "data": vectors, "model": "m", "usage": {"prompt_tokens": 1}}
+    async with ScriptedWorker([make_reply(json.dumps(answer).encode())]) as worker:
+        gateway = await serve(CONFIGURATION.replace("PROTOCOL", "openai") % worker.url)
+        response = await gateway.http.post("/v1/embeddings", json={"model": "m", "input": text})
+
+    assert response.status_code == 200
+    found = [(one["index"], one["embedding"]) for one in response.json()["data"]]
+    assert found == [(i, [0.5 + i]) for i in range(len(text))]
+    assert ".index=dropped" in response.headers["x-interlingua-loss"]

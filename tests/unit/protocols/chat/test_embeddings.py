@@ -120,6 +120,19 @@ def test_a_vector_with_an_odd_value_is_never_shortened(vector: Any, count: int) 
         decode_response(json.dumps({"data": data}))
 
 
+@pytest.mark.parametrize(("index", "lost"), [(0, 1), (1, 0), (7, 0)])
+def test_vectors_that_share_one_index_are_in_the_order_of_the_inputs(index: int, lost: int) -> None:
+    data = [{"embedding": [1], "index": index}, {"embedding": [2], "index": index}]
+
+    events = decode_response(json.dumps({"data": data}))
+
+    assert [one for one in events if isinstance(one, Embedding)] == [
+        Embedding(0, (1.0,)),
+        Embedding(1, (2.0,)),
+    ]
+    assert ResponseExtra("", "response", (((f"data[{lost}]", "index"), True),)) in events
+
+
 def test_empty_response_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken):
         decode_response("")
