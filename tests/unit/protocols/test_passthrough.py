@@ -536,6 +536,14 @@ def test_embeddings_response_is_passed_through() -> None:
     assert (out[-1], events) == (bare, [ResponseMetadata(), StreamEnd()])
 
 
+def test_embeddings_response_with_one_index_for_all_vectors_is_not_passed_through() -> None:
+    body = VECTORS.replace(b'"index":1', b'"index":0').replace(b'"AAAA"', b"[3]")
+    out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), body)
+
+    assert out[-1] is None
+    assert [one.index for one in events if isinstance(one, Embedding)] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [(b"", StreamBroken), (VECTORS[:50], WorkerFailed), (b'{"data":[]}', WorkerFailed)],
