@@ -125,6 +125,6 @@ async def test_vectors_that_share_one_index_get_those_of_their_inputs(
         response = await gateway.http.post("/v1/embeddings", json={"model": "m", "input": text})
 
     assert response.status_code == 200
-    found = [(one["index"], one["embedding"]) for one in response.json()["data"]]
-    assert found == [(i, [0.5 + i]) for i in range(len(text))]
+    indexed = [(one["index"], one["embedding"]) for one in response.json()["data"]]
+    assert indexed == [(i, [0.5 + i]) for i in range(len(text))]
     assert ".index=dropped" in response.headers["x-interlingua-loss"]
