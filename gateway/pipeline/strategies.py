@@ -359,7 +359,7 @@ class TargetAttempt:
 
         ``is_encoded``: a unary response is not passed through as the worker wrote it.
         """
-        if self.route.model.on_loss == "ignore":
+        if self.route.model.on_loss == "ignore" or loss.is_full(self.unsupported_parameters):
             return
         if (passthrough := self.prepared.passthrough) is not None:
             is_own = not isinstance(event, ResponseExtra) or event.source != ""

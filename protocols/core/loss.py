@@ -205,6 +205,11 @@ def _wants_match(request: AnyRequest) -> bool:
     return isinstance(request, GenerationRequest) and request.response_options.matched_stop
 
 
+def is_full(reported: Sequence[UnsupportedParameter]) -> bool:
+    """Whether ``limit_losses`` adds no more names of a client or worker to a report."""
+    return len(reported) > MAX_REPORTED and reported[-1].field == _FURTHER
+
+
 def limit_losses(
     losses: Iterable[UnsupportedParameter], reported: Sequence[UnsupportedParameter] = ()
 ) -> tuple[UnsupportedParameter, ...]:

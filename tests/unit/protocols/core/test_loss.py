@@ -13,6 +13,7 @@ from protocols.core.loss import (
     find_lost_query,
     find_unsupported_parameters,
     format_loss_header,
+    is_full,
     limit_losses,
 )
 from protocols.core.request import (
@@ -161,6 +162,9 @@ def test_a_report_that_is_full_does_not_grow() -> None:
     later = limit_losses([UnsupportedParameter("later", "dropped"), report[0]], report)
 
     assert later == report
+    assert is_full(report)
+    assert not is_full(report[:-1])
+    assert not is_full(report[-1:])
 
 
 def test_headers_that_workers_do_not_get_are_reported_and_never_a_reason_to_refuse() -> None:
