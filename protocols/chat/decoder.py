@@ -265,7 +265,7 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, also of related workers (``insufficient_system_resource``: DeepSeek,
 ``sensitive`` and ``network_error``: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM,
-``end_turn``: xAI and gateways for Bedrock, words in capitals: Gemini); None is a worker failure."""
+``end_turn``: gateways for Bedrock, words in capitals: Gemini); None is a worker failure."""
 APPROXIMATIONS: Final[Mapping[str, FinishReason]] = {
     "repetition": "length",
     "model_length": "length",

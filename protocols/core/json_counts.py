@@ -81,7 +81,8 @@ class BodyCounts(JsonCounts, frozen=True):
 class ResponseCounts(JsonCounts, frozen=True):
     """Those of a worker's response that is not a stream."""
 
-    objects: int = 100_000
+    objects: int = 200_000
+    """Enough for the log probabilities of 9,000 tokens with 20 alternatives each."""
     values: int = 4_000_000
 
     subject: ClassVar[str] = "worker's response"
@@ -90,3 +91,5 @@ class ResponseCounts(JsonCounts, frozen=True):
 
 EVENT_COUNTS: Final = JsonCounts()
 """Those of an event of a worker's stream, which is decoded by the thread of the event loop."""
+FULL_EVENT_COUNTS: Final = JsonCounts(ResponseCounts().objects, ResponseCounts().values)
+"""Those of an event that repeats the entire response, as the last ones of the Responses API do."""

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import Event, StreamEnd
-from protocols.core.json_counts import EVENT_COUNTS, SMALL_TEXT
+from protocols.core.json_counts import EVENT_COUNTS, SMALL_TEXT, JsonCounts
 
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES: Final = 1 << 25
@@ -273,6 +273,8 @@ class SseParser(Struct, eq=False):
 
     limit: int = MAX_EVENT_BYTES
     """Largest event, in bytes."""
+    counts: JsonCounts = EVENT_COUNTS
+    """What an event may consist of."""
     stray_line: bytes | None = None
     """The last line that was no field of an event."""
     _buffer: bytearray = field(default_factory=bytearray)
@@ -353,8 +355,8 @@ class SseParser(Struct, eq=False):
         data = self._data_lines[0] if len(self._data_lines) == 1 else b"\n".join(self._data_lines)
         self._data_lines = []
         self._data_size = 0
-        if EVENT_COUNTS.needs_check(len(data)):
-            EVENT_COUNTS.check((data,))
+        if self.counts.needs_check(len(data)):
+            self.counts.check((data,))
         return data
 
     def _parse_line(self, line: bytes) -> None:
@@ -375,15 +377,18 @@ class StreamDecoder(ABC):
     """
 
     def __init__(
-        self, complaint: Callable[[bytes], None], json_prefixes: tuple[bytes, ...] = (b"{",)
+        self,
+        complaint: Callable[[bytes], None],
+        json_prefixes: tuple[bytes, ...] = (b"{",),
+        counts: JsonCounts = EVENT_COUNTS,
     ) -> None:
         """``complaint`` raises the error in a body, or in a line, that is no response.
 
-        ``json_prefixes`` are the first bytes of a JSON document.
+        ``json_prefixes`` are the first bytes of a JSON document; ``counts`` limit an event.
         """
         self._raise_if_error = complaint
         self._body_reader = ResponseBodyReader(json_prefixes)
-        self._sse_parser = SseParser()
+        self._sse_parser = SseParser(counts=counts)
         self._pending_error: GatewayError | None = None
         self._is_done = False
 

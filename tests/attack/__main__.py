@@ -188,14 +188,14 @@ def build_calls(count: int) -> str:
 
 
 async def answer_many_calls(target: Target) -> str:
-    """A worker answers with 50,000 tool calls, four times."""
-    target.answer[:] = [build_answer(build_calls(50_000), 1)]
+    """A worker answers with 100,000 tool calls, four times."""
+    target.answer[:] = [build_answer(build_calls(100_000), 1)]
     return ", ".join([await target.post("/v1/chat/completions", _ANSWERED) for _ in range(4)])
 
 
 async def answer_some_calls(target: Target) -> str:
-    """A worker answers with 33,000 tool calls, which is below the limit, four times."""
-    target.answer[:] = [build_answer(build_calls(33_000), 1)]
+    """A worker answers with 66,000 tool calls, which is below the limit, four times."""
+    target.answer[:] = [build_answer(build_calls(66_000), 1)]
     return ", ".join([await target.post("/v1/chat/completions", _ANSWERED) for _ in range(4)])
 
 

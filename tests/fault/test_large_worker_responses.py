@@ -1,6 +1,7 @@
 """A worker's response above the pool's size limit is an error."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 from backends import echo
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.events import Event
+from protocols.core.loss import MAX_REPORTED, UnsupportedParameter, limit_losses
 from protocols.core.request import RerankRequest
 from tests.conftest import Serve
 from tests.support.fakes import ScriptedWorker, chunked, make_reply
@@ -116,7 +118,7 @@ async def test_response_of_too_many_objects_is_refused_before_it_is_decoded(
 ) -> None:
     """No decoder sees the end of it, whatever the objects are."""
     monkeypatch.setattr("backends.pool.attempt._decode_end", pytest.fail)
-    reply = make_reply(build_message(many, 100_000, is_delta=False))
+    reply = make_reply(build_message(many, 200_000, is_delta=False))
     async with ScriptedWorker([reply]) as worker:
         config = CONFIG.format(protocol="openai", url=worker.url)
         gateway = await serve(config.replace("max_response_size: 1MiB", ""))
@@ -126,7 +128,7 @@ async def test_response_of_too_many_objects_is_refused_before_it_is_decoded(
         response = await gateway.http.post(path, json=body)
 
     assert response.status_code == (400 if client == "triton" else 502)
-    assert "objects; `max_response_objects` allows 100000" in response.text
+    assert "objects; `max_response_objects` allows 200000" in response.text
     assert gateway.records[-1].outcome == "worker_error"
 
 
@@ -205,6 +207,92 @@ async def test_event_of_too_many_objects_ends_the_stream_with_an_error(
     assert "behind" not in response.text
     assert "objects; the limit is 20000" in response.text
     assert gateway.records[-1].outcome == "truncated"
+
+
+async def test_report_of_losses_that_is_full_costs_nothing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of many unknown elements in one event is a loss, and the event loop counts them."""
+    lengths = list[int]()
+
+    def limit(
+        losses: Sequence[UnsupportedParameter], reported: Sequence[UnsupportedParameter]
+    ) -> tuple[UnsupportedParameter, ...]:
+        lengths.append(len(reported))
+        return limit_losses(losses, reported)
+
+    monkeypatch.setattr("gateway.pipeline.strategies.loss.limit_losses", limit)
+    text = b'{"id":"1","model":"m","choices":[{"index":0,"delta":{"content":"before"}}]}'
+    event = build_message("elements of a value", 1000, is_delta=True)
+    reply = chunked(*(b"data: %b\n\n" % one for one in (text, event)))
+    async with ScriptedWorker([reply]) as worker:
+        gateway = await serve(CONFIG.format(protocol="openai", url=worker.url))
+        path, body = REQUESTS["triton"]
+        body = {**body, "stream": True}
+        await gateway.http.post(f"{path}_stream", json=body)
+
+    assert len(gateway.records[-1].unsupported_parameters) == MAX_REPORTED + 1
+    assert lengths == [*range(MAX_REPORTED + 1)]
+
+
+def build_logprobs(tokens: int) -> list[dict[str, Any]]:
+    """Log probabilities of so many tokens, with the most alternatives that services allow."""
+    token = {"token": " a", "logprob": -1.25, "bytes": [32, 97]}
+    return [{**token, "top_logprobs": [token] * 20}] * tokens
+
+
+async def test_log_probabilities_of_a_long_answer_pass(serve: Serve) -> None:
+    answer = json.loads(ANSWER)
+    answer["choices"][0]["logprobs"] = {"content": build_logprobs(8000)}
+    async with ScriptedWorker([make_reply(json.dumps(answer).encode())]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        gateway = await serve(config.replace("max_response_size: 1MiB", ""))
+        path, body = REQUESTS["openai"]
+        body = {**body, "logprobs": True, "top_logprobs": 20}
+        response = await gateway.http.post(path, json=body)
+
+    assert response.status_code == 200
+    assert len(response.json()["choices"][0]["logprobs"]["content"]) == 8000
+
+
+async def test_events_that_repeat_the_log_probabilities_of_a_stream_pass(serve: Serve) -> None:
+    """The last events of a stream of the Responses API have those of all its tokens."""
+    text = {
+        "type": "output_text",
+        "text": "hi",
+        "annotations": [],
+        "logprobs": build_logprobs(1500),
+    }
+    item = {"type": "message", "id": "m1", "role": "assistant", "content": [text]}
+    place = {"item_id": "m1", "output_index": 0, "content_index": 0}
+    events = [
+        {"type": "response.output_text.delta", **place, "delta": "hi"},
+        {**place, **text, "type": "response.output_text.done"},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": {"id": "r", "output": [item]}},
+    ]
+    reply = chunked(*(b"data: %b\n\n" % json.dumps(event).encode() for event in events))
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        options = "options: {worker_api: responses}"
+        gateway = await serve(config.replace("max_response_size: 1MiB", options))
+        path, body = REQUESTS["openai"]
+        response = await gateway.http.post(path, json={**body, "stream": True})
+
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert gateway.records[-1].outcome == "ok"
+
+
+async def test_limits_of_objects_and_values_may_be_raised(serve: Serve) -> None:
+    reply = make_reply(build_message("tool calls", 110_000, is_delta=False))
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        limits = "max_response_objects: 300000\n    max_response_values: 8000000"
+        gateway = await serve(config.replace("max_response_size: 1MiB", limits))
+        path, body = REQUESTS["openai"]
+        response = await gateway.http.post(path, json=body)
+
+    assert response.status_code == 200
 
 
 @pytest.mark.fault(63)

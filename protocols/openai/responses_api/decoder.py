@@ -35,6 +35,7 @@ from protocols.core.events import (
 from protocols.core.extra import KeyTree, find_unknown_keys, has_content
 from protocols.core.fieldwise import report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable
+from protocols.core.json_counts import FULL_EVENT_COUNTS
 from protocols.core.json_text import JsonDecoder
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
@@ -144,7 +145,7 @@ class ResponsesDecoder(sse.StreamDecoder):
     def __init__(
         self, request: GenerationRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
-        super().__init__(complaint)
+        super().__init__(complaint, counts=FULL_EVENT_COUNTS)
         self._source = request.source
         self._usage_reader = UsageReader(request)
         self._items: dict[Any, _OutputState] = {}
