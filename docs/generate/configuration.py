@@ -39,7 +39,9 @@ def _struct(kind: types.StructType) -> str:
     cls: Any = kind.cls
     lines = [f"## {cls.__name__}", "", describe_section(cls), ""]
     if short := getattr(cls, "shorthand_field", None):
-        lines += [f"A single value in place of the mapping sets `{short}`.", ""]
+        url = getattr(cls, "shorthand_url_field", None)
+        of_urls = f", or `{url}` if it is a URL" if url else ""
+        lines += [f"A single value in place of the mapping sets `{short}`{of_urls}.", ""]
     rows = list(_rows(kind))
     lines.append(table(("field", "type", "default", "meaning"), rows))
     if example := EXAMPLES.get(cls):

@@ -149,6 +149,13 @@ class ScalarDecoder:
         """A path relative to the configuration's folder."""
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
+    def is_url(self, node: yaml.ScalarNode) -> bool:
+        """Whether a scalar is a URL, with environment variables expanded."""
+        try:
+            return "://" in yaml_reader.expand_env(node.value, self._env)
+        except ValueError:  # the value itself is reported
+            return False
+
     def _read_scalar(self, node: yaml.Node, expected: str, path: ConfigPath) -> YamlScalar | None:
         """A scalar with environment variables expanded. None after an issue, and for null."""
         if not isinstance(node, yaml.ScalarNode):
@@ -402,6 +409,8 @@ class ConfigDecoder:
     def _decode_struct(self, node: yaml.Node, kind: types.StructType, path: ConfigPath) -> Any:
         shorthand = getattr(kind.cls, "shorthand_field", None)
         if shorthand and isinstance(node, yaml.ScalarNode) and not is_null_node(node):
+            if self._scalars.is_url(node):
+                shorthand = getattr(kind.cls, "shorthand_url_field", shorthand)
             self.locations[*path, shorthand] = self.locations[path]
             field = next(one for one in kind.fields if one.name == shorthand)
             return kind.cls(**{shorthand: self._decode_node(node, field.type, path)})

@@ -70,7 +70,8 @@ def _describe_input_forms(definition: dict[str, Any], kind: types.StructType) ->
         definition["required"] = [one for one in definition["required"] if one != kind.tag_field]
         definition["required"] = sorted({*definition["required"], implied})
     if shorthand := getattr(kind.cls, "shorthand_field", None):
-        return {"anyOf": [properties[shorthand], definition]}
+        names = (shorthand, getattr(kind.cls, "shorthand_url_field", shorthand))
+        return {"anyOf": [*(properties[name] for name in dict.fromkeys(names)), definition]}
     return definition
 
 

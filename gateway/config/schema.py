@@ -1,9 +1,9 @@
 """The sections of the configuration file, as Structs. A key that is not a field here is an error.
 
 Some classes describe how they are written: ``shorthand_field`` is the field that a lone scalar
-sets, ``extra_field`` the field that collects the other keys (only ``extra_keys``, if the class has
-them), and ``implied_by`` the key that makes ``kind`` unnecessary. The settings of a backend are
-defined in the backend.
+sets (if it is a URL, ``shorthand_url_field``, where there is one), ``extra_field`` the field that
+collects the other keys (only ``extra_keys``, if the class has them), and ``implied_by`` the key
+that makes ``kind`` unnecessary. The settings of a backend are defined in the backend.
 """
 
 from collections.abc import Mapping
@@ -891,6 +891,7 @@ class UsageConfig(ConfigSection, frozen=True):
     """
 
     shorthand_field: ClassVar[str] = "sqlite"
+    shorthand_url_field: ClassVar[str] = "postgres"
 
     sqlite: OutputPath | None = None
     """The SQLite file, which is created if it does not exist."""

@@ -30,6 +30,7 @@ DATABASE = (
     ("text", "module", "message"),
     [
         ('observe: {usage: {postgres: "postgresql://h/d"}}\n', "asyncpg", DATABASE),
+        ('observe: {usage: "postgresql://h/d"}\n', "asyncpg", DATABASE.replace("29", "18")),
         (IDENTITY, "jwt", TOKENS),
         (IDENTITY, "cryptography", TOKENS),
     ],
