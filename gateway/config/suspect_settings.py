@@ -20,6 +20,7 @@ def list_warnings(loaded: LoadedConfig) -> list[ConfigIssue]:
     found = (
         *_list_unused_backends(config),
         *_list_exposed_credentials(config),
+        *_list_own_workers(config),
         *_list_timeouts_without_effect(config),
         *_list_equal_fallbacks(config),
         *_list_unguarded_rollouts(config),
@@ -60,6 +61,39 @@ def _is_public(host: str) -> bool:
     if address is not None:
         return address.is_global
     return "." in host and not host.endswith((".local", ".internal", ".localhost", ".svc"))
+
+
+def _list_own_workers(config: Config) -> Iterator[tuple[ConfigPath, str]]:
+    """Workers that are a listener of this gateway."""
+    own = {
+        one.address: "a listener of this gateway: its requests come back to it"
+        for one in config.listeners
+    }
+    if config.admin is not None:
+        own[config.admin.address] = "the admin listener of this gateway, which serves no models"
+    for name, backend in config.backends.items():
+        for number, worker in enumerate(
+            backend.workers if isinstance(backend, PoolSettings) else ()
+        ):
+            for address, what in own.items():
+                if worker.url is not None and _is_at(worker.url, address):
+                    yield ("backends", name, "workers", number, "url"), f"this is {what}"
+
+
+def _is_at(url: str, address: str) -> bool:
+    """Whether a URL leads to an address on which this machine listens."""
+    parts = urlsplit(url)
+    host, _, port = address.rpartition(":")
+    hosts = parts.hostname or "", host.strip("[]")
+    is_host = hosts[0] == hosts[1] or all(map(_is_local, hosts))
+    return is_host and str(parts.port or (443 if parts.scheme == "https" else 80)) == port
+
+
+def _is_local(host: str) -> bool:
+    address = parse_ip(host)
+    if address is None:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def _list_timeouts_without_effect(config: Config) -> Iterator[tuple[ConfigPath, str]]:

@@ -8,7 +8,9 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -427,6 +429,10 @@ _DEFAULT_STRATEGY: Final = "simple-shuffle"
 _USAGE_BASED: Final = "usage-based-routing"
 _RATE_CHECK: Final = "enforce_model_rate_limits"
 _EQUAL_STRATEGIES: Final = frozenset({_DEFAULT_STRATEGY, "least-busy"})
+_PORT: Final = 4000
+"""That of LiteLLM's proxy."""
+_ADMIN_PORT: Final = 8081
+_LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _MASTER_KEY_VARIABLE: Final = "LITELLM_MASTER_KEY_SHA256"
 
 _SETTING_REASONS: Final = {
@@ -570,24 +576,38 @@ class SettingsReader:
             defaults["limits"] = limits
         return defaults
 
-    def listeners(self) -> Mapping[str, Any]:
-        """The listeners, the admin listener, the limits and the keys."""
+    def listeners(self, local_workers: Mapping[int, SourceValue]) -> Mapping[str, Any]:
+        """The listeners, the admin listener, the limits and the keys.
+
+        ``local_workers`` are those of this machine, by their ports, which no listener can have.
+        """
         notes, sections = self._notes, dict[str, Any]()
         key = self._server.pop("master_key")
         host = "127.0.0.1" if key is None else "0.0.0.0"
-        listener: Any = [{"address": f"{host}:4000", "protocols": [*CLIENT_PROTOCOLS]}]
+        port = self._find_port(_PORT, local_workers)
+        listener: Any = [{"address": f"{host}:{port}", "protocols": [*CLIENT_PROTOCOLS]}]
         if key is None:
             reason = ("no key is required, so it listens on this machine only",)
             listener = CommentedValue(listener, reason)
         sections["listeners"] = listener
         if self._has_metrics():
-            sections["admin"] = CommentedValue({"address": "127.0.0.1:8081"}, ("/metrics is here",))
+            port = self._find_port(_ADMIN_PORT, local_workers)
+            admin = {"address": f"127.0.0.1:{port}"}
+            sections["admin"] = CommentedValue(admin, ("/metrics is here",))
         size = read_integer(self._server.pop("max_request_size_mb"), notes, 1, 1_000_000)
         if size is not None:
             sections["limits"] = {"body": f"{size}MiB"}
         if key is not None:
             sections["keys"] = self._key(key)
         return sections
+
+    def _find_port(self, wanted: int, local_workers: Mapping[int, SourceValue]) -> int:
+        """The first port from the wanted one that is not a worker's."""
+        port = next(port for port in count(wanted) if port not in local_workers)
+        if port != wanted:
+            reason = f"it has the port {wanted} of this machine, so the gateway takes {port}"
+            self._notes.add(local_workers[wanted], "changed", reason)
+        return port
 
     def _has_metrics(self) -> bool:
         """Whether Prometheus is a callback; all other callbacks are noted."""
@@ -637,21 +657,26 @@ class SettingsReader:
             parts.models[model].setdefault("aliases", []).append(name)
 
     def fallbacks(self, parts: ConfigParts) -> None:
-        """Add the fallbacks to the models."""
+        """Add the fallbacks to the models. Those of ``*`` are for models without others."""
+        defaults: list[SourceValue] = []
         for entry in list_values(self._take("fallbacks")):
             for name, others in entry.mapping().items():
+                if name == "*":
+                    defaults += list_values(others)
+                    continue
                 for other in list_values(others):
                     self._fallback(name, other, parts)
-        for other in list_values(self._take("default_fallbacks")):
+        defaults += list_values(self._take("default_fallbacks"))
+        without = [
+            name
+            for name, model in parts.models.items()
+            if not any(fallback in parts.names for fallback in model.get("fallback", ()))
+        ]
+        for other in defaults:
             if other.text not in parts.names:
                 self._notes.add(other, "left out", "there is no such model")
                 continue
-            names = [
-                name
-                for name, model in parts.models.items()
-                if name != parts.names[other.text]
-                and not any(fallback in parts.names for fallback in model.get("fallback", ()))
-            ]
+            names = [name for name in without if name != parts.names[other.text]]
             if not names:
                 self._notes.add(other, "needless", "every other model has a fallback of its own")
             for name in names:
@@ -772,11 +797,12 @@ def migrate(data: bytes, filename: str, environ: Mapping[str, str]) -> Migration
     strategy = settings.strategy()
     parts, pool_defaults = ConfigParts(), settings.pool_defaults(strategy)
     reader = DeploymentReader(notes, by_rates=strategy == _DEFAULT_STRATEGY)
-    for group in _groups(root, reader, issues):
+    groups = _groups(root, reader, issues)
+    for group in groups:
         add_model(group, pool_defaults, parts, notes)
     settings.aliases(parts)
     settings.fallbacks(parts)
-    document = {"version": 1, **settings.listeners()}
+    document = {"version": 1, **settings.listeners(_list_local_workers(groups))}
     if defaults := settings.defaults(parts.limits):
         document["defaults"] = defaults
     settings.note_unused()
@@ -795,6 +821,19 @@ def migrate(data: bytes, filename: str, environ: Mapping[str, str]) -> Migration
         notes.add(root.source, "changed", reason)
     text = format_document(sections, _PREFACE) if parts.models else None
     return Migration(text, tuple(sorted(notes.notes)))
+
+
+def _list_local_workers(groups: Sequence[ModelGroup]) -> Mapping[int, SourceValue]:
+    """The entries whose workers are on this machine, by the worker's port."""
+    found: dict[int, SourceValue] = {}
+    for deployment in (one for group in groups for one in group.deployments):
+        url = deployment.worker.url
+        if not isinstance(url, str):
+            continue
+        parts = urlsplit(url)
+        if parts.hostname in _LOCAL_HOSTS and parts.port is not None:
+            found.setdefault(parts.port, deployment.source)
+    return found
 
 
 _UNSET: Final = {"url": "https://unset.invalid", "sha256": "0" * 64}

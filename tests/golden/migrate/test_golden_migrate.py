@@ -73,4 +73,4 @@ def test_migrated_configuration_is_valid_where_no_variable_is_set(path: Path) ->
 def test_only_fully_supported_files_migrate_completely() -> None:
     whole = {path.stem for path in FILES if migrate_file(path).is_complete}
     assert whole == {"01-first-line", "04-splits", "15-least-busy", "16-anthropic"}
-    assert len(FILES) == 17
+    assert len(FILES) == 18

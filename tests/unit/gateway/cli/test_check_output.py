@@ -48,6 +48,35 @@ def test_warnings_are_printed_with_their_places_and_the_file_is_good(file: Path)
     assert good == " good: 1 listener, 2 backends, 2 models, 0 keys"
 
 
+@pytest.mark.parametrize(
+    ("listens", "worker", "what"),
+    [
+        ("0.0.0.0:4000", "http://localhost:4000", "a listener"),
+        ("[::1]:4000", "http://127.0.0.1:4000/llm", "a listener"),
+        ("127.0.0.1:80", "http://127.0.0.1", "a listener"),
+        ("gpu7:4000", "http://gpu7:4000", "a listener"),
+        ("127.0.0.1:4000", "http://127.0.0.1:8081", "the admin listener"),
+        ("127.0.0.1:4000", "http://127.0.0.1:4001", ""),
+        ("0.0.0.0:4000", "http://gpu7:4000", ""),
+    ],
+)
+def test_worker_that_is_a_listener_of_the_gateway_is_named(
+    file: Path, listens: str, worker: str, what: str
+) -> None:
+    file.write_text(
+        f'listeners: [{{address: "{listens}", protocols: [openai]}}]\n'
+        'admin: {address: "127.0.0.1:8081"}\n'
+        f"keys: [{{name: a, sha256: {'0' * 64}}}]\n"
+        f'backends: {{a: {{protocol: openai, workers: ["{worker}"]}}}}\n'
+        "models: {m: {backend: a}}\n"
+    )
+    result = invoke_check(file)
+
+    assert result.exit_code == 0
+    assert result.stdout.count("warning") == bool(what)
+    assert f"this is {what} of this gateway" in result.stdout or not what
+
+
 def test_json_lists_the_warnings(file: Path) -> None:
     report = json.loads(invoke_check(file, "--json").stdout)
 
