@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat.errors import raise_worker_error
@@ -52,7 +53,7 @@ from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.indices import check_indices
 from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
-from protocols.core.request import RerankRequest
+from protocols.core.request import ExtraFields, RerankRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import build_answer_error, decode_value
 from protocols.params import Param, ParamTable
@@ -95,7 +96,7 @@ def read_rerank(
     timeout: float | None = None,
 ) -> RerankRequest:
     """Decode a rerank request of Cohere's, Jina's or vLLM's API. Raises ClientError."""
-    model, query = read_model(fields), _read_query(fields)
+    model, (query, query_extra) = read_model(fields), _read_query(fields)
     rank_fields = _read_rank_fields(fields)
     raw_documents = _read_documents(fields, "documents")
     documents = tuple(
@@ -112,6 +113,7 @@ def read_rerank(
         raw_documents=raw_documents,
         labels=values.get_section("labels"),
         extra=collect_extra(values, fields, RERANK_PARAMS, _RERANK_FIELDS, rules.unknown_fields),
+        field_extra=query_extra,
         **values.build_request_arguments(),
     )
 
@@ -132,7 +134,11 @@ def read_ranking(
     for i, raw in enumerate(_read_documents(fields, "passages")):
         texts[f"passages[{i}]"] = as_object(raw, f"passages[{i}]")
     query, *documents = [as_text(one, "text", at) for at, one in texts.items()]
-    unknown = [read_extra_fields(one, at, _TEXT_KEYS) for at, one in texts.items()]
+    unknown = [
+        replace(extra, inside=("documents" + at.removeprefix("passages"),) if i else ("query",))
+        for i, (at, one) in enumerate(texts.items())
+        if (extra := read_extra_fields(one, at, _TEXT_KEYS)) is not None
+    ]
     values = params.read_params(SCORE_PARAMS, fields)
     set_request_info(values, fields, client_id, timeout)
     return RerankRequest(
@@ -141,7 +147,7 @@ def read_ranking(
         documents=tuple(documents),
         labels=values.get_section("labels"),
         extra=collect_extra(values, fields, SCORE_PARAMS, _RANKING_FIELDS, rules.unknown_fields),
-        field_extra=tuple([one for one in unknown if one is not None]),
+        field_extra=tuple(unknown),
         **values.build_request_arguments(),
     )
 
@@ -178,17 +184,18 @@ def read_score(
     )
 
 
-def _read_query(fields: Mapping[str, Raw]) -> str:
-    """A string, or an object with ``text``."""
+def _read_query(fields: Mapping[str, Raw]) -> tuple[str, tuple[ExtraFields, ...]]:
+    """A string, or an object with ``text``, and the object's other keys."""
     raw = null_to_none(fields.get("query"))
     if raw is None:
         raise missing_error("query")
     value = decode_value(raw)
     match value:
         case str():
-            return value
+            return value, ()
         case {"text": str() as text}:
-            return text
+            extra = read_extra_fields(value, "query", _TEXT_KEYS)
+            return text, () if extra is None else (replace(extra, inside=("query",)),)
         case _:
             raise invalid_type_error("query", "a string or an object with a text", value)
 
@@ -448,10 +455,20 @@ def write_rerank(request: RerankRequest) -> tuple[str, dict[str, Any]]:
     All documents are requested: the gateway sorts them and keeps the best.
     """
     if len(request.queries) == 1:
-        query = request.queries[0]
-        return "rerank", {"model": request.model, "query": query, "documents": request.documents}
+        objects = {one.inside for one in request.field_extra}
+        documents = [
+            _write_text(text, (f"documents[{i}]",) in objects)
+            for i, text in enumerate(request.documents)
+        ]
+        query = _write_text(request.queries[0], ("query",) in objects)
+        return "rerank", {"model": request.model, "query": query, "documents": documents}
     body = {"model": request.model, "text_1": request.queries, "text_2": request.documents}
     return "score", body
+
+
+def _write_text(text: str, is_object: bool) -> str | dict[str, str]:  # noqa: FBT001 - one value each
+    """A text; as an object if the client sent one, whose other keys go beside."""
+    return {"text": text} if is_object else text
 
 
 class _WireScore(Struct):

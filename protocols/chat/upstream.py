@@ -67,7 +67,6 @@ from protocols.core.request import (
     ReasoningPart,
     RefusalPart,
     RegexFormat,
-    Request,
     RequestKind,
     RerankRequest,
     TextPart,
@@ -471,62 +470,54 @@ class RequestWriter:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        match request:
-            case TokenizeRequest() | DetokenizeRequest():
-                return self._encode_tokenizer_request(request)
-            case ClassifyRequest():
-                return self._encode_classify_request(request)
-            case _:
-                path, body = self.write_body(request)
-                return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
-
-    def _encode_tokenizer_request(
-        self, request: TokenizeRequest | DetokenizeRequest
-    ) -> UpstreamRequest:
-        """These endpoints are not under ``/v1``, since OpenAI's API has none of them."""
-        style = self._profile.tokenizer
-        if isinstance(request, TokenizeRequest):
-            body = write_tokenize(request, style, self._profile.message_style)
-            if request.templating.template is not None and self._allows_privileged:
-                body["chat_template"] = request.templating.template
-        else:
-            body = write_detokenize(request, style)
-        self._write_extra(body, request)
-        path = f"{self._prefix.removesuffix('/v1')}/{request.kind}"
+        path, body = self.write_body(request)
         return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
-    def _encode_classify_request(self, request: ClassifyRequest) -> UpstreamRequest:
-        body = write_classify(request)
-        body |= params.write_params(self._classify_params, request.set_fields)
-        body |= self._write_labels(request)
-        self._write_extra(body, request)
-        versioned = self._profile.versions_classify
-        prefix = self._prefix if versioned else self._prefix.removesuffix("/v1")
-        return UpstreamRequest(f"{prefix}/classify", _encode(body), _JSON_HEADERS)
-
-    def _write_extra(self, body: dict[str, Any], request: AnyRequest) -> None:
-        """Add the fields that the gateway does not know, and such keys of other fields."""
+    def write_body(self, request: AnyRequest) -> tuple[str, dict[str, Any]]:
+        """The path, and the fields of the body."""
+        path, body = self._write_known_fields(request)
         is_own = self._is_own(request)
         for name, raw in request.extra.items():
             if self.forwards_field(name, is_own=is_own):
                 body.setdefault(name, raw)
-        if isinstance(request, GenerationRequest):
-            for extra in request.field_extra:
-                list(write_field_extra(body, extra))
-
-    def write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
-        """The path after the prefix, and the fields of the body."""
-        match request:
-            case RerankRequest():
-                path, body = self._write_rerank(request)
-            case EmbeddingRequest():
-                path, body = "embeddings", self._write_embedding(request)
-            case _ if uses_chat_endpoint(request):
-                path, body = "chat/completions", self._write_chat(request)
-            case _:
-                path, body = "completions", self._write_completion(request)
-        self._write_extra(body, request)
+        for extra in getattr(request, "field_extra", ()):
+            list(write_field_extra(body, extra))
         return path, body
+
+    def _write_known_fields(self, request: AnyRequest) -> tuple[str, dict[str, Any]]:
+        """The path and the body, without what the gateway does not know."""
+        prefix = self._prefix
+        match request:
+            case TokenizeRequest() | DetokenizeRequest():
+                return f"{prefix.removesuffix('/v1')}/{request.kind}", self._write_tokens(request)
+            case ClassifyRequest():
+                if not self._profile.versions_classify:
+                    prefix = prefix.removesuffix("/v1")
+                return f"{prefix}/classify", self._write_classify(request)
+            case RerankRequest():
+                name, body = self._write_rerank(request)
+            case EmbeddingRequest():
+                name, body = "embeddings", self._write_embedding(request)
+            case _ if uses_chat_endpoint(request):
+                name, body = "chat/completions", self._write_chat(request)
+            case _:
+                name, body = "completions", self._write_completion(request)
+        return f"{prefix}/{name}", body
+
+    def _write_tokens(self, request: TokenizeRequest | DetokenizeRequest) -> dict[str, Any]:
+        """These endpoints are not under ``/v1``, since OpenAI's API has none of them."""
+        style = self._profile.tokenizer
+        if isinstance(request, DetokenizeRequest):
+            return write_detokenize(request, style)
+        body = write_tokenize(request, style, self._profile.message_style)
+        if request.templating.template is not None and self._allows_privileged:
+            body["chat_template"] = request.templating.template
+        return body
+
+    def _write_classify(self, request: ClassifyRequest) -> dict[str, Any]:
+        body = write_classify(request)
+        body |= params.write_params(self._classify_params, request.set_fields)
+        return body | self._write_labels(request)
 
     def unsupported_parameters(
         self, request: AnyRequest, names: Mapping[str, str]
@@ -545,10 +536,9 @@ class RequestWriter:
                 losses = self._find_losses(request, self._classify_support, names)
             case _:
                 losses = self._find_losses(request, self._tokenize_support, names)
-        if isinstance(request, GenerationRequest) and request.field_extra:
+        if field_extra := getattr(request, "field_extra", ()):
             # Fields that the workers get in another form, or not at all.
-            _, body = self.write_body(replace(request, field_extra=()))
-            losses += find_lost_keys(body, request.field_extra)
+            losses += find_lost_keys(self._write_known_fields(request)[1], field_extra)
         if not request.extra:
             return losses
         is_own = self._is_own(request)

@@ -132,8 +132,7 @@ def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -
 
 
 _WITH_MESSAGES: Final = GenerationRequest | TokenizeRequest
-_WITHOUT_PLACES: Final = EmbeddingRequest | RerankRequest | TokenizeRequest
-"""Requests whose fields are written in another form for every worker."""
+_WITH_FIELD_EXTRA: Final = GenerationRequest | EmbeddingRequest | RerankRequest | TokenizeRequest
 RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
@@ -152,13 +151,9 @@ def remove_extra_fields(
             [_strip_message(one, keeps, removed) for one in request.messages]
         )
         changes["tools"] = tuple([_strip(one, keeps, removed) for one in request.tools])
-    if isinstance(request, GenerationRequest):
-        if keeps is not None and request.field_extra:
-            fields = [_split(one, keeps, removed) for one in request.field_extra]
-            changes["field_extra"] = tuple([one for one in fields if one is not None])
-    elif isinstance(request, _WITHOUT_PLACES) and request.field_extra:
-        removed += request.field_extra
-        changes["field_extra"] = ()
+    if keeps is not None and isinstance(request, _WITH_FIELD_EXTRA) and request.field_extra:
+        fields = [_split(one, keeps, removed) for one in request.field_extra]
+        changes["field_extra"] = tuple([one for one in fields if one is not None])
     if not removed:
         return request, ()
     paths = [path for extra in removed for path in list_paths(extra.at, extra.values)]

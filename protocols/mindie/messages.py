@@ -15,6 +15,7 @@ from protocols.core.extra import KeyTree, read_extra_fields
 from protocols.core.request import (
     AudioPart,
     ContentPart,
+    ExtraFields,
     ImagePart,
     Message,
     TextPart,
@@ -24,6 +25,13 @@ from protocols.core.request import (
 from protocols.mindie.params import build_param_error, check_value
 
 Fields = Mapping[str, Any]
+
+
+class PromptPartKeys(ExtraFields, frozen=True):
+    """Unknown keys of a text of a prompt, which has these ``texts``, one after the other."""
+
+    texts: tuple[str, ...] = ()
+
 
 _FUNCTION_NAME_PATTERN = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")
 _MAX_MEDIA_PARTS = 20

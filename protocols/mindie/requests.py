@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
-from msgspec.structs import replace
 
 from protocols.chat.field_keys import read_field_extra
 from protocols.chat.params import NULL
@@ -24,11 +23,13 @@ from protocols.core.request import (
     Message,
     OutputFormat,
     ResponseOptions,
+    TextPart,
 )
 from protocols.json_body import decode_value
 from protocols.mindie import params
 from protocols.mindie.errors import MISSING_INPUT_ERROR, describe_unknown_model
 from protocols.mindie.messages import (
+    PromptPartKeys,
     check_function_name,
     check_media,
     has_media,
@@ -288,7 +289,7 @@ def read_prompt(
 ) -> dict[str, Any]:
     """Convert a prompt (text or parts) to request fields. Raises InvalidParameter."""
     value, limit = get_field(fields, key), setup.profile.max_text_length
-    extra: list[ExtraFields] = []
+    extra: tuple[ExtraFields, ...] = ()
     if isinstance(value, list):
         if not value:
             raise build_param_error(error_texts.empty_list, key, "empty")
@@ -307,13 +308,22 @@ def read_prompt(
     if isinstance(value, list):
         message = Message("user", read_parts(value, key))
         value = message.text
-        extra = [replace(one, inside=(one.at,)) for part in message.parts if (one := part.extra)]
+        extra = _find_unknown_part_keys(message)
     return {
         "kind": "completion",
         "prompts": (value,),
         "templating": setup.templating,
-        "field_extra": tuple(extra),
+        "field_extra": extra,
     }
+
+
+def _find_unknown_part_keys(message: Message) -> tuple[PromptPartKeys, ...]:
+    texts = tuple([part.text for part in message.parts if isinstance(part, TextPart)])
+    return tuple(
+        PromptPartKeys(extra.at, extra.values, (f"text_input[{i}]",), texts)
+        for i, part in enumerate(message.parts)
+        if (extra := part.extra) is not None
+    )
 
 
 # Requests of the endpoints without a model name: native, TGI style and vLLM style.

@@ -67,6 +67,7 @@ from protocols.json_body import JSON_ERRORS, read_object
 from protocols.mindie import errors, responses
 from protocols.mindie import params as mindie_params
 from protocols.mindie.decoder import SOURCE, OpenAiStyleDecoder, TextDecoder
+from protocols.mindie.messages import PromptPartKeys
 from protocols.mindie.params import (
     COMPLETION_PARAMS,
     INT32_MAX,
@@ -463,7 +464,8 @@ class MindieUpstream:
         if self._uses_openai_endpoint(request):
             return unsupported + self._openai_writer.unsupported_parameters(adapted, names)
         unsupported += protocols_prompt.find_prompt_losses(adapted, self._renderer, names)
-        unsupported += find_lost_keys({"text_input": ""}, adapted.field_extra)
+        body = {"text_input": self._write_prompt(adapted)}
+        unsupported += find_lost_keys(body, adapted.field_extra)
         return unsupported + loss.find_unsupported_parameters(
             adapted, self._parameter_support, names, extra=True
         )
@@ -533,12 +535,20 @@ class MindieUpstream:
     def _encode_generate(self, request: GenerationRequest, name: str) -> UpstreamRequest:
         adapted, _ = self._adapt_request(request, {})
         body: dict[str, Any] = {"id": name} if name else {}
-        body["text_input"] = protocols_prompt.build_prompt(adapted, self._renderer)
+        body["text_input"] = self._write_prompt(adapted)
         body["parameters"] = self._write_parameters(adapted)
         find_lost_keys(body, adapted.field_extra)
         endpoint = "generate_stream" if request.stream else "generate"
         path = f"{_build_model_path(request.model)}/{endpoint}"
         return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
+
+    def _write_prompt(self, request: GenerationRequest) -> str | list[dict[str, Any]]:
+        """The prompt; in the client's parts if one of them has unknown keys."""
+        prompt = protocols_prompt.build_prompt(request, self._renderer)
+        for extra in () if self._capabilities.early else request.field_extra:
+            if isinstance(extra, PromptPartKeys) and "".join(extra.texts) == prompt:
+                return [{"type": "text", "text": text} for text in extra.texts]
+        return prompt
 
     def _write_parameters(self, request: GenerationRequest) -> dict[str, Any]:
         table = self._capabilities.text_params

@@ -191,7 +191,7 @@ class OvmsUpstream:
             )
         path, body = self._openai_writer.write_body(adapted)
         self._adjust_body(body, adapted)
-        return UpstreamRequest(f"{_ROOT}/{path}", _encode(body), _JSON_HEADERS)
+        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
     def create_decoder(self, request: Request | RerankRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

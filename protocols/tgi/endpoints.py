@@ -63,7 +63,6 @@ from protocols.tgi.responses import (
 )
 from protocols.tgi.upstream import TgiUpstream
 
-_PREFILL_FIELD: Final = "decoder_input_details"
 _NATIVE_OPERATIONS: Final = ("root", "generate", "generate_stream")
 PromptMode = Literal["raw", "chat"]
 _PROMPT_OPTIONS: Final[Mapping[PromptMode, PromptOptions]] = {
@@ -244,9 +243,9 @@ class TGI(TgiUpstream):
         see a stop string only where a token ends with it, so requests with one are translated.
         """
         reports_usage = request.response_options.details and (
-            request.stream or _PREFILL_FIELD in request.extra
+            request.stream or requests.PREFILL_FIELD in request.extra
         )
-        if not reports_usage or request.stopping.stop or request.extra.keys() - {_PREFILL_FIELD}:
+        if not reports_usage or request.stopping.stop:
             return False
         losses = self.unsupported_parameters(replace(request, extra={}), {})
         return all(one.reason == "approximated" for one in losses)

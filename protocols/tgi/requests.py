@@ -16,6 +16,8 @@ from protocols.chat.requests import RequestRules, read_chat, read_completion
 from protocols.core.errors import InvalidParameter, MalformedRequest
 from protocols.core.request import (
     EmbeddingRequest,
+    ExtraFields,
+    FieldPath,
     GenerationRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -29,6 +31,9 @@ from protocols.params import ParamTable, ParsedParams
 Fields = Mapping[str, Raw]
 _encode = msgspec.json.Encoder().encode
 _PREFIX: Final = "Input validation error: "
+_PARAMETERS: Final = "parameters"
+PREFILL_FIELD: Final = "decoder_input_details"
+"""Stands in ``extra``: of a response in the format of this protocol only."""
 REQUEST_FIELDS: Final = frozenset({"inputs", "parameters", "stream", "model"})
 _SAMPLING_FIELDS: Final = ("sampling.top_k", "sampling.top_p", "sampling.typical_p")
 """Parameters that turn sampling on, as does a temperature other than 1."""
@@ -84,13 +89,11 @@ def read_generate(
     if top or values.get("response_options.details") or best_of > 1:
         values["logprobs.top"] = top
     extra = {name: value for name, value in fields.items() if name not in REQUEST_FIELDS}
-    known = {*table.by_wire, "grammar"}
-    extra |= {name: value for name, value in own.items() if name not in known and value != NULL}
     if values.pop("request.decoder_input_details", False):
         if stream:
             text = "`decoder_input_details` == true is not supported when streaming tokens"
-            raise fail(text, "decoder_input_details")
-        extra["decoder_input_details"] = own["decoder_input_details"]
+            raise fail(text, PREFILL_FIELD)
+        extra[PREFILL_FIELD] = own[PREFILL_FIELD]
     options = GenerateOptions(
         inputs, bool(values.pop("request.return_full_text", False)), top, best_of
     )
@@ -104,9 +107,18 @@ def read_generate(
         output=read_grammar(own.get("grammar"), "grammar"),
         stream=stream,
         extra=extra,
+        field_extra=_find_unknown_parameters(own, table),
         **values.build_request_arguments(),
     )
     return request, options
+
+
+def _find_unknown_parameters(own: Fields, table: ParamTable) -> tuple[ExtraFields, ...]:
+    known = {*table.by_wire, "grammar"}
+    values: dict[FieldPath, Any] = {
+        (name,): decode_value(raw) for name, raw in own.items() if name not in known and raw != NULL
+    }
+    return (ExtraFields(_PARAMETERS, values, (_PARAMETERS,)),) if values else ()
 
 
 def _is_sampled(values: ParsedParams) -> bool:

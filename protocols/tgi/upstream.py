@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.field_keys import find_lost_keys
 from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
 from protocols.core import loss
 from protocols.core.errors import GatewayError
@@ -51,6 +52,7 @@ from protocols.tgi.params import (
     TgiLimits,
     build_generate_table,
 )
+from protocols.tgi.requests import PREFILL_FIELD
 
 
 def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
@@ -92,6 +94,8 @@ CHAT_PROFILE = WorkerProfile(
 
 # Requests for ``/generate`` and ``/generate_stream``, and their unsupported parameters.
 
+_NAME: Final = "tgi"
+"""The protocol whose clients' unknown fields are sent."""
 _encode = msgspec.json.Encoder().encode
 _JSON_HEADERS = (("Content-Type", "application/json"),)
 _SAMPLING_ONLY_FIELDS = ("temperature", "top_p", "top_k", "typical_p")
@@ -121,6 +125,8 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
         or not parameters.keys().isdisjoint(_UNARY_ONLY_PARAMS)
     )
     body = {"inputs": build_prompt(request, None), "parameters": parameters}
+    if request.source == _NAME:
+        _write_unknown_keys(body, request)
     path = "/generate" if is_unary else "/generate_stream"
     return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
@@ -135,11 +141,27 @@ def find_unsupported_generate_parameters(
     """List the unsupported parameters of a request with prompts."""
     adapted = adapt_generate_request(request, limits)
     support = build_parameter_support(adapted, limits)
-    unsupported = loss.find_unsupported_parameters(adapted, support, names)
+    is_own = request.source == _NAME
+    unsupported = loss.find_unsupported_parameters(adapted, support, names, extra=is_own)
+    if is_own:
+        unsupported += _write_unknown_keys({"parameters": {}}, request)
     if len(request.prompts) > 1:
         wire = names.get("prompts", "prompt")
         unsupported += (UnsupportedParameter(wire, "dropped", path="prompts"),)
     return unsupported
+
+
+def _write_unknown_keys(
+    body: dict[str, Any], request: GenerationRequest
+) -> tuple[UnsupportedParameter, ...]:
+    """Add the keys that the gateway does not know; returns those that have no place."""
+    for name, raw in request.extra.items():
+        if name != PREFILL_FIELD:
+            body.setdefault(name, raw)
+    losses = find_lost_keys(body, request.field_extra)
+    if PREFILL_FIELD in request.extra:
+        losses += (UnsupportedParameter(PREFILL_FIELD, "dropped"),)
+    return losses
 
 
 def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
@@ -216,8 +238,6 @@ def build_parameter_support(
 _CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False, source="tgi")
 _EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 """The parameters of a tool without any; the server requires the field."""
-_NAME: Final = "tgi"
-"""The protocol whose clients' unknown fields are sent."""
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     AudioPart: "audio",
     FilePart: "files",

@@ -4,7 +4,7 @@ Every server of the V2 protocol has it (Triton, MLServer, KServe, OVMS); generat
 Triton. Its tensors have shapes, which ``build_shape`` derives from the model's metadata.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +12,10 @@ from msgspec import Struct
 
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, RelevanceScore, ResponseMetadata, StreamEnd
+from protocols.core.extra import list_paths, write_extra_fields
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.json_text import JsonDecoder, decode_json
-from protocols.core.request import EmbeddingRequest, RerankRequest
+from protocols.core.request import EmbeddingRequest, ExtraFields, RerankRequest
 from protocols.core.sse import MAX_UNARY_BYTES
 from protocols.json_body import JSON_ERRORS, build_answer_error
 from protocols.triton.errors import raise_response_error
@@ -49,11 +50,11 @@ def takes_several(spec: TensorSpec) -> bool:
     return spec.shape is None or any(length < 0 for length in spec.shape)
 
 
-def encode_infer_request(
+def write_infer_request(
     inputs: Mapping[str, tuple[TensorSpec, Sequence[Any]]],
     outputs: Sequence[str],
     parameters: Mapping[str, Any],
-) -> bytes:
+) -> dict[str, Any]:
     """The body of a request: tensors by name, with their elements."""
     body: dict[str, Any] = {
         "inputs": [
@@ -69,7 +70,20 @@ def encode_infer_request(
     }
     if parameters:
         body["parameters"] = parameters
-    return _encode(body)
+    return body
+
+
+def write_unknown_keys(body: dict[str, Any], extras: Iterable[ExtraFields]) -> Iterator[str]:
+    """Add keys to the tensors that they belong to; yields the path of each without a tensor."""
+    for extra in extras:
+        target: dict[str, Any] | None = body
+        if extra.inside:
+            kind, name = extra.inside
+            target = next((one for one in body.get(kind, ()) if one["name"] == name), None)
+        if target is None:
+            yield from list_paths(extra.at, extra.values)
+        else:
+            write_extra_fields(target, extra.values)
 
 
 def describe_inputs(model: WorkerModel) -> str:

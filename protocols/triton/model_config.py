@@ -1,7 +1,7 @@
 """A worker's model: which parameters of a request are tensors, and which are request parameters."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -271,6 +271,10 @@ class ModelAdapter:
         Also if the model may stream anyway: generate would fail then.
         """
         return request.stream or self._streams_by_default
+
+    def list_reported_outputs(self, tensors: Collection[str]) -> list[str]:
+        """The outputs beside the text that flags among these tensors ask for."""
+        return [one.name for one in self._profile.outputs if one.flag in tensors]
 
     def must_cut_prompt(self, request: GenerationRequest) -> bool:
         """Whether the response may start with the prompt, which is then removed."""

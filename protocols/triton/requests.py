@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from protocols import params
 from protocols.core.errors import (
@@ -535,8 +536,7 @@ def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonReq
     rest = memoryview(call.body)[length:]
     for i, value in enumerate(_read_member(fields, "inputs", "array")):
         rest = _read_input(request, value, rest)
-        if extra := read_extra_fields(value, f"inputs[{i}]", _INPUT_KEYS):
-            request.unknown.append(extra)
+        _keep_unknown_keys(request.unknown, value, f"inputs[{i}]", _INPUT_KEYS)
     if rest:
         text = f"unexpected additional input data for model '{model}'"
         raise errors.build_value_error("inputs", text)
@@ -688,6 +688,15 @@ def _read_input(request: TritonRequest, value: Any, rest: memoryview) -> memoryv
     return rest[size:]
 
 
+def _keep_unknown_keys(
+    unknown: list[ExtraFields], tensor: Mapping[str, Any], at: str, known: KeyTree
+) -> None:
+    """Keep the unknown keys of a valid tensor, for the worker's tensor of that name."""
+    if extra := read_extra_fields(tensor, at, known):
+        inside = (at.partition("[")[0], tensor["name"])
+        unknown.append(replace(extra, inside=inside))
+
+
 def _check_source(members: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
     sources = [name for name in ("data",) if name in members]
     sources += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
@@ -704,9 +713,8 @@ def _read_outputs(fields: OrderedFields, unknown: list[ExtraFields]) -> dict[str
     outputs: dict[str, bool] = {}
     for i, value in enumerate(_read_member(fields, "outputs", "array")):
         members = _as_object(value)
-        if extra := read_extra_fields(members, f"outputs[{i}]", _OUTPUT_KEYS):
-            unknown.append(extra)
         name = _read_member(members, "name", "string")
+        _keep_unknown_keys(unknown, members, f"outputs[{i}]", _OUTPUT_KEYS)
         is_binary = _as_object(members.get("parameters")).get("binary_data", False)
         outputs.setdefault(name, _check_kind("binary_data", is_binary, "boolean"))
     return outputs

@@ -41,7 +41,7 @@ class TritonRequest(Struct):
     timeout: float | None = None
     """The timeout in seconds. Only infer has fields for it and for the priority."""
     unknown: list[ExtraFields] = []
-    """Keys of infer beside parameters and in tensors, which no worker gets."""
+    """Keys of infer beside parameters and in tensors; ``inside`` names the tensor."""
 
     def add_parameter(self, name: str, value: Any, fields: OrderedFields) -> None:
         """Add a field as a parameter, unless there is one of that name."""

@@ -14,6 +14,7 @@ from protocols.core.errors import GatewayError, UnsupportedFeature, WorkerFailed
 from protocols.core.interfaces import BASIC_KINDS, PromptRenderer, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter, find_unsupported_parameters
 from protocols.core.request import (
+    AnyRequest,
     EmbeddingRequest,
     GenerationRequest,
     Request,
@@ -26,8 +27,9 @@ from protocols.triton.formats import JSON_HEADERS
 from protocols.triton.infer import (
     InferDecoder,
     describe_inputs,
-    encode_infer_request,
     takes_several,
+    write_infer_request,
+    write_unknown_keys,
 )
 from protocols.triton.model_config import (
     PACKED_PARAMETERS,
@@ -48,6 +50,7 @@ from protocols.triton.params import (
 from protocols.triton.tensors import flatten_values
 
 _encode = msgspec.json.Encoder().encode
+_NAME: Final = "triton"
 _VERSIONED_MODEL: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
 """A target's model name with a version."""
 _MAX_REMEMBERED_MODELS: Final = 1024
@@ -113,31 +116,54 @@ class TritonUpstream:
 
     def encode_request(self, request: Request | RerankRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        path, body = self._write_body(request)
+        list(write_unknown_keys(body, request.field_extra))
+        return UpstreamRequest(path, _encode(body), JSON_HEADERS)
+
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        return None if request.source == _NAME else frozenset()
+
+    def _write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
+        """The path and the body, without the keys of tensors that the gateway does not know."""
         if not isinstance(request, GenerationRequest):
-            return self._encode_infer(request)
+            return self._write_texts(request)
         request, adapter = self._get_adapter(request)
         self._check_tensors(adapter.model, request.model, (PROMPT_INPUT,), (TEXT_OUTPUT,))
         payload = adapter.build_payload(request)
         prompt = protocols_prompt.build_prompt(request, self._renderer)
         body = {PROMPT_INPUT: prompt, **payload.tensors}
         parameters = self._rename_fields(payload.parameters)
-        if not adapter.model.has_generate:
-            inputs = adapter.model.inputs  # a flag of the profile may not be among them
-            values = {name: flatten_values(body[name]) for name in body if name in inputs}
-            return self._build_infer(adapter.model, request.model, values, TEXT_OUTPUT, parameters)
-        if adapter.packs_parameters:
+        packs = adapter.packs_parameters and adapter.model.has_generate
+        if packs:
             # Even if empty, it keeps the model from reading the other fields as parameters.
             body[PACKED_PARAMETERS] = _encode(parameters).decode()
-        elif parameters:
+        if _uses_infer(adapter, request):
+            inputs = adapter.model.inputs  # a flag of the profile may not be among them
+            values = {name: flatten_values(body[name]) for name in body if name in inputs}
+            outputs = (TEXT_OUTPUT, *adapter.list_reported_outputs(body))
+            beside = {} if packs else parameters
+            return self._write_infer(adapter.model, request.model, values, outputs, beside)
+        if parameters and not packs:
             body["parameters"] = parameters
         endpoint = "generate_stream" if adapter.uses_events(request) else "generate"
-        path = f"{build_model_path(request.model)}/{endpoint}"
-        return UpstreamRequest(path, _encode(self._rename_fields(body)), JSON_HEADERS)
+        return f"{build_model_path(request.model)}/{endpoint}", self._rename_fields(body)
 
     def unsupported_parameters(
         self, request: Request | RerankRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        lost = []
+        if request.field_extra:
+            lost = [*write_unknown_keys(self._write_body(request)[1], request.field_extra)]
+        return (
+            *self._find_field_losses(request, names),
+            *(UnsupportedParameter(path, "dropped") for path in lost),
+        )
+
+    def _find_field_losses(
+        self, request: Request | RerankRequest, names: Mapping[str, str]
+    ) -> Sequence[UnsupportedParameter]:
         if not isinstance(request, GenerationRequest):
             return self._find_infer_losses(request, names)
         request, adapter = self._get_adapter(request)
@@ -152,7 +178,7 @@ class TritonUpstream:
         if request.stream and not adapter.is_streaming(request):
             wire, detail = names.get("stream", "stream"), "the model answers in one piece"
             unsupported.append(UnsupportedParameter(wire, "approximated", detail, "stream"))
-        return tuple(unsupported)
+        return unsupported
 
     def create_decoder(self, request: Request | RerankRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -165,7 +191,7 @@ class TritonUpstream:
         if adapter.must_cut_prompt(request):
             prompt = protocols_prompt.build_prompt(request, self._renderer)
         decoder = GenerateDecoder(request, self._output_names, adapter, prompt)
-        return decoder if adapter.model.has_generate else InferDecoder(request, "", decoder)
+        return InferDecoder(request, "", decoder) if _uses_infer(adapter, request) else decoder
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -210,8 +236,8 @@ class TritonUpstream:
                 f"fields: {{{wanted}}} in the options of the backend's protocol."
             )
 
-    def _encode_infer(self, request: EmbeddingRequest | RerankRequest) -> UpstreamRequest:
-        """Encode a request for vectors or scores, whose shapes only infer keeps."""
+    def _write_texts(self, request: EmbeddingRequest | RerankRequest) -> tuple[str, dict[str, Any]]:
+        """Write a request for vectors or scores, whose shapes only infer keeps."""
         model = self._get_model(request.model)
         if isinstance(request, EmbeddingRequest):
             texts, output = protocols_prompt.require_texts(request), EMBEDDING_OUTPUT
@@ -223,28 +249,32 @@ class TritonUpstream:
             values = {QUERY_INPUT: request.queries, DOCUMENTS_INPUT: request.documents}
             output = SCORES_OUTPUT
         self._check_tensors(model, request.model, tuple(values), (output,))
-        return self._build_infer(model, request.model, values, output, {})
+        parameters = request.extra if request.source == _NAME else {}
+        return self._write_infer(model, request.model, values, (output,), parameters)
 
-    def _build_infer(
+    def _write_infer(
         self,
         model: WorkerModel,
         name: str,
         values: Mapping[str, Sequence[Any]],
-        output: str,
+        outputs: Sequence[str],
         parameters: Mapping[str, Any],
-    ) -> UpstreamRequest:
+    ) -> tuple[str, dict[str, Any]]:
         tensors = {
             self._get_own_name(key): (model.inputs.get(key) or _TEXT_TENSORS[key], elements)
             for key, elements in values.items()
         }
-        body = encode_infer_request(tensors, [self._get_own_name(output)], parameters)
-        return UpstreamRequest(f"{build_model_path(name)}/infer", body, JSON_HEADERS)
+        body = write_infer_request(tensors, [*map(self._get_own_name, outputs)], parameters)
+        return f"{build_model_path(name)}/infer", body
 
     def _find_infer_losses(
         self, request: EmbeddingRequest | RerankRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """Nothing but the texts is sent; several texts only to a model that takes several."""
-        unsupported = find_unsupported_parameters(request, {}, names)
+        """Nothing but the texts is sent, and what only this protocol has.
+
+        Several texts are sent only to a model that takes several.
+        """
+        unsupported = find_unsupported_parameters(request, {}, names, extra=request.source == _NAME)
         if isinstance(request, EmbeddingRequest) and len(request.inputs) > 1:
             spec = self._get_model(request.model).inputs.get(PROMPT_INPUT)
             if spec is not None and not takes_several(spec):
@@ -264,6 +294,16 @@ class TritonUpstream:
 
     def _get_adapter(self, request: GenerationRequest) -> tuple[GenerationRequest, ModelAdapter]:
         return request, self._adapters.get(request.model, self._default_adapter)
+
+
+def _uses_infer(adapter: ModelAdapter, request: GenerationRequest) -> bool:
+    """Whether the worker gets tensors, because it has no generate or only they have such keys.
+
+    A model that may stream refuses infer.
+    """
+    model = adapter.model
+    may_stream = request.stream or model.decoupled is True
+    return not model.has_generate or (bool(request.field_extra) and not may_stream)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_MODELS)

@@ -8,10 +8,11 @@ import asyncio
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Deadline, RequestContext
@@ -29,7 +30,6 @@ from protocols.core.errors import (
     ClientError,
     InvalidParameter,
     UnknownParameter,
-    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientRequest,
@@ -251,19 +251,24 @@ DETAILED_REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 def add_small_requests(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the detailed requests of a protocol, and a small one for each other operation."""
-    client = build_adapter(name, None, {})
-    router = PathRouter([AdapterMount(client)])
+    router = PathRouter([AdapterMount(build_adapter(name, None, {}))])
     operations = set()
-    for path, body in DETAILED_REQUESTS[name]:
-        operations.add(router.find_endpoint("POST", path).endpoint.operation)
-        yield path, body
-    for endpoint in client.endpoints:
+    for path, body in (*DETAILED_REQUESTS[name], *list_small_requests(name)):
+        operation = router.find_endpoint("POST", path).endpoint.operation
+        if operation not in operations or (path, body) in DETAILED_REQUESTS[name]:
+            operations.add(operation)
+            yield path, body
+
+
+def list_small_requests(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a small request for each endpoint of a protocol that is translated."""
+    for endpoint in build_adapter(name, None, {}).endpoints:
         is_translated = endpoint.task in ("generate", "tokenize")
-        if is_translated and endpoint.operation not in operations | NOT_TRANSLATED:
-            operations.add(endpoint.operation)
+        if is_translated and endpoint.operation not in NOT_TRANSLATED:
             model = {} if "{" in endpoint.path else {"model": "m"}
+            path = endpoint.path.replace("{version}", "1")
             body = BODIES[name][endpoint.operation]
-            yield re.sub(r"\{[^}]*\}", "m", endpoint.path), {**model, **body}
+            yield re.sub(r"\{[^}]*\}", "m", path), {**model, **body}
 
 
 NOT_TRANSLATED = {"nothing"}
@@ -464,15 +469,9 @@ MODELS: Mapping[str, dict[str, Any]] = {
     },
     "strict": {"on_loss": "reject"},
 }
-REPORTED = frozenset(
-    {("tgi", "/"), ("tgi", "/generate"), ("tgi", "/generate_stream"), ("tgi", "/v1/completions"),
-     ("mindie", "/v2/models/m/generate"), ("triton", "/v2/models/m/infer"),
-     ("openai", "/v1/ranking")}
-)  # fmt: skip
-"""Endpoints whose workers get known fields only, or another form: others are reported."""
-SETTINGS_FIELDS = (
-    "max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "temperature",
-)  # fmt: skip
+SETTINGS_FIELDS = frozenset(
+    {"max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "temperature"}
+)
 """The fields that the limit and the default change."""
 
 
@@ -504,43 +503,95 @@ def test_a_worker_of_the_client_s_protocol_gets_each_unknown_key_whatever_the_mo
     failures = []
 
     for place in list_places(body):
-        shown = ".".join(map(str, place))
-        outcomes: dict[str, Any] = {}
-        for model, settings in MODELS.items():
-            try:
-                changed = add_key(body, place)
-                sent, losses = prepare_request(client, worker, path, changed, **settings)
-            except (UnknownParameter, InvalidParameter):  # the real server rejects it, too
-                outcomes[model] = "invalid"
-                continue
-            except UnsupportedFeature:
-                outcomes[model] = "unsupported"
-                continue
-            lost = sorted(one.field for one in losses if one.reason != "emulated")
-            is_kept = VALUE.encode() in sent.body and not is_reported(place, lost)
-            if not is_kept and (client.name, path) not in REPORTED:
-                failures.append((model, shown))
-            outcomes[model] = strip_settings(msgspec.json.decode(sent.body)), lost
-        plain = outcomes["plain"]
-        if outcomes["limit and default"] != plain:
-            failures.append(("limit and default differ", shown))
-        if outcomes["strict"] != ("unsupported" if has_losses(plain) else plain):
-            failures.append(("strict differs", shown))
+        changed = add_key(body, place)
+        outcomes = {name: try_model(client, worker, path, changed, name) for name in MODELS}
+        for model, outcome in outcomes.items():
+            if isinstance(outcome, Sent) and (
+                VALUE.encode() not in outcome.body or is_reported(place, outcome.lost)
+            ):
+                failures.append((model, place))
+        failures += [(model, place) for model in find_differences(outcomes)]
 
     assert failures == []
 
 
-def has_losses(outcome: Any) -> bool:
-    """Return whether a request was sent and something of it was reported."""
-    return isinstance(outcome, tuple) and outcome[1] != []
+@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_nothing_but_the_limit_and_the_default_differs_between_models(
+    name: str, worker: Any
+) -> None:
+    client = build_adapter(name, None, {})
+    failures = []
+
+    for path, body in (*REQUESTS[name], *list_small_requests(name)):
+        for changed in (body, {**body, KEY: VALUE}):
+            outcomes = {model: try_model(client, worker, path, changed, model) for model in MODELS}
+            failures += [(model, path) for model in find_differences(outcomes)]
+
+    assert failures == []
+
+
+class Sent(Struct):
+    """A worker's request, and what is reported as lost."""
+
+    path: str
+    body: bytes
+    lost: list[str]
+
+    def without_settings(self) -> Any:
+        lost = [one for one in self.lost if one.rpartition(".")[2] not in SETTINGS_FIELDS]
+        return self.path, strip_settings(msgspec.json.decode(self.body)), lost
+
+
+def try_model(
+    client: Any, worker: Any, path: str, body: dict[str, Any], model: str
+) -> Sent | Literal["invalid", "unsupported"]:
+    """Return what becomes of a request to a model with these settings."""
+    try:
+        sent, losses = prepare_request(client, worker, path, body, **MODELS[model])
+    except (UnknownParameter, InvalidParameter):  # the real server rejects it, too
+        return "invalid"
+    except ClientError:
+        return "unsupported"
+    lost = sorted({one.field for one in losses if one.reason not in ("emulated", "renamed")})
+    return Sent(sent.path, sent.body, lost)
+
+
+def find_differences(outcomes: Mapping[str, Any]) -> list[str]:
+    """Return the models whose settings change what they do not name."""
+    plain, other, strict = (outcomes[name] for name in MODELS)
+    if not isinstance(plain, Sent):
+        return [] if plain == other == strict else ["limit and default", "strict"]
+    different = []
+    is_alike = isinstance(other, Sent) and other.without_settings() == plain.without_settings()
+    if not is_alike:
+        different.append("limit and default")
+    if strict != ("unsupported" if plain.lost else plain):
+        different.append("strict")
+    return different
 
 
 def strip_settings(value: Any) -> Any:
     """Return a worker's body without the fields that the settings change."""
-    names = {*SETTINGS_FIELDS, "id"}  # the id is a counter
-    fields = {key: one for key, one in value.items() if key not in names}
-    if "sampling_parameters" in fields:  # Triton's parameters as text
-        fields["parameters"] = msgspec.json.decode(fields.pop("sampling_parameters"))
-    if isinstance(fields.get("parameters"), dict):
-        fields["parameters"] = {k: v for k, v in fields["parameters"].items() if k not in names}
-    return fields
+    if isinstance(value, list):  # Triton's tensors among them
+        kept = [one for one in value if get_name(one) not in SETTINGS_FIELDS]
+        return [strip_settings(one) for one in kept]
+    if not isinstance(value, dict):
+        return value
+    fields = {
+        key: strip_settings(one)
+        for key, one in value.items()
+        if key not in SETTINGS_FIELDS and key != "id"  # a counter
+    }
+    if get_name(fields) == PACKED:  # Triton's parameters as text
+        fields["data"] = [strip_settings(msgspec.json.decode(one)) for one in fields["data"]]
+    if isinstance(text := fields.get(PACKED), str):
+        fields[PACKED] = strip_settings(msgspec.json.decode(text))
+    return {key: one for key, one in fields.items() if one not in ({}, "{}")}
+
+
+PACKED = "sampling_parameters"
+
+
+def get_name(value: Any) -> Any:
+    return value.get("name") if isinstance(value, dict) else None
