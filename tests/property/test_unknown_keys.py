@@ -8,6 +8,7 @@ import asyncio
 import copy
 import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
 import msgspec
@@ -470,9 +471,10 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "strict": {"on_loss": "reject"},
 }
 SETTINGS_FIELDS = frozenset(
-    {"max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "temperature"}
-)
-"""The fields that the limit and the default change."""
+    {"max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "num_predict",
+     "sampling_param_max_tokens", "temperature", "sampling_param_temperature", "do_sample"}
+)  # fmt: skip
+"""The fields that the limit and the default change; MindIE samples only if it is told to."""
 
 
 CLIENT_OPTIONS: Mapping[str, tuple[dict[str, Any], ...]] = {
@@ -538,9 +540,10 @@ class Sent(Struct):
     body: bytes
     lost: list[str]
 
-    def without_settings(self) -> Any:
-        lost = [one for one in self.lost if one.rpartition(".")[2] not in SETTINGS_FIELDS]
-        return self.path, strip_settings(msgspec.json.decode(self.body)), lost
+    def describe(self, without: frozenset[str] = frozenset()) -> Any:
+        """Return what was sent and lost but for some fields, and for the id, which is a counter."""
+        lost = [one for one in self.lost if one.rpartition(".")[2] not in without]
+        return self.path, strip_fields(msgspec.json.decode(self.body), {*without, "id"}), lost
 
 
 def try_model(
@@ -563,31 +566,27 @@ def find_differences(outcomes: Mapping[str, Any]) -> list[str]:
     if not isinstance(plain, Sent):
         return [] if plain == other == strict else ["limit and default", "strict"]
     different = []
-    is_alike = isinstance(other, Sent) and other.without_settings() == plain.without_settings()
-    if not is_alike:
+    expected = plain.describe(SETTINGS_FIELDS)
+    if not isinstance(other, Sent) or other.describe(SETTINGS_FIELDS) != expected:
         different.append("limit and default")
-    if strict != ("unsupported" if plain.lost else plain):
+    outcome = strict.describe() if isinstance(strict, Sent) else strict
+    if outcome != ("unsupported" if plain.lost else plain.describe()):
         different.append("strict")
     return different
 
 
-def strip_settings(value: Any) -> Any:
-    """Return a worker's body without the fields that the settings change."""
-    if isinstance(value, list):  # Triton's tensors among them
-        kept = [one for one in value if get_name(one) not in SETTINGS_FIELDS]
-        return [strip_settings(one) for one in kept]
+def strip_fields(value: Any, names: AbstractSet[str]) -> Any:
+    """Return a worker's body without these fields, and without tensors of these names."""
+    if isinstance(value, list):
+        return [strip_fields(one, names) for one in value if get_name(one) not in names]
     if not isinstance(value, dict):
         return value
-    fields = {
-        key: strip_settings(one)
-        for key, one in value.items()
-        if key not in SETTINGS_FIELDS and key != "id"  # a counter
-    }
+    fields = {key: strip_fields(one, names) for key, one in value.items() if key not in names}
     if get_name(fields) == PACKED:  # Triton's parameters as text
-        fields["data"] = [strip_settings(msgspec.json.decode(one)) for one in fields["data"]]
+        fields["data"] = [strip_fields(msgspec.json.decode(one), names) for one in fields["data"]]
     if isinstance(text := fields.get(PACKED), str):
-        fields[PACKED] = strip_settings(msgspec.json.decode(text))
-    return {key: one for key, one in fields.items() if one not in ({}, "{}")}
+        fields[PACKED] = strip_fields(msgspec.json.decode(text), names)
+    return {key: one for key, one in fields.items() if one != {}}
 
 
 PACKED = "sampling_parameters"

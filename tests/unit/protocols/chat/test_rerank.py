@@ -485,11 +485,22 @@ def test_cohere_s_tokens_of_input_count_where_there_is_no_usage(
     assert [one for one in events if isinstance(one, Usage)] == [Usage(count)]
 
 
-def test_unknown_keys_of_passages_are_reported(make_call: MakeCall) -> None:
+def test_unknown_keys_of_passages_are_reported_or_passed_on(make_call: MakeCall) -> None:
     passages = [{"text": "a", "x": 1}, {"text": "b"}]
     request = decode(make_call("ranking", {**RANKING, "passages": passages}))
+    own, _ = remove_extra_fields(request, None)
 
-    request, losses = remove_extra_fields(request, None)
+    other, losses = remove_extra_fields(request)
+    body = json.loads(OPENAI.encode_request(own).body)
 
     assert [one.field for one in losses] == ["passages[0].x"]
-    assert request.field_extra == ()
+    assert other.field_extra == ()
+    assert body["documents"] == [{"text": "a", "x": 1}, "b"]
+
+
+def test_unknown_keys_of_a_query_are_passed_on(make_call: MakeCall) -> None:
+    body = {**RERANK, "query": {"text": "q", "x": 1}}
+
+    sent = json.loads(OPENAI.encode_request(decode(make_call("rerank", body))).body)
+
+    assert sent["query"] == {"text": "q", "x": 1}

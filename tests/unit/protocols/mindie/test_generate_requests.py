@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.core.request import AudioPart, ExtraFields, ImagePart, Message, TextPart, VideoPart
+from protocols.mindie.messages import PromptPartKeys
 from protocols.mindie.params import count_utf16_units, format_json_number
 
 PATH = "/v2/models/m/generate"
@@ -284,7 +285,7 @@ def test_unknown_words_and_keys_of_parts_are_kept_with_their_path(bench: Any) ->
     [message] = bench().decode(PATH, {"text_input": media}).messages
 
     assert text.field_extra == (
-        ExtraFields("text_input[0]", {("type",): "later"}, ("text_input[0]",)),
+        PromptPartKeys("text_input[0]", {("type",): "later"}, ("text_input[0]",), ("a",)),
     )
     assert message.parts[0].extra == ExtraFields(
         "text_input[0]", {("image_url", "detail"): "low", ("x",): 1}

@@ -33,6 +33,7 @@ from protocols.core.request import (
     VideoPart,
 )
 from protocols.mindie.endpoints import MindIE
+from protocols.mindie.messages import PromptPartKeys
 
 RAW = PromptOptions(mode="raw")
 TEXT = "/v2/models/m/generate"
@@ -582,3 +583,26 @@ def test_unknown_fields_beside_the_parameters_are_passed_on_and_those_of_parts_a
 
     assert (body["text_input"], body["later"]) == ("a b", 1)
     assert [one.field for one in losses] == ["text_input[0].type"]
+
+
+def test_unknown_keys_of_a_prompt_s_texts_reach_the_worker_with_the_texts() -> None:
+    keys = PromptPartKeys("inputs[1]", {("x",): 1}, ("text_input[1]",), ("a", " b"))
+    request = make_completion(field_extra=(keys,), source="mindie")
+
+    body = json.loads(MindIE().encode_request(request).body)
+
+    assert body["text_input"] == [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": " b", "x": 1},
+    ]
+    assert MindIE().unsupported_parameters(request, {}) == ()
+
+
+def test_they_are_reported_where_the_prompt_is_sent_as_one_text() -> None:
+    keys = PromptPartKeys("inputs[1]", {("x",): 1}, ("text_input[1]",), ("a", " b"))
+    early = make_completion(field_extra=(keys,), source="mindie")
+    rendered = make_completion(field_extra=(keys,), source="mindie", prompts=("<a b>",))
+
+    for worker, request in ((MindIE("rc1"), early), (MindIE(), rendered)):
+        losses = worker.unsupported_parameters(request, {})
+        assert [one.field for one in losses] == ["inputs[1].x"]

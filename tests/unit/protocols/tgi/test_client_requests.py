@@ -10,6 +10,7 @@ from protocols.core.errors import InvalidParameter, MalformedRequest
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     EmbeddingRequest,
+    ExtraFields,
     GenerationRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -120,7 +121,8 @@ def test_unknown_fields_are_extra(make: MakeCall) -> None:
     }
     request = TGI().decode_request(make("/generate", body))
 
-    assert request.extra.keys() == {"options", "foo", "decoder_input_details"}
+    assert request.extra.keys() == {"options", "decoder_input_details"}
+    assert request.field_extra == (ExtraFields("parameters", {("foo",): 1}, ("parameters",)),)
 
 
 @pytest.mark.parametrize(

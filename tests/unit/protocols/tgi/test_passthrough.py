@@ -44,6 +44,7 @@ def passed(*args: Any, **options: Any) -> PassthroughRequest:
     ("path", "body"),
     [
         ("/generate_stream", BODY),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "odd": 1}, "odd": 1}),
         ("/", BODY | {"stream": True}),
         ("/generate", PREFILL),
         ("/", PREFILL),
@@ -69,8 +70,6 @@ def test_name_of_the_gateways_model_stays_in_the_gateway(
     ("path", "body"),
     [
         ("/generate_stream", {"inputs": ""}),
-        ("/generate_stream", BODY | {"odd": 1}),
-        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "odd": 1}}),
         ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "truncate": 0}}),
         ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "stop": ["x"]}}),
         ("/generate_stream", {"inputs": "a"}),

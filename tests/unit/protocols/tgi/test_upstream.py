@@ -13,6 +13,7 @@ from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,
+    ExtraFields,
     FilePart,
     GenerationRequest,
     GrammarFormat,
@@ -541,3 +542,27 @@ def test_unknown_profile_is_rejected() -> None:
     assert TGI("3").name == "tgi"
     with pytest.raises(ValueError, match="no profile '2' of tgi; known: 3"):
         TGI("2")
+
+
+UNKNOWN_KEYS: dict[str, Any] = {
+    "extra": {"later": Raw(b"1"), "decoder_input_details": Raw(b"true")},
+    "field_extra": (ExtraFields("parameters", {("x",): 2}, ("parameters",)),),
+}
+
+
+def test_unknown_keys_of_own_clients_reach_the_place_that_they_had() -> None:
+    request = make_completion(**UNKNOWN_KEYS, source="tgi")
+
+    body = json.loads(TGI().encode_request(request).body)
+
+    assert (body["later"], body["parameters"]["x"]) == (1, 2)
+    assert [one.field for one in TGI().unsupported_parameters(request, {})] == [
+        "decoder_input_details"
+    ]
+
+
+def test_unknown_keys_of_other_clients_are_reported() -> None:
+    request = make_completion(extra={"later": Raw(b"1")}, source="openai")
+
+    assert "later" not in json.loads(TGI().encode_request(request).body)
+    assert [one.field for one in TGI().unsupported_parameters(request, {})] == ["later"]
