@@ -114,29 +114,39 @@ class TagArguments(ArgumentSyntax, frozen=True):
 
     def _split(self, text: str) -> list[tuple[str, str, str | None]]:
         """The key, value and JSON type of each tag. Raises ValueError for text between them."""
-        pattern = self._build_pattern()
-        if pattern.sub("", text).strip():
-            raise ValueError("text between the arguments")
-        parts = []
-        for match in pattern.finditer(text):
-            marks, data = match.groupdict(), _CDATA.fullmatch(match["value"])
+        opening = self._build_opening_pattern()
+        parts, at, size = list[tuple[str, str, str | None]](), 0, len(text.rstrip())
+        while at < size:
+            start = opening.match(text, at)
+            end = start and self._build_closing_pattern(start["key"]).search(text, start.end())
+            if start is None or end is None:
+                raise ValueError("text between the arguments")
+            at, value, marks = end.end(), text[start.end() : end.start()], start.groupdict()
+            data = _CDATA.fullmatch(value)
             is_string = marks.get("is_string") or ""
             kind = marks.get("type") or {"true": "string", "false": "json"}.get(is_string)
-            parts.append((match["key"].strip(), match["value"] if data is None else data[1], kind))
+            parts.append((marks["key"].strip(), value if data is None else data[1], kind))
         return parts
 
-    def _build_pattern(self) -> re.Pattern[str]:
+    def _build_opening_pattern(self) -> re.Pattern[str]:
         marks = {
             "{key}": '(?P<key>[^<>"\\n]+?)',
             "{type}": "(?P<type>[a-z]+)",
             "{is_string}": "(?P<is_string>true|false)",
         }
-        opening = _escape_mark(self.opening, marks)
-        closing = _escape_mark(self.closing, {"{key}": "(?P=key)"})
-        if not ("{type}" in self.opening or "{is_string}" in self.opening):
-            # Only marks that name the type keep strings apart from the line breaks around them.
-            opening, closing = f"{opening}\\n?", f"\\n?{closing}"
-        return re.compile(rf"{opening}(?P<value>.*?){closing}", re.DOTALL)
+        return re.compile(rf"\s*{_escape_mark(self.opening, marks)}{self._line_break}")
+
+    def _build_closing_pattern(self, key: str) -> re.Pattern[str]:
+        closing = _escape_mark(self.closing, {"{key}": re.escape(key)})
+        return re.compile(f"{self._line_break}{closing}")
+
+    @property
+    def _line_break(self) -> str:
+        """The line break around a value that is not a part of it.
+
+        Only marks that name the type keep strings apart from the line breaks around them.
+        """
+        return "" if "{type}" in self.opening or "{is_string}" in self.opening else "\\n?"
 
     def write(self, arguments: str) -> str:
         """See ``ArgumentSyntax``."""

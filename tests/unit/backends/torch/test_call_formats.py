@@ -83,12 +83,18 @@ def load_table() -> Any:
     return from_tokenizer(byte_tokenizer(), n_vocab=259, eos_token=[EOS])
 
 
-def find_refusal(constraint: OutputConstraint, text: str) -> str | None:
-    """Return where the grammar rejects a text, or None if it accepts the entire text."""
+@functools.lru_cache(maxsize=4)
+def make_matcher(constraint: OutputConstraint) -> Any:
     source = build_output_grammar(constraint, {})
     entries = [_build_grammar_entry(LLMatcher, part) for part in source]
     matcher = LLMatcher(load_table(), msgspec.json.encode({"grammars": entries}).decode())
     assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def find_refusal(constraint: OutputConstraint, text: str) -> str | None:
+    """Return where the grammar rejects a text, or None if it accepts the entire text."""
+    matcher = make_matcher(constraint).deep_copy()
     data = text.encode()
     for at, byte in enumerate(data):
         if not matcher.consume_token(byte):
@@ -103,8 +109,8 @@ def read(call_format: CallFormat, text: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
 def test_what_a_format_writes_is_enforced_and_read(call_format: CallFormat, value: Any) -> None:
     calls = [FunctionCall("", "weather", write_json(value)), FunctionCall("", "now", "{}")]
     choice = FunctionChoice(BOTH, required=True)
@@ -158,71 +164,72 @@ OPTIONS = {
 
 
 def run_script(
-    scripted: Drive, call_format: CallFormat, script: str, choice: FunctionChoice, **fields: Any
+    scripted: Drive, call_format: CallFormat, script: str, options: Sequence[str]
 ) -> Any:
-    """Run a conversation with a model that writes this script where the grammar permits it."""
+    """Run a conversation under each option, with requests numbered from 1.
+
+    The model writes this script where the grammar permits it.
+    """
     driver, runner = scripted(script)
     manager = driver.engine._grammar_manager
     template = f"x{{# tools {call_format.template_sign} #}}"
     tokenizer = copy.deepcopy(manager._tokenizer)
     tokenizer.chat_template = template
     manager._tokenizer = manager._input_processor._tokenizer = tokenizer
-    strict = fields.pop("strict", False)
-    functions = tuple(msgspec.structs.replace(one, strict=strict) for one in FUNCTIONS)
-    prompt_input = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
     runner.prompt = runner._prompt = 1
-    return driver.run(
-        GenerateCommand(
-            1, prompt_input, EngineSamplingParams(temperature=0), StopParams(max_tokens=500),
-            function_choice=choice, **fields,
+    commands = []
+    for number, option in enumerate(options, 1):
+        functions = tuple(
+            msgspec.structs.replace(one, strict=option == "strict") for one in FUNCTIONS
         )
-    )  # fmt: skip
+        prompt_input = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
+        commands.append(
+            GenerateCommand(
+                number, prompt_input, EngineSamplingParams(temperature=0),
+                StopParams(max_tokens=500), function_choice=OPTIONS[option],
+            )
+        )  # fmt: skip
+    return driver.run(*commands)
 
 
-def collect(driver: Any) -> list[tuple[str, Any]]:
-    starts = driver.select(ToolCallEvent)
-    texts = [
-        "".join(one.text for one in driver.select(ToolArgumentsEvent) if one.call == start.call)
-        for start in starts
-    ]
+def collect(driver: Any, request_id: int = 1) -> list[tuple[str, Any]]:
+    starts = driver.select(ToolCallEvent, request_id)
+    pieces = driver.select(ToolArgumentsEvent, request_id)
+    texts = ["".join(one.text for one in pieces if one.call == start.call) for start in starts]
     return [(one.name, msgspec.json.decode(text)) for one, text in zip(starts, texts, strict=True)]
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
-@pytest.mark.parametrize("option", OPTIONS)
-def test_calls_are_returned_under_every_option(
-    scripted: Drive, call_format: CallFormat, option: str
-) -> None:
+def test_calls_are_returned_under_every_option(scripted: Drive, call_format: CallFormat) -> None:
     script = call_format.format_calls([FunctionCall("", "weather", write_json(VALUES[0]))])
-    driver = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
+    driver = run_script(scripted, call_format, script, [*OPTIONS])
 
-    assert collect(driver) == [("weather", VALUES[0])]
-    assert driver.text().strip() == ""
-    assert driver.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+    for number, option in enumerate(OPTIONS, 1):
+        assert collect(driver, number) == [("weather", VALUES[0])], option
+        assert driver.text(number).strip() == "", option
+        assert driver.ended(number) == {0: ChoiceEndEvent(number, 0, "tool_calls")}, option
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
-@pytest.mark.parametrize("option", ["strict", "required", "parallel_tool_calls"])
 def test_an_option_enforces_the_familys_own_format(
-    scripted: Drive, call_format: CallFormat, option: str
+    scripted: Drive, call_format: CallFormat
 ) -> None:
     """The model starts a call with an invalid argument: the grammar makes it valid."""
     bad = {**VALUES[0], "days": 99}
     script = call_format.format_calls([FunctionCall("", "weather", write_json(bad))])
-    driver = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
+    options = ("strict", "required", "parallel_tool_calls")
+    driver = run_script(scripted, call_format, script, options)
 
-    [(name, value)] = collect(driver)[:1]
-
-    assert name == "weather"
-    assert jsonschema_rs.is_valid(SCHEMA, value)
+    for number, option in enumerate(options, 1):
+        [(name, value)] = collect(driver, number)[:1]
+        assert name == "weather", option
+        assert jsonschema_rs.is_valid(SCHEMA, value), option
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
 def test_text_is_still_free_under_an_option(scripted: Drive, call_format: CallFormat) -> None:
     opening = "<|channel|>final<|message|>" if call_format.family == "gpt-oss" else ""
-    driver = run_script(
-        scripted, call_format, f"{opening}No, a < b.", OPTIONS["strict"], strict=True
-    )
+    driver = run_script(scripted, call_format, f"{opening}No, a < b.", ["strict"])
     assert (driver.text(), collect(driver)) == ("No, a < b.", [])
 
 

@@ -35,6 +35,10 @@ LAYERS = 32
 PAGE = 4096
 """Tensors smaller than a page count as memory, mapped or not."""
 STORED = ("cpu", torch.strided)
+FROM_STORAGE = {
+    torch.ops.aten.set_.source_Storage,
+    torch.ops.aten.set_.source_Storage_storage_offset,
+}
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -49,23 +53,27 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        self._add((args, kwargs), may_be_mapped=True)
         result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves((args, kwargs, result)):
-            if isinstance(tensor, Tensor) and (tensor.device.type, tensor.layout) == STORED:
-                self._add(tensor.untyped_storage())
+        # A result has the memory of an argument or its own, unless a storage was read.
+        self._add(result, may_be_mapped=function in FROM_STORAGE)
         if self._bytes > self.peak:
             self._drop_expired()
             self.peak = max(self.peak, self._bytes)
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        if reference.cdata not in self._storages:
-            size = storage.nbytes()
-            if size >= PAGE and is_mapped(storage.data_ptr()):
-                size = 0
-            self._storages[reference.cdata] = (reference, size)
-            self._bytes += size
+    def _add(self, values: Any, *, may_be_mapped: bool) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, Tensor) and (tensor.device.type, tensor.layout) == STORED:
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                if reference.cdata in self._storages:
+                    continue
+                size = storage.nbytes()
+                if may_be_mapped and size >= PAGE and is_mapped(storage.data_ptr()):
+                    size = 0
+                self._storages[reference.cdata] = (reference, size)
+                self._bytes += size
 
     def _drop_expired(self) -> None:
         self._storages = {
