@@ -1,6 +1,7 @@
 """A tiny model with a byte tokenizer, runners with scripted output, and an engine driver."""
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,6 +105,11 @@ class ScriptedRunner:
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
 
+@functools.lru_cache(1024)
+def _make_random_logits(seed: int, vocabulary: int) -> torch.Tensor:
+    return torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed))
+
+
 class RandomRunner:
     """A ModelRunner that returns random logits, the same in every run."""
 
@@ -120,8 +126,7 @@ class RandomRunner:
             segment.cache.advance(len(segment.tokens))
             end = segment.cache.length
             for length in range(end - segment.logit_count + 1, end + 1):
-                generator = torch.Generator().manual_seed(length)
-                rows.append(torch.randn(self.vocabulary_size, generator=generator))
+                rows.append(_make_random_logits(length, self.vocabulary_size))
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
 

@@ -13,7 +13,7 @@ from tests.support.tiny_model import EngineDriver
         "{{" + "(" * 3000 + "1" + ")" * 3000 + "}}",
         "{% if a %}" * 3000 + "{% endif %}" * 3000,
         "{% for a in messages %}" * 25 + "{% endfor %}" * 25,
-        "{{" + "a + " * 5000 + "b }}",
+        "{{" + "a + " * 2000 + "b }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
     ids=["parentheses", "conditions", "loops", "sums", "recursive macro"],

@@ -67,14 +67,14 @@ def make_command(
 
 
 def test_structured_output_is_valid_for_any_model(noisy: Drive) -> None:
-    outputs = set()
-    for seed in range(50):
-        driver = noisy().run(make_command(make_schema(PERSON), seed=seed))
-        assert driver.ended() == {0: ChoiceEndEvent(1, 0, "eos")}
-        assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(driver.text()))
-        outputs.add(driver.text())
+    seeds = range(50)
+    form = make_schema(PERSON)
+    driver = noisy().run(*(make_command(form, job=seed, seed=seed) for seed in seeds))
+    for seed in seeds:
+        assert driver.ended(seed) == {0: ChoiceEndEvent(seed, 0, "eos")}
+        assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(driver.text(seed)))
 
-    assert len(outputs) == 50
+    assert len({driver.text(seed) for seed in seeds}) == 50
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,12 @@ def test_structured_output_is_valid_for_any_model(noisy: Drive) -> None:
     ],
 )
 def test_every_output_format_is_enforced(noisy: Drive, form: OutputRule, right: str) -> None:
-    for seed in range(10):
-        driver = noisy().run(make_command(form, seed=seed))
-        ended = driver.ended()[0].reason
+    seeds = range(10)
+    driver = noisy().run(*(make_command(form, job=seed, seed=seed) for seed in seeds))
+    for seed in seeds:
+        ended = driver.ended(seed)[0].reason
         assert ended == "eos" or (ended == "length" and right == r"\{.*\}")
-        assert ended == "length" or re.fullmatch(right, driver.text(), re.DOTALL)
+        assert ended == "length" or re.fullmatch(right, driver.text(seed), re.DOTALL)
 
 
 def test_json_output_has_one_whitespace_style(noisy: Drive) -> None:
