@@ -121,6 +121,10 @@ class TorchBackend(Backend):
         self.last_used = 0.0
         """See ``backends.model_memory.LoadableModel``."""
 
+    def __repr__(self) -> str:
+        state = "loaded" if self.loaded else self._load_error or "not loaded"
+        return f"<TorchBackend {self._settings.path}, {state}, {self._waiting} requests waiting>"
+
     @property
     def loads_on_demand(self) -> bool:
         """Whether the model is loaded at its first request."""

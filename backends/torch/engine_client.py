@@ -78,6 +78,10 @@ class EngineProcess:
         self.stats = EngineStats()
         self._unresponsive = False
 
+    def __repr__(self) -> str:
+        state = self.load_error or ("ready" if self.ready else self.progress)
+        return f"<EngineProcess {self.pid}, {state}, {len(self._queues)} requests>"
+
     @property
     def pid(self) -> int | None:
         """The process id, once started."""

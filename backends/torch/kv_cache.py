@@ -272,6 +272,9 @@ class SequenceCache:
         self._reserved = range(0)
         self._slot_ranges: list[range] | None = None
 
+    def __repr__(self) -> str:
+        return f"<SequenceCache {self.length} tokens in {len(self._blocks)} blocks>"
+
     def count_needed_blocks(self, tokens: int) -> int:
         """Blocks to allocate for this many more tokens."""
         count = -(-(self.length + tokens) // BLOCK_SIZE) - len(self._blocks)

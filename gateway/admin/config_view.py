@@ -11,12 +11,13 @@ import yaml
 from msgspec import Struct
 from msgspec import inspect as types
 
-from gateway.config import loader, schema
+from gateway.config import schema
 from gateway.config.descriptions import list_inner_types, list_sections
 from gateway.config.errors import ConfigError, IssueCollector
 from gateway.config.file_watch import read_file_state
+from gateway.config.loader import read_file
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
-from protocols.core.units import Secret
+from protocols.core.units import RateValue, Secret, format_rate
 
 _HASH_LENGTH: Final = 12
 """Digits of a configuration hash."""
@@ -56,7 +57,7 @@ async def describe_config(
     return {
         "hash": digest,
         "file": {"name": filename, "hash": file_hash, "differs": differs},
-        "config": _mask_fields(loader.dump_config(config)),
+        "config": _mask_fields(dump_config(config)),
         "lines": await asyncio.to_thread(
             _list_lines, data, filename if differs else None, (*_find_secrets(config),)
         ),
@@ -71,9 +72,7 @@ def _list_lines(
         active = mask_yaml(data, secrets).splitlines()
         if filename is None:
             return [ConfigLine(n, n, line) for n, line in enumerate(active, 1)]
-        return compare_lines(
-            active, mask_yaml(loader.fetch_file(filename).data, secrets).splitlines()
-        )
+        return compare_lines(active, mask_yaml(read_file(filename), secrets).splitlines())
     except ConfigError:
         return None
 
@@ -207,3 +206,27 @@ def _mask_fields(node: Any) -> Any:
             return [_mask_fields(value) for value in node]
         case _:
             return node
+
+
+def dump_config(value: Any) -> Any:
+    """A configuration as dictionaries, lists and scalars, in the order of the fields.
+
+    Durations are in seconds, and secrets are ``***``.
+    """
+    match value:
+        case Secret():
+            return "***"
+        case Struct():
+            config = value.__struct_config__
+            tag = {config.tag_field: config.tag} if config.tag_field else {}
+            return tag | {
+                name: dump_config(getattr(value, name)) for name in value.__struct_fields__
+            }
+        case Mapping():
+            return {key: dump_config(one) for key, one in value.items()}
+        case RateValue():
+            return format_rate(value)
+        case tuple():
+            return [dump_config(one) for one in value]
+        case _:
+            return value

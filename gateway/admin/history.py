@@ -228,9 +228,6 @@ def _list_errors(errors: Counter[str]) -> Iterator[ErrorCount]:
         yield ErrorCount(error, get_error_origin(error), count)
 
 
-# Several processes.
-
-
 def merge_histories(histories: Sequence[StatsHistory]) -> StatsHistory:
     """Merge the histories of one or more processes."""
     end = max(one.end for one in histories)

@@ -2,9 +2,8 @@
 
 import asyncio
 import platform
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,16 +14,11 @@ from gateway import __version__
 from gateway.admin.config_view import describe_config
 from gateway.admin.history import (
     SAMPLE_INTERVAL,
-    GetStats,
     HistoryRecorder,
     StatsHistory,
-    TargetKey,
-    VersionCounts,
-    add_counts,
-    compute_quantile,
-    count_by_version,
 )
 from gateway.admin.services import WorkerSet
+from gateway.admin.version_stats import RecentStats, VersionStats, merge_version_stats
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.http_server.connection import HandleRequest
@@ -37,8 +31,6 @@ from gateway.routing.failed_models import list_failures
 from gateway.routing.router import Router
 from protocols.core.catalog import ModelState
 from protocols.core.interfaces import Clock
-
-# The status as JSON, and the merged status of several processes. Pure.
 
 
 class ListenerProtocolStatus(Struct, frozen=True):
@@ -77,43 +69,6 @@ class ModelStatus(Struct, frozen=True):
     versions: Sequence[VersionStatus]
 
 
-class VersionStats(Struct, kw_only=True):
-    """Statistics of a version, over all splits.
-
-    ``requests`` to ``completion_tokens`` are since the start; the rest is over the last
-    ``GatewayStatus.recent_seconds``. ``requests`` are those that the version answered;
-    ``answered_by_fallback`` were sent to it and answered by another target, and
-    ``shadow_requests`` are copies. ``first_token_*`` are seconds, of streams; the counts are by
-    the buckets of ``interlingua_time_to_first_token_seconds``, the last one for larger values, and
-    the totals are since the start. Without a recent stream the quantiles are since the start.
-    """
-
-    model: str
-    version: str
-    requests: int
-    errors: int
-    prompt_tokens: int
-    completion_tokens: int
-    answered_by_fallback: int = 0
-    shadow_requests: int = 0
-    requests_per_second: float = 0.0
-    fallbacks_per_second: float = 0.0
-    shadows_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    first_token_p50: float | None = None
-    first_token_p95: float | None = None
-    first_token_counts: Sequence[int]
-    first_token_totals: Sequence[int] = ()
-
-    def compute_quantiles(self) -> "VersionStats":
-        """Set the quantiles from the counts; returns the same object."""
-        recent = self.first_token_counts
-        counts = recent if any(recent) else self.first_token_totals
-        self.first_token_p50 = compute_quantile(counts, 0.5)
-        self.first_token_p95 = compute_quantile(counts, 0.95)
-        return self
-
-
 class GatewayStatus(Struct, frozen=True, kw_only=True):
     """The status of the gateway. ``workers`` are the reports of each pool's workers."""
 
@@ -149,7 +104,7 @@ def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]
         draining=all(one.draining for one in statuses),
         running=sum(one.running for one in statuses),
         recent_seconds=max(one.recent_seconds for one in statuses),
-        stats=_merge_stats([stats for one in statuses for stats in one.stats]),
+        stats=merge_version_stats([stats for one in statuses for stats in one.stats]),
         backends={
             name: any(one.backends.get(name, False) for one in statuses) for name in first.backends
         },
@@ -157,91 +112,6 @@ def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]
         workers=workers,
         memory=merge_memory([one.memory for one in statuses]),
     )
-
-
-def _merge_stats(stats: Sequence[VersionStats]) -> Sequence[VersionStats]:
-    merged: dict[tuple[str, str], VersionStats] = {}
-    for version_stats in stats:
-        target = version_stats.model, version_stats.version
-        merged[target] = (
-            _add_stats(merged[target], version_stats) if target in merged else version_stats
-        )
-    return [*merged.values()]
-
-
-def _add_stats(left: VersionStats, right: VersionStats) -> VersionStats:
-    return replace(
-        left,
-        requests=left.requests + right.requests,
-        errors=left.errors + right.errors,
-        prompt_tokens=left.prompt_tokens + right.prompt_tokens,
-        completion_tokens=left.completion_tokens + right.completion_tokens,
-        answered_by_fallback=left.answered_by_fallback + right.answered_by_fallback,
-        shadow_requests=left.shadow_requests + right.shadow_requests,
-        fallbacks_per_second=left.fallbacks_per_second + right.fallbacks_per_second,
-        shadows_per_second=left.shadows_per_second + right.shadows_per_second,
-        requests_per_second=left.requests_per_second + right.requests_per_second,
-        tokens_per_second=left.tokens_per_second + right.tokens_per_second,
-        first_token_counts=add_counts(left.first_token_counts, right.first_token_counts),
-        first_token_totals=add_counts(left.first_token_totals, right.first_token_totals),
-    ).compute_quantiles()
-
-
-# Statistics of the last minute, computed from cumulative counts when the status is read.
-
-_WINDOW_SECONDS: Final = 60.0
-"""Seconds that recent statistics cover, if the status was read then."""
-_SAMPLE_INTERVAL: Final = 5.0
-"""Minimum seconds between two kept samples."""
-
-
-class RecentStats:
-    """Recent statistics, from the cumulative ones that ``get_stats`` gives."""
-
-    def __init__(self, get_stats: GetStats, clock: Clock) -> None:
-        self._get_stats = get_stats
-        self._clock = clock
-        self._samples = deque[tuple[float, Mapping[TargetKey, VersionCounts]]]([(clock(), {})])
-
-    def sample(self) -> tuple[float, list[VersionStats]]:
-        """The seconds that recent statistics cover, and the statistics of each version."""
-        now, counts = self._clock(), count_by_version(self._get_stats())
-        while len(self._samples) > 1 and now - self._samples[1][0] >= _WINDOW_SECONDS:
-            self._samples.popleft()
-        then, baseline = self._samples[0]
-        if now - self._samples[-1][0] >= _SAMPLE_INTERVAL:
-            self._samples.append((now, counts))
-        seconds = now - then
-        none = VersionCounts()
-        return seconds, [
-            _build_version_stats(target, count, baseline.get(target, none), seconds)
-            for target, count in counts.items()
-        ]
-
-
-def _build_version_stats(
-    target: TargetKey, count: VersionCounts, baseline: VersionCounts, seconds: float
-) -> VersionStats:
-    recent = [now - then for now, then in zip(count.first_token, baseline.first_token, strict=True)]
-    stats = VersionStats(
-        model=target[0],
-        version=target[1],
-        requests=count.requests,
-        errors=count.errors.total(),
-        prompt_tokens=count.prompt_tokens,
-        completion_tokens=count.completion_tokens,
-        answered_by_fallback=count.answered_by_fallback,
-        shadow_requests=count.shadow_requests,
-        first_token_counts=recent,
-        first_token_totals=count.first_token,
-    )
-    if seconds > 0:
-        stats.requests_per_second = (count.requests - baseline.requests) / seconds
-        stats.tokens_per_second = (count.completion_tokens - baseline.completion_tokens) / seconds
-        fallbacks = count.answered_by_fallback - baseline.answered_by_fallback
-        stats.fallbacks_per_second = fallbacks / seconds
-        stats.shadows_per_second = (count.shadow_requests - baseline.shadow_requests) / seconds
-    return stats.compute_quantiles()
 
 
 class HandlerView(Protocol):

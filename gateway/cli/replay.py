@@ -304,9 +304,6 @@ def _build_target(
         raise click.UsageError(str(error)) from None
 
 
-# What the command prints.
-
-
 def _print_plan(
     selection: "Selection", estimate: "Estimate", target: str, folder: Path, targets: int
 ) -> None:

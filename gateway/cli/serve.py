@@ -33,17 +33,11 @@ from gateway.cli.built_in import (
     build_worker_config,
     find_config_file,
 )
-from gateway.cli.console import show_loading
+from gateway.cli.loading_progress import show_loading
 from gateway.config import listeners
 from gateway.config.errors import ConfigError
-from gateway.config.loader import (
-    ConfigFetcher,
-    ConfigReader,
-    LoadConfig,
-    LoadedConfig,
-    load_bytes,
-    make_file_fetcher,
-)
+from gateway.config.loader import LoadConfig, LoadedConfig, load_bytes
+from gateway.config.source import ConfigFetcher, ConfigReader, make_file_fetcher
 from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_interpreter
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE, ShutdownSignal

@@ -1,11 +1,9 @@
 """Loads a configuration: parses, decodes and validates its text, and fills in defaults."""
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec.inspect
 from msgspec import Meta, Struct
@@ -34,7 +32,6 @@ from gateway.config.schema import (
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import MAX_FILE_SIZE, compose_yaml, decode_utf8
 from protocols import PROTOCOLS
-from protocols.core.units import RateValue, Secret, format_rate
 
 # Defaults.
 
@@ -189,7 +186,17 @@ def load_config(path: str, *, env: Mapping[str, str], insecure: bool = False) ->
 
 def load_file(path: str, *, env: Mapping[str, str], insecure: bool = False) -> LoadedConfig:
     """Load a file, with the locations of values. Raises ConfigError, also if it can't be read."""
-    return load_bytes(fetch_file(path).data, path, env=env, insecure=insecure)
+    return load_bytes(read_file(path), path, env=env, insecure=insecure)
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a file, one more than allowed at most. Raises ConfigError."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_FILE_SIZE + 1)
+    except OSError as error:
+        message = f"the file can't be read: {error.strerror}"
+        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
 
 
 def _is_worker_list(path: ConfigPath) -> bool:
@@ -213,82 +220,3 @@ def load_worker_list(
     if collector.issues:
         raise ConfigError(filename, collector.issues)
     return workers
-
-
-# A configuration as plain values, with ``***`` for secrets.
-
-
-def dump_config(value: Any) -> Any:
-    """Dictionaries, lists and scalars, in the order of the fields; durations in seconds."""
-    match value:
-        case Secret():
-            return "***"
-        case Struct():
-            config = value.__struct_config__
-            tag = {config.tag_field: config.tag} if config.tag_field else {}
-            return tag | {
-                name: dump_config(getattr(value, name)) for name in value.__struct_fields__
-            }
-        case Mapping():
-            return {key: dump_config(one) for key, one in value.items()}
-        case RateValue():
-            return format_rate(value)
-        case tuple():
-            return [dump_config(one) for one in value]
-        case _:
-            return value
-
-
-# Configuration texts, as they are sent to other processes.
-
-
-class ConfigText(Struct, frozen=True):
-    """A configuration as bytes. ``env_overrides`` replace variables of the environment."""
-
-    data: bytes
-    filename: str
-    env_overrides: Mapping[str, str] = {}
-    insecure: bool = False
-
-    def load(self) -> LoadedConfig:
-        """Parse and validate it. Raises ConfigError."""
-        env = {**os.environ, **self.env_overrides}
-        return load_bytes(self.data, self.filename, env=env, insecure=self.insecure)
-
-
-ConfigFetcher = Callable[[], ConfigText]
-"""Returns the current text. Raises ConfigError if there is none."""
-
-
-def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
-    """A fetcher that reads a file."""
-    return partial(fetch_file, path, insecure=insecure)
-
-
-def fetch_file(path: str, *, insecure: bool = False) -> ConfigText:
-    """Read a configuration file. Raises ConfigError if it can't be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return ConfigText(file.read(MAX_FILE_SIZE + 1), path, insecure=insecure)
-    except OSError as error:
-        message = f"the file can't be read: {error.strerror}"
-        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
-
-
-class ConfigReader:
-    """Loads the current text at each call, and keeps the last valid one."""
-
-    def __init__(self, fetch: ConfigFetcher) -> None:
-        self._fetch = fetch
-        self.last_text = ConfigText(b"", "")
-
-    def __call__(self) -> LoadedConfig:
-        """Raises ConfigError."""
-        text = self._fetch()
-        loaded = text.load()
-        self.last_text = text
-        return loaded
-
-    def has_changed(self) -> bool:
-        """Whether there is another text than the last valid one. Raises ConfigError."""
-        return self._fetch() != self.last_text

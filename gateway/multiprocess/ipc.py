@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.errors import ConfigIssue
-from gateway.config.loader import ConfigText
+from gateway.config.source import ConfigText
 from gateway.runtime.reload import ReloadResult
 
 _LENGTH_BYTES = 4

@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from backends.background_call import BackgroundCall
 from backends.log_format import configure_logging, inherit_log_format
 from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
-from gateway.config.loader import ConfigText, LoadedConfig
+from gateway.config.loader import LoadedConfig
+from gateway.config.source import ConfigText
 from gateway.multiprocess.ipc import (
     CommitReload,
     IpcChannel,

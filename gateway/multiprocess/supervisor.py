@@ -23,7 +23,8 @@ from prometheus_client.registry import Collector
 from backends.log_format import LogFormat, format_notice
 from gateway.config import listeners
 from gateway.config.errors import ConfigError, ConfigIssue
-from gateway.config.loader import ConfigReader, ConfigText, LoadedConfig
+from gateway.config.loader import LoadedConfig
+from gateway.config.source import ConfigReader, ConfigText
 from gateway.multiprocess.ipc import (
     CommitReload,
     ListenerPort,

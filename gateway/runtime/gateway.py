@@ -311,6 +311,10 @@ class Gateway:
             self._admin_server = self._make_admin_server(config.admin, metrics, filename)
         self._service_stack = ServiceStack(self._list_services())
 
+    def __repr__(self) -> str:
+        state = "draining" if self._is_draining else "serving"
+        return f"<Gateway {state}, {[*self.listener_urls.values()]}, {[*self.backends]}>"
+
     @cached_property
     def _rollouts(self) -> RolloutManager:
         return RolloutManager(lambda: self._current, self._services)

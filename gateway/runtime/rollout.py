@@ -107,6 +107,10 @@ class RolloutManager:
         self._differences: dict[str, tuple[str, int]] = {}
         """How the settings of the gateways differ, and in how many checks so far."""
 
+    def __repr__(self) -> str:
+        phases = {name: status.state.phase for name, status in self.statuses.items()}
+        return f"<RolloutManager {self._owner}, {phases}>"
+
     def register_metrics(self, metrics: "MetricsCollector") -> None:
         """Add the metrics of the rollouts."""
         from gateway.observability.metrics.rollouts import RolloutCollector  # noqa: PLC0415 - its library

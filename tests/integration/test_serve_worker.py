@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.cli.built_in import WorkerListingError, list_worker_models
+from gateway.cli.worker_models import WorkerListingError, list_worker_models
 from tests.integration.test_command import Command
 from tests.support.fakes import ScriptedWorker, make_reply
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admin.config_view import dump_config
 from gateway.config.errors import ConfigError
-from gateway.config.loader import dump_config, load_text
+from gateway.config.loader import load_text
 from gateway.config.schema import Config
 from protocols import PROTOCOLS
 

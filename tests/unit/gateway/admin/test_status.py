@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from backends.histogram import Histogram
 from gateway.admin.config_view import describe_config
-from gateway.admin.status import GatewayStatus, RecentStats, merge_statuses
-from gateway.admin.status import VersionStats as AdminVersionStats
+from gateway.admin.status import GatewayStatus, merge_statuses
+from gateway.admin.version_stats import RecentStats
+from gateway.admin.version_stats import VersionStats as AdminVersionStats
 from gateway.config.loader import load_text
 from gateway.memory import MemoryStatus
 from gateway.observability.record import RequestOutcome, RequestRecord

@@ -1,12 +1,11 @@
 """Tables on the command line are aligned and fit the terminal."""
 
 import io
-import logging
 import sys
 
 import pytest
 
-from gateway.cli.console import print_table, show_loading
+from gateway.cli.console import print_table
 
 HEADINGS = ("model", "requests", "note")
 ROWS = [["[b]x[/b] :smile:", "1,000", "n" * 300], ["y", "2", ""]]
@@ -42,19 +41,3 @@ def test_table_headings_are_bold_in_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert "\x1b[1m" in first
     assert "\x1b" not in second + third
     assert second.endswith("n" * 300)
-
-
-def test_errors_of_other_models_are_logged_when_one_cannot_be_loaded(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def load_models() -> None:
-        log = logging.getLogger("backends.torch.backend")
-        with show_loading(enabled=True, use_status_line=False):
-            log.error("a can't be loaded: %s", "the weights are missing")
-            log.error("b can't be loaded: %s", "no memory")
-            raise OSError("the weights are missing")
-
-    with pytest.raises(OSError, match="the weights are missing"):
-        load_models()
-
-    assert caplog.messages == ["b can't be loaded: no memory"]

@@ -9,8 +9,9 @@ import pytest
 from backends import BACKENDS
 from backends.interfaces import Timeouts
 from backends.pool.settings import PoolSettings
+from gateway.admin.config_view import dump_config
 from gateway.config.errors import ConfigError
-from gateway.config.loader import dump_config, load_bytes, load_config, load_text
+from gateway.config.loader import load_bytes, load_config, load_text
 from gateway.config.registry import ProtocolRegistry
 from gateway.config.schema import (
     BackendConfig,

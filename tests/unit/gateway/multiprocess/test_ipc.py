@@ -2,7 +2,7 @@
 
 import socket
 
-from gateway.config.loader import ConfigText
+from gateway.config.source import ConfigText
 from gateway.multiprocess.ipc import IpcChannel, ListenerPort, PrepareReload
 
 
