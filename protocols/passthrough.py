@@ -639,31 +639,39 @@ class StandardUnaryReader(Struct, eq=False):
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         document = b"".join(self._chunks)
-        if self._skimmer is not None:
-            return self._close_decoded(document.strip(), self._skimmer, self._skimmer.close())
-        if self._reads_text and type(self._request) is GenerationRequest:
+        self._chunks = []
+        if self._skimmer is None and self._reads_text and type(self._request) is GenerationRequest:
             text = read_text_response(document, UsageReader(self._request))
             if text is not None and self._is_standard(document, (text[0],)):
                 return self._names.replace(document.strip()), text[1]
-        skimmer = self._create_decoder(self._request, skims=True)
-        events = [*skimmer.feed(document), *skimmer.close()]
-        return self._close_decoded(document.strip(), skimmer, events)
-
-    def _close_decoded(
-        self, body: bytes, skimmer: UnaryDecoder, events: Sequence[Event]
-    ) -> tuple[bytes | None, Sequence[Event]]:
-        """The end of a response with these events. Raises what the decoder raises."""
-        if body[:1] != b"{":
-            return None, events
-        choices = skimmer.unary_choices
-        is_standard = not _has_ignored_usage(events) and self._is_standard(body, choices)
-        if self._request.kind == "embedding" and ResponseExtra in map(type, events):
-            is_standard = False  # its indices are wrong
-        # Without usage, tokens are counted, by their log probabilities if there are any.
-        if not is_standard or (choices and Usage not in map(type, events)):
+        events, is_standard, is_complete = self._skim(document)
+        body = document.strip()
+        if not is_complete:
+            del document, events  # of a large response only one copy is held
             decoder = self._create_decoder(self._request)
             events = [*decoder.feed(body), *decoder.close()]
         return self._names.replace(body) if is_standard else None, events
+
+    def _skim(self, document: bytes) -> tuple[Sequence[Event], bool, bool]:
+        """The events, whether the client may have the document, and whether they are all.
+
+        Raises what the decoder raises.
+        """
+        skimmer, self._skimmer = self._skimmer, None
+        if skimmer is None:
+            skimmer = self._create_decoder(self._request, skims=True)
+            events: Sequence[Event] = [*skimmer.feed(document), *skimmer.close()]
+        else:
+            events = skimmer.close()
+        if document.lstrip()[:1] != b"{":
+            return events, False, True
+        choices = skimmer.unary_choices
+        is_standard = not _has_ignored_usage(events) and self._is_standard(document, choices)
+        if self._request.kind == "embedding" and ResponseExtra in map(type, events):
+            is_standard = False  # its indices are wrong
+        # Without usage, tokens are counted, by their log probabilities if there are any.
+        is_complete = is_standard and not (choices and Usage not in map(type, events))
+        return events, is_standard, is_complete
 
     def _is_standard(self, body: bytes, choices: Sequence[WireChoice]) -> bool:
         """Whether the client may have the body as the worker wrote it."""

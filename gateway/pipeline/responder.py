@@ -168,7 +168,7 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                events, body = self._read_unary(await self._strategy.send_unary())
+                events, body = await self._read_unary(await self._strategy.send_unary())
                 build = self._strategy.build_response
                 if context.offload_to_thread or events[_MANY_EVENTS:]:
                     response = await asyncio.to_thread(build, events, body)
@@ -307,17 +307,30 @@ class Responder(Struct, eq=False):
             self._start_response(self._get_elapsed())
         self._request.writer.write(data)
 
-    def _read_unary(self, items: Sequence[StreamItem]) -> tuple[Sequence[Event], bytes | None]:
-        """The events of a complete unary response, and its body if the worker wrote it."""
+    async def _read_unary(
+        self, items: Sequence[StreamItem]
+    ) -> tuple[Sequence[Event], bytes | None]:
+        """The events of a complete unary response, and its body if the worker wrote it.
+
+        Many events are read in several turns of the event loop.
+        """
         body: bytes | None = None
         batches: list[Event] = []
         for data, batch in items:
             body = data or body
             batches += batch
-        events = self._strategy.process_events(batches)
-        self._record_events(events, is_encoded=body is None)
+        events = list(self._read_batch(batches[:_MANY_EVENTS], is_encoded=body is None))
+        for start in range(_MANY_EVENTS, len(batches), _MANY_EVENTS):
+            await asyncio.sleep(0)
+            batch = batches[start : start + _MANY_EVENTS]
+            events += self._read_batch(batch, is_encoded=body is None)
         self._check_complete()
         return events, body
+
+    def _read_batch(self, batch: Sequence[Event], *, is_encoded: bool) -> Sequence[Event]:
+        events = self._strategy.process_events(batch)
+        self._record_events(events, is_encoded=is_encoded)
+        return events
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""

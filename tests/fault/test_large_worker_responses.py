@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends import echo
+from gateway.pipeline.responder import Responder
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.events import Event
 from protocols.core.loss import MAX_REPORTED, UnsupportedParameter, limit_losses
@@ -154,6 +155,30 @@ async def test_large_response_is_written_in_a_thread(
     assert response.status_code == 200
     assert len(response.json()["choices"][0]["message"]["tool_calls"]) == calls
     assert [thread != threading.get_ident() for thread in threads] == [in_thread]
+
+
+@pytest.mark.fault(63)
+async def test_many_events_are_recorded_in_several_turns_of_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 5,000 tool calls there are two events each, and the gateway's other work goes on."""
+    lengths = list[int]()
+
+    def record(self: Responder, events: Sequence[Event], *, is_encoded: bool = False) -> int:
+        lengths.append(len(events))
+        return record_events(self, events, is_encoded=is_encoded)
+
+    record_events = Responder._record_events
+    monkeypatch.setattr(Responder, "_record_events", record)
+    reply = make_reply(build_message("tool calls", 5000, is_delta=False))
+    async with ScriptedWorker([reply]) as worker:
+        gateway = await serve(CONFIG.format(protocol="openai", url=worker.url))
+        path, body = REQUESTS["openai"]
+        response = await gateway.http.post(path, json=body)
+
+    assert len(response.json()["choices"][0]["message"]["tool_calls"]) == 5000
+    assert sum(lengths) > 10_000
+    assert max(lengths) <= 1001, "a batch, and the usage that the gateway has counted"
 
 
 RANKING = """

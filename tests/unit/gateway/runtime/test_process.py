@@ -15,3 +15,15 @@ def test_threads_give_the_interpreter_lock_to_the_event_loop_soon() -> None:
     finally:
         sys.setswitchinterval(interval)
         gc.set_threshold(*threshold)
+
+
+def test_a_pass_of_the_garbage_collector_over_new_objects_is_short() -> None:
+    """Each object takes about a microsecond, in which no thread runs."""
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        tune_interpreter()
+        youngest, middle, _ = gc.get_threshold()
+        assert youngest * (middle + 1) <= 50_000
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
