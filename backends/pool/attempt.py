@@ -90,7 +90,9 @@ _UNKNOWN_PATH_STATUSES: Final = (404, 405, 501)
 _MAX_ERROR_BYTES: Final = 64 << 10
 """How much of an error body is read."""
 _LARGE_BODY: Final = 256 << 10
-"""The size from which a unary response is decoded in a thread."""
+"""The size from which a unary response, or an event of a stream, is decoded in a thread."""
+_MAX_BATCH: Final = 1000
+"""The most events of a large event of a stream that are passed on in a turn of the event loop."""
 _BODY_END_SECONDS: Final = 1.0
 """How long the rest of a body may take once the response or its error is complete."""
 _STATUS_OK: Final = 200
@@ -388,14 +390,17 @@ class Attempt(AttemptTimeouts):
     """
 
     __slots__ = (
+        "_decoded_items",
         "_had_content",
         "_is_stream",
+        "_large_chunks",
         "_last_item",
         "_rate_limited",
         "_response",
         "_response_reader",
         "_services",
         "_sink",
+        "_undecoded",
         "accepted",
         "complete",
         "failure",
@@ -420,6 +425,12 @@ class Attempt(AttemptTimeouts):
         self._had_content = True
         """Whether the item read last had content."""
         self._is_stream = is_stream = request.request.stream
+        self._undecoded = 0
+        """Bytes of an event of the stream that has not ended, or of several without content."""
+        self._large_chunks: Sequence[bytes] = ()
+        """The end of a large event, which a thread has to decode."""
+        self._decoded_items: list[StreamItem] = []
+        """What it holds, the last first."""
         # A unary response has no first token of its own: only the deadline applies.
         first_due = slot.acquired_at + timeouts.first_token if is_stream else NO_TIMEOUT
         AttemptTimeouts.__init__(
@@ -437,7 +448,7 @@ class Attempt(AttemptTimeouts):
         self.complete = False
         """A unary response has been read to its end."""
         self.is_large = False
-        """The response was decoded in a thread."""
+        """The unary response was decoded in a thread."""
         self.accepted = False
         self.failure: GatewayError | None = None
 
@@ -520,20 +531,25 @@ class Attempt(AttemptTimeouts):
         size = 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
+            is_last = not chunks or response.complete
             if chunks:
                 size += sum(map(len, chunks))
                 if size > limit:
                     raise self._make_too_large_error()
                 body += chunks
                 self.has_started = not is_stream
-                item = self._decode_body(chunks)
+                if is_stream and self._is_large(chunks):
+                    await self._decode_large(chunks)
+                    item = self._take_item()
+                else:
+                    item = self._decode_body(chunks)
                 if item[0] or item[1]:
                     items.append(item)
-                    if is_stream and _has_content(item):
+                    if is_stream and (self._decoded_items or _has_content(item)):
                         break
                 if is_stream:
                     self.record_life()
-            if (not chunks or response.complete) and not self.finished:
+            if is_last and not self.finished:
                 if size < _LARGE_BODY:
                     end = self._decode_checked_end(body, size)
                 else:  # it would block the event loop
@@ -553,15 +569,25 @@ class Attempt(AttemptTimeouts):
         """
         response = self._response
         assert response is not None  # noqa: S101 - it has begun
+        if self._decoded_items:
+            await asyncio.sleep(0)
+            return self._take_item()
         try:
             if sink is not None:
                 self._sink, self._last_item = sink, _NO_OUTPUT
                 self.wait_next()
                 has_ended = await response.forward_to(self._forward_body)
                 self.stop_wait()
-                return self._decode_end() if has_ended else self._last_item
+                if not self._large_chunks:
+                    return self._decode_end() if has_ended else self._last_item
+                await self._decode_large(self._large_chunks)
+                return self._take_item()
             while chunks := await self._read_body(response, had_content=self._had_content):
-                item = self._decode_body(chunks)
+                if self._is_large(chunks):
+                    await self._decode_large(chunks)
+                    item = self._take_item()
+                else:
+                    item = self._decode_body(chunks)
                 self._had_content = _has_content(item)
                 if item[0] or item[1]:
                     return item
@@ -633,7 +659,12 @@ class Attempt(AttemptTimeouts):
 
     def _forward_body(self, chunks: Sequence[bytes]) -> bool:
         """Pass the next decoded item on; returns whether more is accepted at once."""
+        if self._is_large(chunks):
+            self._large_chunks = chunks
+            return False
         raw, events = self._response_reader.feed(chunks)
+        if raw or events:
+            self._undecoded = 0
         if events and type(events[-1]) is StreamEnd:
             self._record_success(events)
             self._last_item = raw, events  # its reader writes it together with the end
@@ -648,9 +679,36 @@ class Attempt(AttemptTimeouts):
     def _decode_body(self, chunks: Sequence[bytes]) -> StreamItem:
         """Decode the next bytes."""
         raw, events = self._response_reader.feed(chunks)
+        if raw or events:
+            self._undecoded = 0
         if events and type(events[-1]) is StreamEnd:
             self._record_success(events)
         return raw, events
+
+    def _is_large(self, chunks: Sequence[bytes]) -> bool:
+        """Whether an event of the stream may end here that would block the event loop."""
+        for chunk in chunks:
+            self._undecoded += len(chunk)
+        return self._undecoded >= _LARGE_BODY
+
+    async def _decode_large(self, chunks: Sequence[bytes]) -> None:
+        """Decode the next bytes in a thread. The bytes of a batch go with its last events."""
+        self._large_chunks = ()
+        raw, events = await asyncio.to_thread(self._response_reader.feed, chunks)
+        if raw or events:
+            self._undecoded = 0
+        start = max(0, len(events) - 1) // _MAX_BATCH * _MAX_BATCH
+        self._decoded_items.append((raw, events[start:]))
+        early = None if raw is None else b""
+        for begin in range(start - _MAX_BATCH, -1, -_MAX_BATCH):
+            self._decoded_items.append((early, events[begin : begin + _MAX_BATCH]))
+
+    def _take_item(self) -> StreamItem:
+        """The next part of a large event."""
+        item = self._decoded_items.pop()
+        if item[1] and type(item[1][-1]) is StreamEnd:
+            self._record_success(item[1])
+        return item
 
     def _decode_checked_end(self, body: list[bytes], size: int) -> StreamItem:
         """Decode the end of the body if it has no more objects and values than allowed."""

@@ -1,6 +1,6 @@
 """How a target serves a request: by pass-through, or by translation."""
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -370,18 +370,19 @@ class TargetAttempt:
         match event:
             case HostedToolCall():
                 is_written = isinstance(encoder, SupportsHostedTools)
-                fields = [f"output.{event.kind}"]
+                fields: Iterable[str] = (f"output.{event.kind}",)
             case ChoiceEnd():
                 hidden = getattr(encoder, "hidden_reasons", ())
                 is_written = event.lost_word is None and event.finish_reason not in hidden
-                fields = [f"response.choices[{event.index}].finish_reason"]
+                fields = (f"response.choices[{event.index}].finish_reason",)
                 reason = "approximated"
             case _:
                 is_written = getattr(encoder, "extra_source", None) == event.source
-                fields = [*list_paths(event.path, dict(event.values))]
+                fields = list_paths(event.path, event.values)
         if not is_written:
-            more = [UnsupportedParameter(field, reason) for field in fields]
-            self.unsupported_parameters = loss.limit_losses(more, self.unsupported_parameters)
+            self.unsupported_parameters = loss.limit_losses(
+                loss.list_names(fields, reason), self.unsupported_parameters
+            )
 
     def get_stored_response(self) -> StoredResponse | None:
         """The response to store, after its end was encoded."""

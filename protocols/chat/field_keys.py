@@ -88,7 +88,7 @@ def write_field_extra(body: dict[str, Any], extra: ExtraFields) -> Iterator[str]
         if isinstance(target, dict):
             write_extra_value(target, path[-1], value)
         else:
-            yield from list_paths(extra.at, {path: value})
+            yield from list_paths(extra.at, ((path, value),))
 
 
 def find_lost_keys(

@@ -935,7 +935,7 @@ class RequestReducer(Generic[RequestT]):
         request: Any = self.request
         for extra in request.field_extra:
             if extra.at == name:
-                paths = list_paths(extra.at, extra.values)
+                paths = list_paths(extra.at, extra.values.items())
                 self.unsupported_parameters += [UnsupportedParameter(p, "dropped") for p in paths]
         kept = tuple([one for one in request.field_extra if one.at != name])
         self.request = replace(request, field_extra=kept)

@@ -486,6 +486,7 @@ def read_content_parts(content: Sequence[Any], index: int, events: list[Event]) 
     Raises WorkerFailed for a part that is no object, or a text that is no string.
     """
     texts = []
+    values: list[tuple[tuple[str, ...], Any]] = []
     for place, part in enumerate(content):
         lost: dict[Any, Any] = {}
         match part:
@@ -509,11 +510,11 @@ def read_content_parts(content: Sequence[Any], index: int, events: list[Event]) 
                     "The worker's answer has a part of its content that is no object."
                 )
         at: tuple[str, ...] = (f"content[{place}]",)
-        values: FieldValues = tuple(
+        values += [
             ((*at, str(key)) if key else at, one) for key, one in lost.items() if has_content(one)
-        )
-        if values:
-            events.append(ResponseExtra("", "message", values, index))
+        ]
+    if values:
+        events.append(ResponseExtra("", "message", tuple(values), index))
     return "".join(texts)
 
 

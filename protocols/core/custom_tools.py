@@ -121,7 +121,7 @@ def _find_losses(
 
 def _find_lost_keys(extra: ExtraFields | None) -> Iterator[UnsupportedParameter]:
     if extra is not None:
-        for path in list_paths(extra.at, extra.values):
+        for path in list_paths(extra.at, extra.values.items()):
             yield UnsupportedParameter(path, "dropped")
 
 

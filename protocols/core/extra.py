@@ -5,7 +5,7 @@ their place; for any other, ``remove_extra_fields`` takes them out and reports t
 keys of a response come as ``ResponseExtra`` events, which an encoder of the same protocol writes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -123,9 +123,11 @@ def has_content(value: Any) -> bool:
     return value is not None and value != [] and not (value == 0 and value is not False)
 
 
-def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -> Iterator[str]:
+def list_paths(
+    at: str, values: Iterable[tuple[FieldPath, Any]], separator: str = "."
+) -> Iterator[str]:
     """The complete paths of the values that say anything."""
-    for path, value in values.items():
+    for path, value in values:
         is_said = value in _DEFAULT_VALUES.get(path[-1], ()) or path in _CACHED_TOKENS
         if has_content(value) and not is_said:
             yield separator.join((at, *path) if at else path)
@@ -156,7 +158,7 @@ def remove_extra_fields(
         changes["field_extra"] = tuple([one for one in fields if one is not None])
     if not removed:
         return request, ()
-    paths = [path for extra in removed for path in list_paths(extra.at, extra.values)]
+    paths = [path for extra in removed for path in list_paths(extra.at, extra.values.items())]
     losses = tuple([UnsupportedParameter(path, "dropped") for path in paths])
     return replace(request, **changes), losses
 

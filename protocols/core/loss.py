@@ -7,6 +7,7 @@ with it: a field that the client set and the target does not support is a loss.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, Literal
 from urllib.parse import unquote_plus
 
@@ -69,7 +70,10 @@ MAX_REPORTED: Final = 100
 """How many names that clients or workers have chosen are reported one by one."""
 MAX_NAME: Final = 256
 """The longest such name in a report, in characters."""
-_FURTHER: Final = "further"
+_FURTHER: Final = UnsupportedParameter(
+    "further", "dropped", f"names after the first {MAX_REPORTED}"
+)
+"""The last of a report that leaves names out."""
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
@@ -207,7 +211,18 @@ def _wants_match(request: AnyRequest) -> bool:
 
 def is_full(reported: Sequence[UnsupportedParameter]) -> bool:
     """Whether ``limit_losses`` adds no more names of a client or worker to a report."""
-    return len(reported) > MAX_REPORTED and reported[-1].field == _FURTHER
+    return bool(reported) and reported[-1] == _FURTHER
+
+
+def list_names(
+    names: Iterable[str], reason: LossReason = "dropped"
+) -> Iterator[UnsupportedParameter]:
+    """The losses of these names of a worker, of which no more are looked at than are reported."""
+    remaining = iter(names)
+    for name in islice(remaining, MAX_REPORTED):
+        yield UnsupportedParameter(name[:MAX_NAME], reason)
+    if next(remaining, None) is not None:
+        yield _FURTHER
 
 
 def limit_losses(
@@ -219,21 +234,20 @@ def limit_losses(
     those of a client or worker: they are cut, and only the first MAX_REPORTED are listed.
     """
     listed = dict.fromkeys(reported)
+    has_further = _FURTHER in listed
     count = sum(not one.path for one in reported)
-    rest = 0
     for loss in losses:
         one = loss if len(loss.field) <= MAX_NAME else replace(loss, field=loss.field[:MAX_NAME])
         if one in listed:
             continue
-        if not one.path:
-            if count >= MAX_REPORTED:
-                rest += 1
-                continue
-            count += 1
+        if one == _FURTHER or (not one.path and count >= MAX_REPORTED):
+            has_further = True
+            continue
+        count += not one.path
         listed[one] = None
-    if rest and not any(one.field == _FURTHER for one in reported):
-        text = f"at least {rest} further names"
-        listed[UnsupportedParameter(_FURTHER, "dropped", text)] = None
+    if has_further:
+        listed.pop(_FURTHER, None)
+        listed[_FURTHER] = None
     return tuple(listed)
 
 

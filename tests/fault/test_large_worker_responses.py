@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -13,9 +13,11 @@ import pytest
 from backends import echo
 from gateway.pipeline.responder import Responder
 from protocols.core.aggregate import UnaryResponse, aggregate
-from protocols.core.events import Event
-from protocols.core.loss import MAX_REPORTED, UnsupportedParameter, limit_losses
+from protocols.core.events import Event, FieldValues
+from protocols.core.extra import list_paths
+from protocols.core.loss import MAX_REPORTED
 from protocols.core.request import RerankRequest
+from protocols.core.sse import SseParser
 from tests.conftest import Serve
 from tests.support.fakes import ScriptedWorker, chunked, make_reply
 from tests.support.tcp_server import run_server
@@ -234,22 +236,72 @@ async def test_event_of_too_many_objects_ends_the_stream_with_an_error(
     assert gateway.records[-1].outcome == "truncated"
 
 
+@pytest.mark.fault(63)
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [("chat/completions", ""), ("messages", ""), ("chat/completions", "responses")],
+    ids=["passed through", "translated", "the last event of the Responses API"],
+)
+async def test_large_event_is_decoded_in_a_thread_and_passed_on_in_parts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, api: str
+) -> None:
+    """Its 4,000 tool calls are two events each, which the event loop gets in several turns."""
+    threads, lengths = set[int](), list[int]()
+
+    def feed(self: SseParser, data: bytes) -> list[bytes]:
+        payloads = parse(self, data)
+        if any(len(one) > 100_000 for one in payloads):
+            threads.add(threading.get_ident())
+        return payloads
+
+    def record(self: Responder, events: Sequence[Event], *, is_encoded: bool = False) -> int:
+        lengths.append(len(events))
+        return record_events(self, events, is_encoded=is_encoded)
+
+    parse, record_events = SseParser.feed, Responder._record_events
+    monkeypatch.setattr(SseParser, "feed", feed)
+    monkeypatch.setattr(Responder, "_record_events", record)
+    event = json.loads(build_message("tool calls", 4000, is_delta=True))
+    event["choices"][0]["finish_reason"] = "tool_calls"
+    if api:
+        calls = event["choices"][0]["delta"]["tool_calls"]
+        output = [
+            {"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls
+        ]
+        event = {"type": "response.completed", "response": {"id": "r", "output": output}}
+    text = b"data: %b\n\n" % json.dumps(event).encode() + (b"" if api else b"data: [DONE]\n\n")
+    reply = chunked(*(text[i : i + 50_000] for i in range(0, len(text), 50_000)))
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        option = f"options: {{worker_api: {api}}}" if api else ""
+        config = config.replace("max_response_size: 1MiB", option)
+        gateway = await serve(config.replace("[openai, triton]", "[openai, anthropic]"))
+        message = [{"role": "user", "content": "hi"}]
+        body = {"model": "m", "stream": True, "max_tokens": 9, "messages": message}
+        await gateway.http.post(f"/v1/{path}", json=body)
+
+    assert gateway.records[-1].outcome == "ok"
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    assert sum(lengths) > 8000
+    assert max(lengths) <= 1001, "a part, and the usage that the gateway has counted"
+
+
 async def test_report_of_losses_that_is_full_costs_nothing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of many unknown elements in one event is a loss, and the event loop counts them."""
-    lengths = list[int]()
+    """Each of many unknown elements of an event is a loss, and only the first are looked at."""
+    paths = list[str]()
 
-    def limit(
-        losses: Sequence[UnsupportedParameter], reported: Sequence[UnsupportedParameter]
-    ) -> tuple[UnsupportedParameter, ...]:
-        lengths.append(len(reported))
-        return limit_losses(losses, reported)
+    def note_paths(at: str, values: FieldValues) -> Iterator[str]:
+        for path in list_paths(at, values):
+            paths.append(path)
+            yield path
 
-    monkeypatch.setattr("gateway.pipeline.strategies.loss.limit_losses", limit)
+    monkeypatch.setattr("gateway.pipeline.strategies.list_paths", note_paths)
     text = b'{"id":"1","model":"m","choices":[{"index":0,"delta":{"content":"before"}}]}'
     event = build_message("elements of a value", 1000, is_delta=True)
-    reply = chunked(*(b"data: %b\n\n" % one for one in (text, event)))
+    reply = chunked(*(b"data: %b\n\n" % one for one in (text, event, event)))
     async with ScriptedWorker([reply]) as worker:
         gateway = await serve(CONFIG.format(protocol="openai", url=worker.url))
         path, body = REQUESTS["triton"]
@@ -257,7 +309,7 @@ async def test_report_of_losses_that_is_full_costs_nothing(
         await gateway.http.post(f"{path}_stream", json=body)
 
     assert len(gateway.records[-1].unsupported_parameters) == MAX_REPORTED + 1
-    assert lengths == [*range(MAX_REPORTED + 1)]
+    assert len(paths) == MAX_REPORTED + 1
 
 
 def build_logprobs(tokens: int) -> list[dict[str, Any]]:

@@ -274,6 +274,7 @@ class ResponsesDecoder(sse.StreamDecoder):
         values = tuple(
             (path, one) for path, one in find_unknown_keys(item, known).items() if one is not None
         )
+        lost: list[tuple[tuple[str, ...], Any]] = []
         for key in ("content", "summary"):
             found = item.get(key) if key in known else None
             parts = [_as_object(part) for part in found] if isinstance(found, list) else []
@@ -282,7 +283,8 @@ class ResponsesDecoder(sse.StreamDecoder):
                 values += _list_part_keys(parts[0], ONLY_PART)
                 continue
             for i, part in enumerate(parts):
-                report_lost_fields(_list_part_keys(part, f"output[{index}].{key}[{i}]"), events)
+                lost += _list_part_keys(part, f"output[{index}].{key}[{i}]")
+        report_lost_fields(tuple(lost), events)
         if kind == "message":
             self._has_open_message = not values
         if values:

@@ -15,6 +15,7 @@ from protocols.core.loss import (
     format_loss_header,
     is_full,
     limit_losses,
+    list_names,
 )
 from protocols.core.request import (
     EmbeddingRequest,
@@ -152,8 +153,21 @@ def test_names_that_others_chose_are_cut_and_counted_in_a_report() -> None:
     assert {len(one.field) for one in report[:MAX_REPORTED]} == {MAX_NAME}
     assert report[MAX_REPORTED:] == (
         images,
-        UnsupportedParameter("further", "dropped", "at least 1 further names"),
+        UnsupportedParameter("further", "dropped", "names after the first 100"),
     )
+
+
+def test_report_looks_at_no_more_names_than_it_lists() -> None:
+    """An event of a worker may have 190,000 unknown elements."""
+    names = (f"element[{number}]" for number in range(1000))
+
+    report = limit_losses(list_names(names, "approximated"))
+
+    assert len(report) == MAX_REPORTED + 1
+    assert is_full(report)
+    assert {one.reason for one in report[:-1]} == {"approximated"}
+    assert next(names) == f"element[{MAX_REPORTED + 1}]"
+    assert not is_full(limit_losses(list_names(["x" * 1000, "y"])))
 
 
 def test_a_report_that_is_full_does_not_grow() -> None:
@@ -164,7 +178,6 @@ def test_a_report_that_is_full_does_not_grow() -> None:
     assert later == report
     assert is_full(report)
     assert not is_full(report[:-1])
-    assert not is_full(report[-1:])
 
 
 def test_headers_that_workers_do_not_get_are_reported_and_never_a_reason_to_refuse() -> None:
