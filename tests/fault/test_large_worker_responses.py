@@ -248,18 +248,18 @@ async def test_large_event_is_decoded_in_a_thread_and_passed_on_in_parts(
     """Its 4,000 tool calls are two events each, which the event loop gets in several turns."""
     threads, lengths = set[int](), list[int]()
 
-    def feed(self: SseParser, data: bytes) -> list[bytes]:
-        payloads = parse(self, data)
-        if any(len(one) > 100_000 for one in payloads):
+    def end_event(self: SseParser) -> bytes:
+        data = end(self)
+        if len(data) > 100_000:
             threads.add(threading.get_ident())
-        return payloads
+        return data
 
     def record(self: Responder, events: Sequence[Event], *, is_encoded: bool = False) -> int:
         lengths.append(len(events))
         return record_events(self, events, is_encoded=is_encoded)
 
-    parse, record_events = SseParser.feed, Responder._record_events
-    monkeypatch.setattr(SseParser, "feed", feed)
+    end, record_events = SseParser._pop_event, Responder._record_events
+    monkeypatch.setattr(SseParser, "_pop_event", end_event)
     monkeypatch.setattr(Responder, "_record_events", record)
     event = json.loads(build_message("tool calls", 4000, is_delta=True))
     event["choices"][0]["finish_reason"] = "tool_calls"
