@@ -35,6 +35,13 @@ def escape_controls(text: str) -> str:
     return text if text.isprintable() else _CONTROLS.sub(_escape_control, text)
 
 
+def escape_json(text: bytes) -> bytes:
+    """The same JSON document, or the same lines of such, with escapes of these characters."""
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    return escape_controls(text.decode()).encode()
+
+
 def _escape_control(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
@@ -84,7 +91,7 @@ class JsonLogFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = _replace_surrogates(self.formatException(record.exc_info))
-        return msgspec.json.encode(fields).decode()
+        return escape_json(msgspec.json.encode(fields)).decode()
 
 
 def _replace_surrogates(text: str) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.log_format import LogFormat, escape_controls, format_notice, format_time
+from backends.log_format import LogFormat, escape_controls, escape_json, format_notice, format_time
 from gateway.observability.background_writer import BackgroundWriter
 from gateway.observability.record import RequestRecord, ignore_record
 
@@ -189,13 +189,13 @@ def _encode_batch(batch: Sequence[Struct | bytes], *, is_text: bool) -> Iterator
             yield from _group_lines(_encode_records(cast("Sequence[RequestRecord]", entries)))
         else:
             yield from _split_lines(
-                _encode_lines(map(_round_numbers, cast("Sequence[Struct]", entries)))
+                escape_json(_encode_lines(map(_round_numbers, cast("Sequence[Struct]", entries))))
             )
 
 
 def _encode_records(records: Sequence[RequestRecord]) -> Iterator[bytes]:
     """Lines of JSON that begin as those of log messages do."""
-    lines = _encode_lines(map(_round_numbers, records)).split(b"\n")
+    lines = escape_json(_encode_lines(map(_round_numbers, records))).split(b"\n")
     for record, line in zip(records, lines, strict=False):
         time_text = format_time(record.started_at + record.duration, "json")
         text = f"{record.method} {record.path} {record.status}"
@@ -203,7 +203,7 @@ def _encode_records(records: Sequence[RequestRecord]) -> Iterator[bytes]:
             time_text.encode(),
             _get_level(record).lower().encode(),
             _LOGGER,
-            _encode(text),
+            escape_json(_encode(text)),
             line[1:],
         )
 

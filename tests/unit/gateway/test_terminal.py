@@ -3,6 +3,7 @@
 import ast
 import json
 import logging
+import os
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.log_format import build_formatter, escape_controls, format_notice
+from backends.log_format import LogFormat, build_formatter, escape_controls, format_notice
 from gateway.cli import main
+from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import RequestRecord
 from gateway.observability.usage import SqliteUsageRecorder
 from gateway.terminal import print_text
@@ -64,6 +66,30 @@ def test_log_messages_and_notices_have_no_controls() -> None:
 
     assert not has_controls(build_formatter("text").format(record))
     assert not has_controls(format_notice(HOSTILE, "text"))
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_of_the_log_have_no_controls(form: LogFormat) -> None:
+    """Names, paths and errors of clients and workers are in lines of requests and in messages."""
+    reading, writing = os.pipe()
+    writer = AccessLogWriter(writing, 100, form, form)
+    writer.start()
+    writer.write_record(RequestRecord("a", 1e9, model=HOSTILE, path=HOSTILE, error=HOSTILE))
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "worker: %s", (HOSTILE,), None)
+    writer.write_text(build_formatter(form).format(record))
+    writer.write_notice(HOSTILE)
+    writer.close(10)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        lines = file.read().decode()
+
+    assert lines.count("\n") == 3
+    assert not has_controls(lines)
+    assert lines.count(r"\u202e") >= 3
+    if form == "json":
+        access, message, notice = map(json.loads, lines.splitlines())
+        assert access["model"] == notice["message"] == HOSTILE
+        assert message["message"] == f"worker: {HOSTILE}"
 
 
 def find_printing_calls(file: Path) -> Iterator[int]:
