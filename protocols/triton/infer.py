@@ -81,7 +81,7 @@ def write_unknown_keys(body: dict[str, Any], extras: Iterable[ExtraFields]) -> I
             kind, name = extra.inside
             target = next((one for one in body.get(kind, ()) if one["name"] == name), None)
         if target is None:
-            yield from list_paths(extra.at, extra.values)
+            yield from list_paths(extra.at, extra.values.items())
         else:
             write_extra_fields(target, extra.values)
 
