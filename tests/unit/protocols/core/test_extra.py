@@ -31,7 +31,7 @@ def test_values_of_every_response_are_no_loss() -> None:
         ("odd",): 1,
     }
 
-    assert list(list_paths("response", values)) == ["response.odd"]
+    assert list(list_paths("response", values.items())) == ["response.odd"]
 
 
 @pytest.mark.parametrize(
