@@ -641,8 +641,8 @@ class RolloutConfig(ConfigSection, frozen=True, kw_only=True):
     """What must not get worse."""
     require: Literal["no_breach", "proof"] = "no_breach"
     """What ends a step: that no guardrail is breached, or that it is proven of each that the
-    version is not worse than it may be. Feedback counts only once users get the version: copies of
-    requests have none."""
+    version is not worse than it may be. Feedback of users counts only once they get the version:
+    copies of requests have none but that of a judge."""
     on_breach: Literal["rollback", "hold"] = "rollback"
     """Whether a breach sends no more requests to the version, or keeps the share."""
     webhook: Secret | None = None

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config.schema import GuardrailsConfig, RolloutConfig
+from gateway.config.schema import JUDGE_FEEDBACK, GuardrailsConfig, RolloutConfig
 from gateway.evidence.quantiles import TimeCounts, compare_quantiles, find_quantile
 from gateway.evidence.sequential import Tally, rate_difference_interval
 
@@ -178,14 +178,15 @@ def compute_weights(
 def check_guardrails(
     rollout: RolloutConfig, samples: StepSamples, *, is_shadow: bool = False
 ) -> list[GuardrailResult]:
-    """Each guardrail that applies to the current step: no user judges copies of requests."""
+    """Each guardrail that applies to the current step: of copies, only a model is a judge."""
     rails = rollout.guardrails
     count = (rails.errors is not None) + len(rails.list_quantiles()) + len(rails.feedback)
     count += len(rails.compare.list_limits())
     steps = len(rollout.steps) - find_first_step(rollout)
     level = 1 - _ERROR_RATE / max(1, count * steps)
     if is_shadow:
-        rails = replace(rails, feedback={})
+        judged = {name: rail for name, rail in rails.feedback.items() if name == JUDGE_FEEDBACK}
+        rails = replace(rails, feedback=judged)
     return [*_check_all(rails, samples, level)]
 
 

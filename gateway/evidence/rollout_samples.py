@@ -130,7 +130,7 @@ def _read_measures(
 def _read_feedback(
     query: QueryUsage, names: Sequence[str], values: Sequence[object]
 ) -> dict[str, tuple[Tally, Tally]]:
-    """The feedback of each guardrail, of which each user counts once; copies have none."""
+    """The feedback of each guardrail, of which each user counts once."""
     if not names:
         return {}
     wanted = ", ".join(f"${number}" for number in range(6, 6 + len(names)))
@@ -143,8 +143,10 @@ def _read_feedback(
             "CASE WHEN number > 1 THEN 1 WHEN number < 0 THEN 0 ELSE number END AS value, "
             f"row_number() OVER (PARTITION BY name, {user} ORDER BY f.at, f.id) AS n "
             f"FROM {sources.feedback} AS f JOIN {sources.usage} AS u "
-            "ON u.at = f.request_at AND u.id = f.id WHERE u.model = $2 AND u.split = $3 "
-            f"AND u.at >= $4 AND NOT $5 AND number IS NOT NULL AND name IN ({wanted})"
+            "ON u.at = f.request_at AND u.id = f.id WHERE u.model = $2 AND u.at >= $4 "
+            "AND CASE WHEN $5 THEN (u.version = $1) = (u.shadow_of <> '') "
+            "ELSE u.split = $3 AND u.shadow_of = '' END "
+            f"AND number IS NOT NULL AND name IN ({wanted})"
             ") AS first_values WHERE n = 1 GROUP BY 1, 2"
         )
 

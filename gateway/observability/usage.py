@@ -151,7 +151,7 @@ class UsageSources(Struct, frozen=True):
             "u.user_hash, f.name, f.kind, f.number, f.category, f.at "
             f"FROM {self.feedback} AS f JOIN {self.usage} AS u "
             "ON u.at = f.request_at AND u.id = f.id "
-            "WHERE u.model = $1 AND u.at >= $2 ORDER BY f.at, f.id"
+            "WHERE u.model = $1 AND u.at >= $2 AND u.shadow_of = '' ORDER BY f.at, f.id"
         )
 
 

@@ -4,7 +4,8 @@ The judge is another model of the configuration. It gets the rubric, the last te
 and the answer, and does not learn which version answered. No client waits for it: its requests
 begin when the client's request has ended, wait behind those of clients, and are sent once. Each has
 a usage row of its own. How many answers of each version are judged, and with how many tokens, is
-limited; an answer beyond that is not judged.
+limited; an answer beyond that is not judged. The responses to copies of requests (shadow traffic)
+that a rollout takes as evidence are judged as well, before users get the version.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from gateway.evidence.observation import describe_prompt
 from gateway.memory import MemoryBudget
 from gateway.observability.record import Feedback, RecordObserver, RequestRecord
 from gateway.pipeline.feedback import FeedbackStore
-from gateway.pipeline.shadow import classify_error
+from gateway.pipeline.shadow import ShadowSide, classify_error
 from gateway.pipeline.state import RequestState, RouteStage, Stage
 from gateway.pipeline.strategies import TargetAttempt, apply_model_settings
 from gateway.ratelimit.buckets import BucketState, LimitCounter, TokenBucket
@@ -126,7 +127,12 @@ class AnswerJudge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, router: Router, config: JudgeConfig, answer: JudgedAnswer) -> None:
-        """Judge an answer in the background, if the limits have room for it."""
+        """Judge an answer in the background, if the limits have room for it.
+
+        One without a text, or that is too long with its prompt, is none to judge.
+        """
+        if not answer.text.strip() or len(answer.prompt) + len(answer.text) > MAX_JUDGED_CHARACTERS:
+            return
         route = router.route_at_random(config.model)
         request = build_judge_request(route.model.info, config.rubric, answer)
         characters = sum(len(message.text) for message in request.messages)
@@ -307,31 +313,29 @@ class JudgeStage(RouteStage):
         if self._draw() < config.share:
             request.add_stage(_AnswerReader(self._router, self._judge, config, self._memory))
 
+    def read_copy(self, route: Route) -> "_CopyReader | None":
+        """Read the response to a copy of a request on this route; None if it is not judged.
 
-class _AnswerReader(Stage):
-    """Holds the text of an answer, which counts in the memory budget, until it is judged."""
+        Copies are judged while no user gets the version: later they would take its limits.
+        """
+        model = route.model
+        config = None if route.target.version in model.split.weights else model.judge
+        if config is None or self._draw() >= config.share:
+            return None
+        return _CopyReader(self._router, self._judge, config, self._memory)
 
-    observes_events = True
 
-    def __init__(
-        self, router: Router, judge: AnswerJudge, config: JudgeConfig, memory: MemoryBudget
-    ) -> None:
-        self._router = router
-        self._judge = judge
-        self._config = config
+class _AnswerText:
+    """The text of an answer, which counts in the memory budget until it is taken."""
+
+    def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._texts: list[str] = []
         self._size = 0
         self._is_judged = True
         """Whether it is a text that is not too long."""
 
-    def on_attempt(self, _: RequestState, __: TargetAttempt) -> None:
-        """See ``gateway.pipeline.state.Stage``. The events of a failed target are forgotten."""
-        self._release()
-        self._is_judged = True
-
-    def on_events(self, _: RequestState, events: Sequence[Event]) -> None:
-        """See ``gateway.pipeline.state.Stage``."""
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, ToolCallStart):
                 self._is_judged = False
@@ -347,20 +351,65 @@ class _AnswerReader(Stage):
         self._size += size
         self._texts.append(text)
 
+    def take(self) -> str:
+        """The text, which is then forgotten; "" if it is not to be judged."""
+        text = "".join(self._texts) if self._is_judged else ""
+        self._memory.record_held("recordings", -self._size)
+        self._texts, self._size, self._is_judged = [], 0, True
+        return text
+
+
+class _AnswerReader(Stage):
+    """Has the answer to a client judged."""
+
+    observes_events = True
+
+    def __init__(
+        self, router: Router, judge: AnswerJudge, config: JudgeConfig, memory: MemoryBudget
+    ) -> None:
+        self._router = router
+        self._judge = judge
+        self._config = config
+        self._text = _AnswerText(memory)
+
+    def on_attempt(self, _: RequestState, __: TargetAttempt) -> None:
+        """See ``gateway.pipeline.state.Stage``. The events of a failed target are forgotten."""
+        self._text.take()
+
+    def on_events(self, _: RequestState, events: Sequence[Event]) -> None:
+        """See ``gateway.pipeline.state.Stage``."""
+        self._text.add_events(events)
+
     def on_end(self, request: RequestState) -> None:
         """See ``gateway.pipeline.state.Stage``."""
-        record, text = request.record, "".join(self._texts)
-        self._release()
-        if not self._is_judged or record.outcome != "ok" or record.fallback_from:
-            return
-        prompt = _read_prompt(request.client_request.body)
-        if text.strip() and len(prompt) + len(text) <= MAX_JUDGED_CHARACTERS:
+        record, text = request.record, self._text.take()
+        if record.outcome == "ok" and not record.fallback_from:
+            prompt = _read_prompt(request.client_request.body)
             answer = JudgedAnswer(record.id, record.model, record.version, prompt, text)
             self._judge.start(self._router, self._config, answer)
 
-    def _release(self) -> None:
-        self._memory.record_held("recordings", -self._size)
-        self._texts, self._size = [], 0
+
+class _CopyReader:
+    """Has the response to a copy of a request judged: a ``CopyReader`` of shadow traffic."""
+
+    def __init__(
+        self, router: Router, judge: AnswerJudge, config: JudgeConfig, memory: MemoryBudget
+    ) -> None:
+        self._router = router
+        self._judge = judge
+        self._config = config
+        self._text = _AnswerText(memory)
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """See ``gateway.pipeline.shadow.CopyReader``."""
+        self._text.add_events(events)
+
+    def finish(self, copy: ShadowSide, request_id: str, body: bytes) -> None:
+        """See ``gateway.pipeline.shadow.CopyReader``."""
+        text = self._text.take()
+        if copy.outcome == "ok":
+            answer = JudgedAnswer(request_id, copy.model, copy.version, _read_prompt(body), text)
+            self._judge.start(self._router, self._config, answer)
 
 
 def _read_prompt(body: bytes) -> str:

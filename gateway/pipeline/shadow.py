@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -200,6 +200,20 @@ _OUTCOME_BY_BLAME: Final[Mapping[ErrorOrigin, RequestOutcome]] = {
 }
 
 
+class CopyReader(Protocol):
+    """Reads the response to a copy that a rollout takes as evidence."""
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Some events of the response."""
+
+    def finish(self, copy: ShadowSide, request_id: str, body: bytes) -> None:
+        """Both responses have ended; with the id of the copy, and the body of the request."""
+
+
+ReadCopy = Callable[[Route], CopyReader | None]
+"""Reads the response to a copy on this route; None if it is not read."""
+
+
 class ShadowPair(Stage):
     """A client's response and its shadow's. Whichever ends last reports the comparison."""
 
@@ -214,6 +228,7 @@ class ShadowPair(Stage):
         report: ReportComparison,
         *,
         memory: MemoryBudget,
+        reader: CopyReader | None,
     ) -> None:
         """``route`` is the shadow's, which starts at once with the timeout of its ``rule``."""
         self.primary_summary = ResponseSummary(clock)
@@ -225,6 +240,7 @@ class ShadowPair(Stage):
         self._response_measure = (
             BudgetedMeasure(memory, primary.client_request.body) if rule.split else None
         )
+        self._reader = reader
         self._clock = clock
         self._report = report
         self._shadow_summary = ResponseSummary(clock)
@@ -297,6 +313,8 @@ class ShadowPair(Stage):
                 summary.add_events(events)
                 if self._response_measure is not None:
                     self._response_measure.add_events(events)
+                if self._reader is not None:
+                    self._reader.add_events(events)
         if not summary.is_complete:
             raise StreamBroken("the response ended early")
 
@@ -346,6 +364,9 @@ class ShadowPair(Stage):
                     **sides,
                 )
             )
+            if self._reader is not None:
+                body = self._primary.client_request.body
+                self._reader.finish(sides["shadow"], self._shadow_id, body)
 
 
 class ShadowManager:
@@ -363,7 +384,9 @@ class ShadowManager:
         """Report comparisons to this function, too."""
         self._reporters.append(reporter)
 
-    def start(self, primary: RequestState, route: Route, rule: ShadowRule) -> ShadowPair | None:
+    def start(
+        self, primary: RequestState, route: Route, rule: ShadowRule, read_copy: ReadCopy
+    ) -> ShadowPair | None:
         """Start a shadow on its ``route``; None if there is no room for another one."""
         name, memory, size = rule.model, self.memory, len(primary.client_request.body)
         if (
@@ -374,7 +397,10 @@ class ShadowManager:
             self._report(_build_dropped_comparison(primary, route))
             return None
         memory.record_held("bodies", size)
-        pair = ShadowPair(primary, route, rule, self._clock, self._report, memory=memory)
+        reader = read_copy(route) if rule.split else None
+        pair = ShadowPair(
+            primary, route, rule, self._clock, self._report, memory=memory, reader=reader
+        )
         self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 
@@ -412,9 +438,12 @@ class ShadowStage(RouteStage):
     ``max_concurrency`` of a model do.
     """
 
-    def __init__(self, router: Router, manager: ShadowManager) -> None:
+    def __init__(
+        self, router: Router, manager: ShadowManager, read_copy: ReadCopy = lambda _: None
+    ) -> None:
         self._router = router
         self._manager = manager
+        self._read_copy = read_copy
 
     def observes_model(self, model: Model) -> bool:
         """See ``gateway.pipeline.state.RouteStage``."""
@@ -426,7 +455,10 @@ class ShadowStage(RouteStage):
         if rule is None or request.is_dry_run or not request.is_inference:
             return
         route = self._router.route_shadow(request.route, rule, request.get_attributes)
-        if route is not None and (pair := self._manager.start(request, route, rule)) is not None:
+        if route is None:
+            return
+        pair = self._manager.start(request, route, rule, self._read_copy)
+        if pair is not None:
             request.add_stage(pair)
 
 

@@ -27,6 +27,7 @@ from gateway.http_server.overload import TrustedProxies
 from gateway.memory import MemoryBudget
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
+from gateway.pipeline.answer_judge import JudgeStage
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.shadow import ShadowManager, ShadowStage
 from gateway.pipeline.state import Stage
@@ -223,7 +224,11 @@ def add_stages(services: GatewayServices, explanations: ExplanationStore) -> Gat
         return ExplainStage(explanations, router, settings)
 
     def build_shadow_stage(router: Router, _: HandlerSettings) -> Stage:
-        return ShadowStage(router, services.shadow_manager)
+        manager, judge = services.shadow_manager, services.answer_judge
+        if judge is None:
+            return ShadowStage(router, manager)
+        reader = JudgeStage(router, judge, services.draw, manager.memory)
+        return ShadowStage(router, manager, reader.read_copy)
 
     factories = (*services.stage_factories, build_explain_stage, build_shadow_stage)
     return replace(services, stage_factories=factories)

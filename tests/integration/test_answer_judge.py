@@ -2,17 +2,27 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.conftest import RunningGateway, Serve
+from tests.conftest import RunningGateway, Serve, run_gateways
 from tests.integration.test_feedback import judge, read_feedback, wait_for_rows
-from tests.integration.test_rollout import CHAT, CONFIG, GOOD, send, send_until, show_status
-from tests.integration.test_rollout_faults import make_stream, say
+from tests.integration.test_rollout import (
+    CHAT,
+    CONFIG,
+    GOOD,
+    SHADOW,
+    send,
+    send_until,
+    show_status,
+)
+from tests.integration.test_rollout_faults import make_answer, make_call, make_stream, say
 from tests.support.commands import run_command
 from tests.support.fakes import HANG, Reply, ScriptedWorker
+from tests.support.postgres_server import PostgresServer
 from tests.support.waiting import wait_until
 
 JUDGE: Final = """
@@ -30,7 +40,7 @@ class JudgingWorker(ScriptedWorker):
         return [say(json.dumps({"good": "dawn" in answer}))]
 
 
-def configure(old: str, new: str, grader: str, file: Path, guardrails: str) -> str:
+def configure(old: str, new: str, grader: str, file: Path | str, guardrails: str) -> str:
     text = CONFIG.format(old=old, new=new, file=file, more="").replace(
         "{errors: {max_increase: 5%}}", guardrails
     )
@@ -68,6 +78,52 @@ async def test_version_whose_answers_the_judge_finds_worse_is_rolled_back_with_t
     material = json.loads(sent["messages"][1]["content"])
     assert material["prompt"] == "Hi"
     assert material["answer"] in ("It is dawn", "Who knows")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where the usage rows are."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "u.sqlite")
+        return
+    with PostgresServer() as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("start_with", ["split", "shadow"])
+async def test_verdicts_in_the_usage_store_roll_a_version_back(
+    serve: Serve, tmp_path: Path, usage: str, start_with: str
+) -> None:
+    """Version 1 says "It is dawn", version 2 "Who knows"; with ``shadow`` no user ever gets it."""
+    async with (
+        ScriptedWorker([say("It is dawn")]) as old,
+        ScriptedWorker([say("Who knows")]) as new,
+        JudgingWorker([]) as grader,
+    ):
+        guardrails = (
+            "{errors: {max_increase: 5%}, "
+            "feedback: {judge: {max_decrease: 5%}, thumbs_up: {max_decrease: 5%}}}"
+        )
+        text = configure(old.url, new.url, grader.url, f'"{usage}"', guardrails)
+        if start_with == "shadow":
+            text = text.replace("[50, 100]", "[50, 100]\n      start_with: shadow")
+            text = text.replace("    rollout:", f"    {SHADOW}\n    rollout:")
+        gateway = await serve(f'admin: {{address: "127.0.0.1:0"}}\n{text}')
+        await send(gateway, 5)
+        await judge(gateway.http, request_id=gateway.records[0].id)
+        async with asyncio.timeout(60):
+            while "rolled back" not in (printed := (await show_status(tmp_path, text))[1]):
+                await send(gateway)
+        health = await gateway.http.get(f"{gateway.admin}/-/status")
+    compared = await run_command("ab", usage, "--model", "chat", "--outcome", "judge")
+
+    is_shadow = start_with == "shadow"
+    assert "feedback judge: 100.0% → 0.0%: at least" in printed
+    assert ("thumbs_up" in printed) == (not is_shadow)
+    versions = {record.version for record in gateway.records if record.model == "chat"}
+    assert versions == ({"1"} if is_shadow else {"1", "2"})
+    assert ("judge: version 2 is" in compared[1]) == (not is_shadow)
+    assert health.json()["memory"]["uses"].get("recordings", 0) == 0
 
 
 async def test_verdicts_are_no_guardrail_unless_the_rollout_names_them_and_are_compared(
@@ -202,6 +258,80 @@ async def test_judge_that_gives_no_verdict_costs_no_client_anything(
     assert read_usage() == [("chat", "ok"), ("grader", outcome)]
     assert read_feedback(file) == []
     assert health.json()["memory"]["uses"].get("recordings", 0) == 0
+
+
+SAY_AND_CALL: Final = {"message": {**make_call("{}")["message"], "content": "Let me look"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "prompt"),
+    [
+        pytest.param(make_answer(make_call("{}")), "Hi", id="tool call"),
+        pytest.param(make_answer(SAY_AND_CALL), "Hi", id="text and tool call"),
+        pytest.param(say("a" * 100_001), "Hi", id="long answer"),
+        pytest.param(say("a"), "b" * 100_000, id="long prompt"),
+        pytest.param(say(" "), "Hi", id="no text"),
+    ],
+)  # fmt: skip
+async def test_answer_that_is_no_text_or_too_long_is_not_judged_but_the_next_one_is(
+    serve: Serve, tmp_path: Path, answer: bytes, prompt: str
+) -> None:
+    async with (
+        ScriptedWorker([answer], [say("It is dawn")]) as worker,
+        JudgingWorker([]) as grader,
+    ):
+        text = LIMITED.format(
+            worker=worker.url, grader=grader.url, file=tmp_path / "u.sqlite", limits=""
+        )
+        gateway = await serve(text)
+        body = {"model": "chat", "messages": [{"role": "user", "content": prompt}]}
+        first = await gateway.http.post("/v1/chat/completions", json=body)
+        await ask(gateway, 1)
+        await wait_until_results(gateway, {"judged": 1})
+        health = await gateway.http.get(f"{gateway.admin}/-/status")
+
+    assert first.status_code == 200
+    assert grader.request_count == 1
+    assert health.json()["memory"]["uses"].get("recordings", 0) == 0
+
+
+async def test_answer_that_its_client_leaves_is_not_judged(serve: Serve, tmp_path: Path) -> None:
+    cut = make_stream("It is dawn")[:2]
+    async with ScriptedWorker([*cut, HANG]) as worker, JudgingWorker([]) as grader:
+        text = LIMITED.format(
+            worker=worker.url, grader=grader.url, file=tmp_path / "u.sqlite", limits=""
+        )
+        gateway = await serve(text)
+        body = {**CHAT, "stream": True}
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if "dawn" in line:
+                    break
+        while not gateway.records:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.02)
+        health = await gateway.http.get(f"{gateway.admin}/-/status")
+        results = await read_results(gateway)
+
+    assert [record.outcome for record in gateway.records] == ["cancelled"]
+    assert (results, grader.request_count) == ({}, 0)
+    assert health.json()["memory"]["uses"].get("recordings", 0) == 0
+
+
+async def test_gateway_that_stops_cancels_the_requests_to_the_judge(tmp_path: Path) -> None:
+    file = tmp_path / "u.sqlite"
+    async with ScriptedWorker([say("It is dawn")]) as worker, ScriptedWorker([HANG]) as grader:
+        text = LIMITED.format(worker=worker.url, grader=grader.url, file=file, limits="")
+        async with run_gateways() as serve:
+            gateway = await serve(text)
+            await ask(gateway, 1)
+            while not grader.request_count:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.02)
+
+    assert read_feedback(file, "model, outcome", "usage") == [
+        ("chat", "ok"),
+        ("grader", "cancelled"),
+    ]
+    assert read_feedback(file) == []
 
 
 async def test_judge_with_a_limit_of_tokens_is_sent_no_more(serve: Serve, tmp_path: Path) -> None:
