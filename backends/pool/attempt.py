@@ -6,26 +6,21 @@ requests have in common, whose text the HTTP client caches, and those of this re
 ``begin`` sends the request and waits for the response to begin: of a stream that is its first
 content, of a unary response all of it. Until then the client has got nothing, so that the pool may
 retry on another worker. Then ``read_next`` returns what has arrived, or has it written by a sink as
-it arrives. The timeouts set no timer of their own: one timer of the pool calls ``on_deadline``,
-which aborts the response, and the read that fails by that raises the timeout's error
-(``get_cause``).
+it arrives. The attempt is its own timeouts (``attempt_timeouts``): it aborts its response.
 
 What must never happen:
 
 - A connection that is used again with a part of a response in it: whatever ends early is aborted.
-- A cancellation of somebody else that is taken for a timeout, or a timeout for a failure of the
-  network: the cause is what expired first.
 - A response that ends without StreamEnd or an error, or a failure that no worker's health records.
 """
 
 import asyncio
 import functools
-import math
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, Literal, NoReturn
+from typing import Final, NoReturn
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -33,7 +28,6 @@ from msgspec.structs import replace
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import HttpClient, UpstreamResponse
 from backends.interfaces import (
-    TIME_IS_UP,
     AttemptTrace,
     Deadline,
     EventSink,
@@ -42,9 +36,11 @@ from backends.interfaces import (
     StreamItem,
     Timeouts,
 )
+from backends.pool.attempt_timeouts import NO_TIMEOUT, AttemptTimeouts
 from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
-from backends.pool.workers import WorkerSlot, WorkerState, get_error_kind
+from backends.pool.worker_state import WorkerState, get_error_kind
+from backends.pool.workers import WorkerSlot
 from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
@@ -77,10 +73,6 @@ from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
 from protocols.core.sse import MAX_EVENT_BYTES
 
-TimeoutName = Literal["first_token", "idle", "total"]
-
-NO_TIMEOUT: Final = math.inf
-
 ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
 """See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
 
@@ -109,12 +101,6 @@ _HEADER_WORD: Final = re.compile(r"[!-~]{1,256}")
 """Printable ASCII without spaces, and not too long for a header."""
 _TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
-
-_TIMEOUT_TEXTS: dict[TimeoutName, str] = {
-    "first_token": "the worker sent no first token in time (timeouts.first_token)",
-    "idle": "the worker stopped sending in the middle of its response (timeouts.idle)",
-    "total": TIME_IS_UP,
-}
 
 
 class AttemptRequest(Struct, frozen=True):
@@ -183,202 +169,6 @@ class AttemptServices(Struct, frozen=True):
     """The largest unary response. Streams have no such limit: they are not buffered."""
     response_counts: ResponseCounts = ResponseCounts()
     """What a unary response may consist of."""
-
-
-class AttemptTimeouts:
-    """Aborts a worker's response when the worker is silent for too long.
-
-    ``first`` is the time, by the timer's clock, by which the first events must arrive;
-    ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), the next
-    content may take ``idle`` seconds. Comments are no content, but signs of life: each lets the
-    worker go on for ``idle`` seconds, up to ``idle_max`` seconds without content. The deadline
-    always applies. The reader calls ``start_wait`` or ``wait_next`` before it waits and
-    ``stop_wait`` afterwards, and at last removes the object from the timer. A subclass implements
-    ``abort_response``.
-    """
-
-    __slots__ = (
-        "_alive_at",
-        "_connecting_task",
-        "_deadline",
-        "_deadline_timer",
-        "_expired",
-        "_first_due",
-        "_first_latest",
-        "_idle_max",
-        "_idle_timeout",
-        "_is_waiting",
-        "_last_read_at",
-        "_next_check",
-        "has_started",
-        "longest_gap",
-    )
-
-    def __init__(
-        self,
-        deadline_timer: DeadlineTimer,
-        deadline: Deadline,
-        first_due: float,
-        idle_timeout: float,
-        idle_max: float = 0.0,
-    ) -> None:
-        self._idle_max = idle_max
-        self._first_latest = deadline_timer.clock() + idle_max
-        """How far comments extend ``first``, by the clock."""
-        self._alive_at = -NO_TIMEOUT
-        """The last read without content, by the clock."""
-        self._deadline_timer = deadline_timer
-        self._deadline = deadline
-        self._idle_timeout = idle_timeout
-        self._first_due = first_due
-        self.has_started = False
-        """Whether the first events have arrived."""
-        self.longest_gap = 0.0
-        """The longest time between two reads since the first events, in seconds."""
-        self._last_read_at = NO_TIMEOUT
-        """Start of the last read after the first events, by the clock."""
-        self._is_waiting = False
-        self._next_check = NO_TIMEOUT
-        """When the timer checks it next, by the clock."""
-        self._expired: TimeoutName | None = None
-        """The timeout that expired, if any."""
-        self._connecting_task: asyncio.Task[Any] | None = None
-        """The task that waits for a connection."""
-
-    def abort_response(self) -> None:
-        """Abort the response, if there is one yet."""
-
-    async def wait_response(
-        self, pending_response: Coroutine[Any, Any, UpstreamResponse]
-    ) -> UpstreamResponse:
-        """Await ``pending_response`` and return the response. Raises DeadlineExceeded."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine runs in one
-        cancelled = task.cancelling()
-        self._connecting_task = task
-        try:
-            if self._expired is not None:  # expired just as an idle connection closed
-                raise _make_deadline_error(self._expired)
-            self.wait_next()
-            return await pending_response
-        except asyncio.CancelledError:
-            # Swallow the cancellation only if nobody else requested one.
-            if self._expired is not None and task.uncancel() <= cancelled:
-                raise _make_deadline_error(self._expired) from None
-            raise
-        finally:
-            self._connecting_task = None
-            pending_response.close()
-
-    def start_wait(self, now: float) -> None:
-        """Start to wait for the first bytes. Raises DeadlineExceeded."""
-        due, total = self._first_due, self._deadline.expires_at
-        if total <= now:
-            raise _make_deadline_error("total")
-        if due > total:  # noqa: PLR1730 - it would be a call for each request
-            due = total
-        self._is_waiting = True
-        self._next_check = due
-        self._deadline_timer.add(self, due)
-
-    def wait_next(self, *, had_content: bool = True) -> None:
-        """Start to wait for the next bytes. Raises DeadlineExceeded.
-
-        Without ``had_content`` the last read had no content.
-        """
-        if self.has_started:
-            now = self.record_read() if had_content else self.record_life()
-            due = self._last_read_at + self._idle_timeout
-        else:
-            now, due = self._deadline_timer.clock(), self._first_due
-        if self._alive_at + self._idle_timeout > due:
-            due = self._get_silence_limit()
-        total = self._deadline.expires_at
-        if total <= now:
-            raise _make_deadline_error("total")
-        self._is_waiting = True
-        if due > total:  # noqa: PLR1730 - it would be a call for each read
-            due = total
-        if due < self._next_check:
-            self._next_check = due
-            self._deadline_timer.add(self, due)
-
-    def stop_wait(self) -> None:
-        """Stop waiting: no timeout but the next check applies."""
-        self._is_waiting = False
-
-    def record_read(self) -> float:
-        """Record a read after the first events; returns the time."""
-        now = self._deadline_timer.clock()
-        if now - self._last_read_at > self.longest_gap:  # noqa: PLR1730 - it would be a call for each read
-            self.longest_gap = now - self._last_read_at
-        self._last_read_at = now
-        return now
-
-    def record_life(self) -> float:
-        """Record a read without content, which extends the timeouts; returns the time."""
-        self._alive_at = now = self._deadline_timer.clock()
-        return now
-
-    def on_deadline(self, now: float) -> None:
-        """Abort the response if a timeout has expired by ``now``."""
-        self._next_check = NO_TIMEOUT
-        if not self._is_waiting:
-            return
-        due, timeout = self._get_next_limit()
-        if due > now:
-            self._next_check = due
-            self._deadline_timer.add(self, due)
-        else:
-            self._expire(timeout)
-
-    def cancel_wait(self) -> None:
-        """Stop waiting for the first events, whatever time is left."""
-        self._expire("first_token")
-
-    def set_drain_deadline(self, seconds: float) -> None:
-        """Let the rest of the body take at most ``seconds``."""
-        now = self.record_read() if self.has_started else self._deadline_timer.clock()
-        self.has_started = False
-        self._first_due = self._first_latest = now + seconds
-
-    def get_cause(self, error: GatewayError) -> GatewayError:
-        """The cause of ``error``: the timeout error if an expired timeout broke the response."""
-        if self._expired is None or not isinstance(error, StreamBroken):
-            return error
-        return _make_deadline_error(self._expired)
-
-    def _get_silence_limit(self) -> float:
-        """The time, by the clock, by which content must arrive."""
-        if self.has_started:
-            limit, latest = (
-                self._last_read_at + self._idle_timeout,
-                self._last_read_at + self._idle_max,
-            )
-        else:
-            limit, latest = self._first_due, self._first_latest
-        extended = min(self._alive_at + self._idle_timeout, latest)
-        return extended if extended > limit else limit  # noqa: FURB136 - a call for each read
-
-    def _get_next_limit(self) -> tuple[float, TimeoutName]:
-        """The next timeout, by the clock, and its name."""
-        total = self._deadline.expires_at
-        limit = self._get_silence_limit()
-        if limit > total:
-            return total, "total"
-        return limit, "idle" if self.has_started else "first_token"
-
-    def _expire(self, timeout: TimeoutName) -> None:
-        self._expired = timeout
-        self.stop_wait()
-        if self._connecting_task is None:
-            self.abort_response()
-        else:
-            self._connecting_task.cancel()
-
-
-def _make_deadline_error(timeout: TimeoutName) -> DeadlineExceeded:
-    return DeadlineExceeded(_TIMEOUT_TEXTS[timeout], which=timeout)
 
 
 class Attempt(AttemptTimeouts):

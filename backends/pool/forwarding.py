@@ -12,7 +12,8 @@ from backends.pool.attempt import (
     build_worker_error,
     check_content_encoding,
 )
-from backends.pool.workers import WorkerPool, WorkerSlot, get_error_kind
+from backends.pool.worker_state import get_error_kind
+from backends.pool.workers import WorkerPool, WorkerSlot
 from protocols.core.errors import ClientError, DeadlineExceeded, GatewayError, RateLimitExceeded
 
 if TYPE_CHECKING:

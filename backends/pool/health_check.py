@@ -9,7 +9,7 @@ from backends.http.interfaces import HttpClient
 from backends.pool.settings import HealthCheckSettings
 from backends.pool.side_requests import request_worker
 from backends.pool.worker_metadata import ModelMetadataCache
-from backends.pool.workers import WorkerState
+from backends.pool.worker_state import WorkerState
 from protocols.core.errors import DeadlineExceeded, GatewayError
 from protocols.core.interfaces import UpstreamRequest
 

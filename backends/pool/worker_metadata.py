@@ -8,7 +8,7 @@ from typing import Final
 from backends.http.interfaces import HttpClient
 from backends.interfaces import Deadline
 from backends.pool.side_requests import request_worker
-from backends.pool.workers import WorkerState
+from backends.pool.worker_state import WorkerState
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Clock, ModelMetadataReader, UpstreamRequest
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec import Struct
 
 from backends.pool.pool import PoolBackend
-from backends.pool.workers import WorkerReport
+from backends.pool.worker_state import WorkerReport
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway
 from tests.conftest import RunningGateway, Serve

@@ -16,7 +16,8 @@ from backends.pool.circuit_breaker import WorkerHealth
 from backends.pool.discovery import WorkerDiscovery
 from backends.pool.health_check import HealthChecker
 from backends.pool.pool import PoolBackend
-from backends.pool.workers import WorkerPool, WorkerState
+from backends.pool.worker_state import WorkerState
+from backends.pool.workers import WorkerPool
 from backends.write_batching import WriteBatcher
 from gateway.config.loader import load_text
 from gateway.config.schema import ServerLimitsConfig

@@ -15,7 +15,8 @@ from backends.interfaces import Deadline, StreamItem, Timeouts
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
 from backends.pool.circuit_breaker import WorkerHealth
 from backends.pool.metrics import PoolMetrics
-from backends.pool.workers import WorkerReport, WorkerSlot, WorkerState
+from backends.pool.worker_state import WorkerReport, WorkerState
+from backends.pool.workers import WorkerSlot
 from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamEnd, TextDelta
 from protocols.core.interfaces import Headers, UpstreamRequest

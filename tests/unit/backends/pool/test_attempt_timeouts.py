@@ -8,7 +8,7 @@ import pytest
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import UpstreamResponse
 from backends.interfaces import Deadline
-from backends.pool.attempt import NO_TIMEOUT, AttemptTimeouts
+from backends.pool.attempt_timeouts import NO_TIMEOUT, AttemptTimeouts
 from protocols.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
 from tests.support.fakes import FakeClock
 

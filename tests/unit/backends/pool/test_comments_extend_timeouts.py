@@ -6,7 +6,7 @@ import pytest
 
 from backends.deadline_timer import DeadlineTimer
 from backends.interfaces import Deadline, ModelTimeouts, Timeouts
-from backends.pool.attempt import AttemptTimeouts
+from backends.pool.attempt_timeouts import AttemptTimeouts
 from protocols.core.errors import DeadlineExceeded, StreamBroken
 
 

@@ -10,7 +10,7 @@ from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.interfaces import Deadline, WorkerFailure, WorkerSelection
 from backends.pool.attempt import AttemptRequest
 from backends.pool.load_balancing import PolicyName, make_policy
-from backends.pool.pool import SelectionReporter
+from backends.pool.selection_report import SelectionReporter
 from backends.pool.settings import PoolSettings
 from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import WorkerUnreachable

@@ -10,7 +10,8 @@ import pytest
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, WorkerConfig
 from backends.interfaces import Deadline, RequestContext
-from backends.pool.attempt import AttemptTimeouts, filter_headers
+from backends.pool.attempt import filter_headers
+from backends.pool.attempt_timeouts import AttemptTimeouts
 from backends.pool.load_balancing import RoundRobin
 from backends.pool.metrics import PoolMetrics
 from backends.pool.retry import RetryBudget, RetryState

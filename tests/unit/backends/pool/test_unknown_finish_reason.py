@@ -5,7 +5,7 @@ import pytest
 from backends.http.interfaces import WorkerConfig
 from backends.pool.circuit_breaker import WorkerHealth
 from backends.pool.retry import classify_error
-from backends.pool.workers import WorkerState
+from backends.pool.worker_state import WorkerState
 from protocols.core.errors import UnknownFinishReason
 
 

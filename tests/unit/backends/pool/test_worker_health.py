@@ -8,7 +8,7 @@ import pytest
 from backends.http.interfaces import WorkerConfig
 from backends.pool.circuit_breaker import WorkerHealth
 from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
-from backends.pool.workers import WorkerState
+from backends.pool.worker_state import WorkerState
 from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
