@@ -52,7 +52,6 @@ from protocols.core.events import (
     Event,
     ReasoningDelta,
     ResponseExtra,
-    ResponseMetadata,
     StreamEnd,
     TextDelta,
     ToolCallDelta,
@@ -155,8 +154,8 @@ def list_body_fields(decoder: JsonDecoder[Any]) -> frozenset[str]:
     return frozenset(decoder.kind.__struct_fields__)
 
 
-EncoderFactory = Callable[[Any, ResponseMetadata], ResponseEncoder]
-"""Creates the encoder of the events that are decoded, from the request and the worker's metadata.
+EncoderFactory = Callable[[Any], ResponseEncoder]
+"""Creates the encoder of the events that are decoded, from the request.
 
 The encoder keeps the worker's id and time, so that all events of a stream have the same.
 """
@@ -864,14 +863,14 @@ class _SimilarEvents:
 class StreamPassthroughReader:
     """Reads a stream by complete events. An error event is never forwarded.
 
-    ``create_encoder`` makes the encoder of events that are decoded, from the worker's metadata.
-    Without ``forwards`` these are all.
+    ``create_encoder`` makes the encoder of events that are decoded. Without ``forwards`` these are
+    all.
     """
 
     def __init__(
         self,
         decoder: ResponseDecoder,
-        create_encoder: Callable[[ResponseMetadata], ResponseEncoder] | None,
+        create_encoder: Callable[[], ResponseEncoder] | None,
         *,
         forwards: bool = True,
     ) -> None:
@@ -1009,9 +1008,7 @@ class StreamPassthroughReader:
             return b""
         if self._encoder is None:
             assert self._create_encoder is not None  # noqa: S101 - the subclass writes without it
-            first = events[0]
-            metadata = first if type(first) is ResponseMetadata else ResponseMetadata()
-            self._encoder = self._create_encoder(metadata)
+            self._encoder = self._create_encoder()
         return self._encoder.encode_events(events)
 
 

@@ -26,8 +26,10 @@ from protocols.chat.unary import (
     UnaryBodyDecoder,
     UnaryEncoder,
     add_extra_keys,
+    keep_identity,
     list_unknown_keys,
 )
+from protocols.chat.wire_responses import read_text
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import Classification, Event, ResponseMetadata, StreamEnd, Usage
@@ -36,7 +38,7 @@ from protocols.core.indices import check_indices
 from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import ClassifyRequest
-from protocols.core.token_counts import MAX_TOKENS, read_integer
+from protocols.core.token_counts import MAX_TIMESTAMP, MAX_TOKENS, read_integer
 from protocols.json_body import build_answer_error
 from protocols.params import Param, ParamTable
 
@@ -122,6 +124,7 @@ class ClassificationEncoder(UnaryEncoder):
         body = ClassificationResponse(
             f"classify-{context.id}", context.created, context.model, items
         )
+        keep_identity(body, response, self.extra_source)
         if response.usage is not None:
             tokens = response.usage.prompt_tokens
             body.usage = EmbeddingUsage(tokens, tokens)
@@ -150,6 +153,7 @@ class _WireUsage(Struct):
 class _WireClasses(Struct):
     data: list[_WireClass]
     id: Any = None
+    created: Any = None
     model: Any = None
     usage: _WireUsage | None = None
 
@@ -180,9 +184,13 @@ class ClassificationDecoder(UnaryBodyDecoder):
             self._raise_if_error(body)
             raise build_answer_error(e) from e
         check_indices((item.index for item in wire.data), len(self._request.inputs), "class")
-        model = wire.model if isinstance(wire.model, str) else None
         return [
-            ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
+            ResponseMetadata(
+                read_text(wire.model),
+                id=read_text(wire.id),
+                created=read_integer(wire.created, MAX_TIMESTAMP),
+                source=self._source,
+            ),
             *list_unknown_keys(
                 decode_json(body), self._source, _ANSWER_KEYS, (_CLASS_KEYS, "data")
             ),

@@ -468,7 +468,9 @@ class GenerationDecoder(sse.StreamDecoder):
 
     def _read_text_response(self, body: bytearray) -> list[Event]:
         """The events of a unary response with one text and its usage; [] of any other."""
-        found = read_text_response(body, self._usage_reader, decode_known_text_response)
+        found = read_text_response(
+            body, self._usage_reader, self._source, decode_known_text_response
+        )
         if found is None:
             return []
         self._is_done = True
@@ -589,7 +591,7 @@ class GenerationDecoder(sse.StreamDecoder):
         if self._has_metadata or (wire.id is None and wire.model is None):
             return
         self._has_metadata = True
-        events.append(read_metadata(wire))
+        events.append(read_metadata(wire, self._source))
 
     def _get_choice(self, index: int) -> _ChoiceState:
         state = self._choices.get(index)

@@ -11,7 +11,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
-from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder, add_extra_keys
+from protocols.chat.unary import (
+    UnaryBodyDecoder,
+    UnaryEncoder,
+    add_extra_keys,
+    keep_identity,
+)
 from protocols.chat.wire_responses import (
     KnownUsage,
     NoObject,
@@ -27,7 +32,7 @@ from protocols.core.fieldwise import decode_fields, has_lost_element, report_los
 from protocols.core.indices import check_indices
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
-from protocols.core.token_counts import UsageReader
+from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
 from protocols.json_body import JSON_ERRORS, build_answer_error
 
 
@@ -40,13 +45,14 @@ class EmbeddingItem(Struct):
 
 
 class EmbeddingList(Struct):
-    """The complete response; some protocols add an id."""
+    """The complete response; some protocols and workers add an id, and some a time."""
 
     object: str
     data: list[EmbeddingItem]
     model: str
     usage: EmbeddingUsage | UnsetType = UNSET
     id: str | UnsetType = UNSET
+    created: int | UnsetType = UNSET
 
 
 class EmbeddingEncoder(UnaryEncoder):
@@ -82,6 +88,7 @@ class EmbeddingEncoder(UnaryEncoder):
         if response.usage is not None:
             tokens = response.usage.prompt_tokens
             body.usage = EmbeddingUsage(tokens, tokens)
+        keep_identity(body, response, self.extra_source)
         return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
 
@@ -210,7 +217,14 @@ class EmbeddingDecoder(UnaryBodyDecoder):
         except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise build_answer_error(e) from e
-        events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
+        events: list[Event] = [
+            ResponseMetadata(
+                read_text(wire.model),
+                id=read_text(wire.id),
+                created=read_integer(wire.created, MAX_TIMESTAMP),
+                source=self._source,
+            )
+        ]
         if has_lost_element(lost, "data"):
             raise WorkerFailed("The worker's answer has a vector that can't be read.")
         indices = _read_indices(wire.data, events)

@@ -5,14 +5,17 @@ more. If that fails, ``separate_unknown_keys`` puts the unknown keys of each obj
 decoder emits them as ``ResponseExtra``. ``ExtraKeyWriter`` adds them to what the encoder wrote.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import msgspec
 
-from protocols.core.events import ResponseExtra
+from protocols.core.aggregate import UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import Event, ResponseExtra, ResponseMetadata
 from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
+from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
 from protocols.core.json_text import JsonDecoder
 
 EXTRA_KEY: Final = "(extra)"
@@ -159,6 +162,60 @@ class ExtraKeyWriter:
             write_extra_fields(target, values)
         self.pending = left
         return _encode(fields)
+
+
+class ExtraKeyEncoder:
+    """An encoder of OpenAI-like responses that also writes the unknown keys of its own workers.
+
+    ``keys`` are those of a response that ``encoder`` writes itself; ``source`` is its protocol.
+    """
+
+    def __init__(self, encoder: ResponseEncoder, source: str, keys: Container[str]) -> None:
+        self._encoder, self._keys = encoder, keys
+        self.extra_source = source
+        self.content_type = encoder.content_type
+        self.hidden_reasons: frozenset[str] = getattr(encoder, "hidden_reasons", frozenset())
+        self._writer = ExtraKeyWriter(source)
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._encoder.headers()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        out: list[bytes] = []
+        begin = 0
+        for i, event in enumerate(events):
+            if type(event) is ResponseExtra or type(event) is ResponseMetadata:
+                out.append(self._encode(events[begin:i]))
+                begin = i
+                self._add(event)
+        out.append(self._encode(events[begin:]))
+        return b"".join(out)
+
+    def _add(self, event: ResponseExtra | ResponseMetadata) -> None:
+        """Keep what the encoder does not write of an event."""
+        if isinstance(event, ResponseExtra):
+            self._writer.add(event)
+            return
+        for extra in event.list_unwritten(self.extra_source, self._keys):
+            self._writer.add(extra)
+
+    def _encode(self, events: Sequence[Event]) -> bytes:
+        data = self._encoder.encode_events(events)
+        return self._writer.merge_events(data) if data and self._writer.pending else data
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._encoder.encode_error_event(error)
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        written = self._encoder.encode_unary(response)
+        self._add(response.metadata)
+        for event in response.extra:
+            self._writer.add(event)
+        return msgspec.structs.replace(written, body=self._writer.merge_body(written.body))
 
 
 def _find_target(fields: dict[str, Any], event: ResponseExtra, key: str) -> dict[str, Any] | None:

@@ -38,8 +38,10 @@ from protocols.chat.unary import (
     UnaryBodyDecoder,
     UnaryEncoder,
     add_extra_keys,
+    keep_identity,
     list_unknown_keys,
 )
+from protocols.chat.wire_responses import read_text
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import (
@@ -54,7 +56,7 @@ from protocols.core.indices import check_indices
 from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import ExtraFields, RerankRequest
-from protocols.core.token_counts import MAX_TOKENS, read_integer
+from protocols.core.token_counts import MAX_TIMESTAMP, MAX_TOKENS, read_integer
 from protocols.json_body import build_answer_error, decode_value
 from protocols.params import Param, ParamTable
 
@@ -321,6 +323,7 @@ class RerankResponse(Struct):
     results: list[RerankResult]
     meta: RerankMeta | UnsetType = UNSET
     object: Literal["list"] = "list"
+    created: int | UnsetType = UNSET
     usage: EmbeddingUsage | UnsetType = UNSET
 
 
@@ -356,6 +359,7 @@ class RerankEncoder(UnaryEncoder):
             units = BilledUnits(math.ceil(len(request.documents) / 100))
             body.meta = RerankMeta(ApiVersion(self._version), units)
         body.usage = _build_usage(response)
+        keep_identity(body, response, self.extra_source)
         return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
     def _build_document(self, index: int) -> Raw:
@@ -437,6 +441,7 @@ class ScoreEncoder(UnaryEncoder):
         items = [ScoreItem(i, score) for i, score in enumerate(response.scores)]
         body = ScoreResponse(f"score-{context.id}", context.created, context.model, items)
         body.usage = _build_usage(response)
+        keep_identity(body, response, self.extra_source)
         return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
 
 
@@ -488,6 +493,7 @@ class _WireScores(Struct):
     results: list[_WireScore] | None = None
     data: list[_WireScore] | None = None
     id: Any = None
+    created: Any = None
     model: Any = None
     usage: _WireUsage | None = None
     meta: Any = None
@@ -539,9 +545,13 @@ class RerankDecoder(UnaryBodyDecoder):
             if score is None:
                 raise WorkerFailed(f"The worker's answer has no score for document {item.index}.")
             scores.append(RelevanceScore(item.index, score))
-        model = wire.model if isinstance(wire.model, str) else None
         return [
-            ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
+            ResponseMetadata(
+                read_text(wire.model),
+                id=read_text(wire.id),
+                created=read_integer(wire.created, MAX_TIMESTAMP),
+                source=self._source,
+            ),
             *list_unknown_keys(
                 decode_json(body), self._source, _ANSWER_KEYS, (_SCORE_KEYS, "score")
             ),

@@ -410,11 +410,11 @@ _PLACEHOLDER: Final = b"\0"
 
 
 def build_common_fields(
-    prefix: str, about: ResponseContext, name: str | None, model: str | None
+    prefix: str, about: ResponseContext, model: str | None
 ) -> dict[str, str | int]:
     """The keys with the same value in every chunk and in the unary response."""
     return {
-        "id": prefix + about.id if name is None else name,
+        "id": prefix + about.id,
         "created": about.created,
         "model": about.model if model is None else model,
     }
@@ -479,7 +479,8 @@ def build_unary_response(
     shared: Mapping[str, str | int],
 ) -> HttpResponse:
     """The unary response."""
-    values: dict[str, Any] = {**shared, "choices": choices}
+    identity = _find_identity(response.metadata, style)
+    values: dict[str, Any] = {**shared, **identity, "choices": choices}
     if response.usage is not None:
         values["usage"] = build_usage(response.usage)
     if response.metadata.fingerprint is not None:
@@ -491,6 +492,13 @@ def build_unary_response(
             writer.add(event)
         body = writer.merge_body(body)
     return HttpResponse(200, body)
+
+
+def _find_identity(served: ResponseMetadata, style: ResponseStyle) -> dict[str, Any]:
+    """The keys of the worker's id and time that its own clients get."""
+    name, created = served.get_identity(style.source)
+    fields = {"id": name, "created": created}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 class ChunkWriter:
@@ -549,9 +557,12 @@ class ChunkWriter:
             self._clear_templates()
 
     def set_metadata(self, served: ResponseMetadata) -> None:
-        """Store the worker's fingerprint."""
+        """Store the worker's id and time, if clients get them, and its fingerprint."""
+        fields = _find_identity(served, self._response_style)
         if served.fingerprint is not None:
-            self._common_fields["system_fingerprint"] = encode_json(served.fingerprint)
+            fields["system_fingerprint"] = served.fingerprint
+        self._common_fields |= {key: encode_json(value) for key, value in fields.items()}
+        if fields:
             self._clear_templates()
 
     def _clear_templates(self) -> None:
@@ -610,8 +621,8 @@ __all__ = ["FINISH_REASONS", "ChatEncoder", "CompletionEncoder", "ResponseStyle"
 class ChatEncoder:
     """Encodes the response to a chat request.
 
-    ``id`` and ``model`` replace the values of ``about``; ``headers`` are added to those of the
-    style.
+    ``model`` replaces that of ``about``; ``headers`` are added to those of the style. The id and
+    the time are the worker's, if it has the style's protocol.
     """
 
     def __init__(
@@ -620,13 +631,12 @@ class ChatEncoder:
         request: GenerationRequest,
         about: ResponseContext,
         *,
-        id: str | None = None,  # noqa: A002 - the wire's word
         model: str | None = None,
         headers: Headers = (),
     ) -> None:
         self.content_type = style.content_type
         self._response_style, self._request = style, request
-        self._common_fields = build_common_fields("chatcmpl-", about, id, model)
+        self._common_fields = build_common_fields("chatcmpl-", about, model)
         self._build_headers = create_header_builder(style, about, headers)
         self.extra_source = style.source
         self._extra_writer = ExtraKeyWriter(style.source)
@@ -820,13 +830,12 @@ class CompletionEncoder:
         request: GenerationRequest,
         about: ResponseContext,
         *,
-        id: str | None = None,  # noqa: A002 - the wire's word
         model: str | None = None,
         headers: Headers = (),
     ) -> None:
         self.content_type = style.content_type
         self._response_style, self._request = style, request
-        self._common_fields = build_common_fields("cmpl-", about, id, model)
+        self._common_fields = build_common_fields("cmpl-", about, model)
         self._build_headers = create_header_builder(style, about, headers)
         self.extra_source = style.source
         self._extra_writer = ExtraKeyWriter(style.source)

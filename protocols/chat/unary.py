@@ -93,6 +93,15 @@ def list_unknown_keys(
             yield ResponseExtra(source, scope, tuple(unknown.items()), item["index"])
 
 
+def keep_identity(body: Any, response: UnaryResponse, source: str) -> None:
+    """Set the id and the time of a body of this source to the worker's, if it has the same."""
+    name, created = response.metadata.get_identity(source)
+    if name is not None:
+        body.id = name
+    if created is not None:
+        body.created = created
+
+
 def add_extra_keys(body: bytes, response: UnaryResponse, source: str) -> bytes:
     """The body with the worker's keys that have no place in events, if it has this source."""
     own = [one for one in response.extra if one.source == source]

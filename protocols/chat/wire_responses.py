@@ -278,11 +278,13 @@ _decode_without_logprobs = JsonDecoder(_ResponseWithoutLogprobs).decode
 def read_text_response(
     body: bytes | bytearray,
     usage_reader: UsageReader,
+    source: str = "",
     decode: Callable[[bytes | bytearray], _TextResponse] = _decode_text_response,
 ) -> tuple[WireChoice, list[Event]] | None:
     """The choice and the events of a unary response with one text and its usage.
 
-    None of any other response. By default, log probabilities and unknown keys are left out.
+    None of any other response. ``source`` is the worker's protocol. By default, log probabilities
+    and unknown keys are left out.
     """
     try:
         wire = decode(body)
@@ -296,8 +298,7 @@ def read_text_response(
         return None
     events: list[Event] = []
     if wire.id is not None or wire.model is not None:
-        about = ResponseMetadata(wire.model, wire.system_fingerprint, wire.id, wire.created)
-        events.append(about)
+        events.append(read_metadata(wire, source))
     if text := choice.text if choice.message is None else choice.message.content:
         events.append(TextDelta(text, 0, usage.completion_tokens))
     reason: FinishReason = "eos" if choice.finish_reason == "stop" else "length"
@@ -344,13 +345,14 @@ def read_required_text(value: Any) -> str:
     return ""
 
 
-def read_metadata(wire: WireResponse) -> ResponseMetadata:
-    """The worker's own metadata of the response."""
+def read_metadata(wire: WireResponse, source: str) -> ResponseMetadata:
+    """The metadata of a response of a worker with the protocol ``source``."""
     return ResponseMetadata(
         read_text(wire.model),
         read_text(wire.system_fingerprint),
         read_text(wire.id),
         read_integer(wire.created, MAX_TIMESTAMP),
+        source,
     )
 
 

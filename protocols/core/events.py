@@ -4,6 +4,7 @@ Every stream ends in exactly one StreamEnd or an exception. Each choice has one 
 comes at most once, unless the client requested running usage: then the last one counts.
 """
 
+from collections.abc import Container
 from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
@@ -245,12 +246,33 @@ class Timing(Struct, frozen=True, gc=False, tag=True):
 
 
 class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
-    """The worker's own metadata of the response."""
+    """The worker's own metadata of the response; ``source`` is its protocol."""
 
     model: str | None = None
     fingerprint: str | None = None
     id: str | None = None
     created: int | None = None
+    source: str = ""
+
+    def get_identity(self, source: str) -> tuple[str | None, int | None]:
+        """The id and the time for clients of the protocol ``source``, if it is the worker's.
+
+        Clients of others get the gateway's. An empty id and the time 0 are none.
+        """
+        if not source or source != self.source:
+            return None, None
+        return self.id or None, self.created or None
+
+    def list_unwritten(self, source: str, keys: Container[str]) -> "tuple[ResponseExtra, ...]":
+        """What an encoder of the protocol ``source`` with these keys does not write of it."""
+        name, created = self.get_identity(source)
+        fields = {"id": name, "created": created, "system_fingerprint": self.fingerprint}
+        values = tuple(
+            ((key,), value)
+            for key, value in fields.items()
+            if value is not None and source == self.source and key not in keys
+        )
+        return (ResponseExtra(source, "response", values),) if values else ()
 
 
 class StreamEnd(Struct, frozen=True, gc=False, tag=True):

@@ -31,15 +31,14 @@ def create_generation_encoder(
     context: ResponseContext,
     *,
     by_prompt: bool,
-    id: str | None = None,  # noqa: A002 - the wire's word
 ) -> ResponseEncoder:
     """The encoder of a chat or completion response; ``by_prompt``: an index per prompt."""
     style = RESPONSE_STYLE if "stream_options" in request.provided_fields else _DEFAULT_USAGE_STYLE
     if request.kind == "chat":
-        return ChatEncoder(style, request, context, id=id, model=context.backend_model)
+        return ChatEncoder(style, request, context, model=context.backend_model)
     if by_prompt:
         style = replace(style, index_scope="prompt")
-    return CompletionEncoder(style, request, context, id=id, model=context.backend_model)
+    return CompletionEncoder(style, request, context, model=context.backend_model)
 
 
 def create_embedding_encoder(

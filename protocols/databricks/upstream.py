@@ -38,13 +38,11 @@ from protocols.chat.upstream import (
     remove_parts,
 )
 from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
-from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientRequest,
     PassthroughRequest,
     ResponseContext,
     ResponseDecoder,
-    ResponseEncoder,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
@@ -490,20 +488,8 @@ def build_passthrough(
         about,
         PassthroughResponse(
             create_header_builder(RESPONSE_STYLE, about, ()),
-            partial(_create_passthrough_encoder, about, by_prompt),
+            lambda request: create_generation_encoder(request, about, by_prompt=by_prompt),
             {"model": about.backend_model},
         ),
         stream=stream and task != "embedding",
     )
-
-
-def _create_passthrough_encoder(
-    about: ResponseContext,
-    by_prompt: bool,  # noqa: FBT001 - given once, for all
-    request: GenerationRequest,
-    worker: ResponseMetadata,
-) -> ResponseEncoder:
-    """See ``protocols.passthrough.EncoderFactory``."""
-    created = about.created if worker.created is None else worker.created
-    about = replace(about, created=created)
-    return create_generation_encoder(request, about, by_prompt=by_prompt, id=worker.id or None)

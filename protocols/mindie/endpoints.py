@@ -470,11 +470,11 @@ class MindIE(MindieUpstream):
                 output = requests.read_output_name(get_field(read_body_fields(call), "outputs"))
                 return TokensEncoder(request, headers, output)
             case "chat":
-                return responses.OpenAiStyleEncoder(
+                return responses.create_openai_style_encoder(
                     responses.ResponseVariant(early=profile.early), request, about, headers
                 )
             case "completion":
-                return responses.OpenAiStyleEncoder(
+                return responses.create_openai_style_encoder(
                     responses.ResponseVariant(is_chat=False), request, about, headers
                 )
             case "native":

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from protocols.chat.extra_keys import ExtraKeyEncoder
 from protocols.chat.responses import (
     CompletionTokensDetails,
     FunctionCallItem,
@@ -30,6 +31,7 @@ from protocols.core.events import (
     FinishReason,
     ReasoningDelta,
     RefusalDelta,
+    ResponseMetadata,
     StreamEnd,
     StreamStart,
     TextDelta,
@@ -52,6 +54,7 @@ from protocols.core.request import GenerationRequest
 from protocols.core.sse import DONE_EVENT
 from protocols.core.sse import format_event as framed
 from protocols.mindie import errors
+from protocols.mindie.decoder import SOURCE
 from protocols.mindie.params import MindieProfile
 
 encode_json = msgspec.json.Encoder().encode
@@ -97,6 +100,7 @@ class KeepAliveEncoder:
 
     def __init__(self, encoder: ResponseEncoder) -> None:
         self.content_type = encoder.content_type
+        self.extra_source = getattr(encoder, "extra_source", "")
         self.headers = encoder.headers
         self.encode_events = encoder.encode_events
         self.encode_error_event = encoder.encode_error_event
@@ -409,11 +413,7 @@ class OpenAiStyleEncoder(_BaseEncoder):
     ) -> None:
         super().__init__(request, headers)
         self._variant = variant
-        name = encode_json(request.client_id)
-        head = b'{"id":%b,"object":%b,"created":%d,"model":%b,'
-        tail = context.created, encode_json(context.model)
-        self._unary_head = head % (name, encode_json(variant.unary_object), *tail)
-        self._chunk_head = head % (name, encode_json(variant.chunk_object), *tail)
+        self._context = context
         self._started = False
         self._prompt_tokens: int | None = None
         self._usage: Usage | None = None
@@ -422,9 +422,26 @@ class OpenAiStyleEncoder(_BaseEncoder):
         self._templates: dict[int, tuple[bytes, bytes]] = {}
         self._choices_with_calls: set[int] = set()
         self._choice_ends: list[ChoiceEnd] = []
+        self._set_heads(context.created)
+
+    def _set_heads(self, created: int) -> None:
+        """Set the keys with which responses begin. The id is that by which clients cancel."""
+        name, model = encode_json(self._request.client_id), encode_json(self._context.model)
+        head = b'{"id":%b,"object":%b,"created":%d,"model":%b,'
+        variant = self._variant
+        self._unary_head = head % (name, encode_json(variant.unary_object), created, model)
+        self._chunk_head = head % (name, encode_json(variant.chunk_object), created, model)
+        self._templates.clear()
+
+    def _keep_time(self, served: ResponseMetadata) -> None:
+        """Show the time of a worker of this protocol."""
+        _, created = served.get_identity(SOURCE)
+        if created is not None:
+            self._set_heads(created)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
+        self._keep_time(answer.metadata)
         write = self._build_chat_choice if self._variant.is_chat else self._build_completion_choice
         body = b'"choices":' + encode_json([write(choice) for choice in answer.choices])
         if answer.usage is not None:
@@ -449,6 +466,8 @@ class OpenAiStyleEncoder(_BaseEncoder):
                 self._choice_ends.append(event)
             case Usage():
                 self._usage = event
+            case ResponseMetadata():
+                self._keep_time(event)
             case StreamEnd():
                 last = b"".join([self._encode_final_chunk(end) for end in self._choice_ends])
                 return self._encode_role_chunks() + last + DONE_EVENT
@@ -573,6 +592,20 @@ class OpenAiStyleEncoder(_BaseEncoder):
             columns.append_token(token, self._text_offsets[index])
             self._text_offsets[index] += len(token.token.encode())
         return columns
+
+
+def create_openai_style_encoder(
+    variant: ResponseVariant,
+    request: GenerationRequest,
+    context: ResponseContext,
+    headers: Headers,
+) -> ResponseEncoder:
+    """The encoder of a chat or completions response."""
+    encoder = OpenAiStyleEncoder(variant, request, context, headers)
+    return ExtraKeyEncoder(encoder, SOURCE, _RESPONSE_KEYS)
+
+
+_RESPONSE_KEYS: Final = frozenset({"id", "object", "created", "model", "choices", "usage"})
 
 
 # --- shared objects ---------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
 from protocols.core.errors import GatewayError, MalformedRequest
-from protocols.core.events import Event, ResponseMetadata, TextDelta, Usage
+from protocols.core.events import Event, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -683,11 +683,9 @@ class MindiePassthrough:
         headers = build_headers(call)
         style = responses.ResponseVariant(is_chat=variant == "chat", early=self._early)
 
-        def create_encoder(request: GenerationRequest, worker: ResponseMetadata) -> ResponseEncoder:
-            created = about.created if worker.created is None else worker.created
-            return responses.OpenAiStyleEncoder(
-                style, replace(request, client_id=name), replace(about, created=created), headers
-            )
+        def create_encoder(request: GenerationRequest) -> ResponseEncoder:
+            named = replace(request, client_id=name)
+            return responses.create_openai_style_encoder(style, named, about, headers)
 
         passthrough = self._openai_passthrough.prepare_passthrough(
             variant,
@@ -707,7 +705,7 @@ class MindiePassthrough:
             passthrough,
             request=request,
             upstream_request=replace(wire, headers=(*wire.headers, ("req-id", name))),
-            create_encoder=lambda: create_encoder(request, ResponseMetadata()),
+            create_encoder=lambda: create_encoder(request),
         )
 
     def _build_openai_decoder(

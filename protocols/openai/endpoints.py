@@ -125,7 +125,6 @@ from protocols.openai.responses_api.upstream import SHARED_FIELDS, ResponsesRequ
 from protocols.openai.upstream import (
     build_passthrough_rules,
     create_encoder,
-    create_passthrough_encoder,
 )
 from protocols.openapi import (
     build_error_responses,
@@ -780,7 +779,7 @@ class OpenAI:
             about,
             PassthroughResponse(
                 create_header_builder(style, about, client._build_headers(about)),  # noqa: SLF001
-                partial(create_passthrough_encoder, style, about),
+                lambda request: create_encoder(style, request, about),
                 {"model": about.model},
             ),
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, UnsetType
-from msgspec.structs import replace
 
 from protocols.chat.field_types import (
     DESCRIBED_TOOLS,
@@ -27,7 +26,6 @@ from protocols.chat.requests import DEFAULT_REQUEST_RULES
 from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
 from protocols.chat.tools import is_valid_chat, write_response_format
 from protocols.chat.upstream import WorkerProfile
-from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import Headers, ResponseContext, ResponseEncoder
 from protocols.core.request import GenerationRequest
 from protocols.passthrough import (
@@ -133,26 +131,12 @@ def _build_logprobs_type(worker_limit: int | None, client_limit: int) -> Any:
     )
 
 
-def create_passthrough_encoder(
-    style: ResponseStyle,
-    about: ResponseContext,
-    request: GenerationRequest,
-    metadata: ResponseMetadata,
-) -> ResponseEncoder:
-    """An ``EncoderFactory``: an encoder that keeps the worker's id and time."""
-    if metadata.created:  # Azure's first chunk has 0
-        about = replace(about, created=metadata.created)
-    return create_encoder(style, request, about, id=metadata.id or None)
-
-
 def create_encoder(
     style: ResponseStyle,
     request: GenerationRequest,
     about: ResponseContext,
     headers: Headers = (),
-    *,
-    id: str | None = None,  # noqa: A002 - the wire's word
 ) -> ResponseEncoder:
     """The encoder of a response to a conversation or a prompt."""
     encoder = ChatEncoder if request.kind == "chat" else CompletionEncoder
-    return encoder(style, request, about, id=id, headers=headers)
+    return encoder(style, request, about, headers=headers)

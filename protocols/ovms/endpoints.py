@@ -1,17 +1,15 @@
 """OVMS endpoints and the adapter."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import ClassVar
 
 from msgspec import json
-from msgspec.structs import replace
 
 from protocols import params
+from protocols.chat.extra_keys import ExtraKeyEncoder
 from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
-from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -27,7 +25,6 @@ from protocols.core.request import (
     AnyRequest,
     EmbeddingRequest,
     GenerationRequest,
-    Request,
     RerankRequest,
 )
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
@@ -35,6 +32,7 @@ from protocols.core.stateful import StatefulField
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
 from protocols.ovms.responses import (
+    RESPONSE_KEYS,
     GenerationEncoder,
     KserveServerMetadata,
     ModelCard,
@@ -184,7 +182,7 @@ class OVMS(OvmsUpstream):
         form = ResponseVariant(
             is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
         )
-        return GenerationEncoder(form, context)
+        return ExtraKeyEncoder(GenerationEncoder(form, context), self.name, RESPONSE_KEYS)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """Build the error response."""
@@ -259,20 +257,12 @@ class OVMS(OvmsUpstream):
         alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
         if not alike or not requests.has_json_body(call):
             return None
-        encoder = partial(self._continue_stream, call, about)
-        response = PassthroughResponse(tuple, encoder, {"model": about.model})
+        response = PassthroughResponse(
+            tuple,
+            lambda request: self.create_encoder(call, request, about),
+            {"model": about.model},
+        )
         return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, response)
-
-    def _continue_stream(
-        self,
-        call: ClientRequest,
-        about: ResponseContext,
-        request: Request,
-        worker: ResponseMetadata,
-    ) -> ResponseEncoder:
-        """See ``protocols.passthrough.EncoderFactory``."""
-        created = about.created if worker.created is None else worker.created
-        return self.create_encoder(call, request, replace(about, created=created))
 
 
 def _read_path_model(call: ClientRequest) -> str:

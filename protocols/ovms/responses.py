@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType, json
+from msgspec.structs import replace
 
 from protocols.chat.embeddings import encode_base64
 from protocols.chat.rerank import rank_documents
@@ -26,6 +27,7 @@ from protocols.core.events import (
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    ResponseMetadata,
     StreamEnd,
     TextDelta,
     TokenLogprob,
@@ -82,6 +84,11 @@ class _CompletionBody(Struct):
     model: str
     object: str
     usage: UsageBody | UnsetType = UNSET
+
+
+SOURCE: Final = "ovms"
+RESPONSE_KEYS: Final = frozenset(_CompletionBody.__struct_fields__)
+"""The keys of a chat or completions response."""
 
 
 class ResponseVariant(Struct, frozen=True):
@@ -142,6 +149,8 @@ class GenerationEncoder:
                         out.append(self._encode_choice(one.index, {}, one))
                 case core_events.Usage():
                     self._usage = one
+                case ResponseMetadata():
+                    self._keep_time(one)
                 case StreamEnd():
                     out.append(self._encode_final_chunk())
                 case _:
@@ -157,11 +166,19 @@ class GenerationEncoder:
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """Encode a unary response."""
+        self._keep_time(response.metadata)
         context, form = self._context, self._variant
         usage = UsageBody.from_event(response.usage) if response.usage and not form.early else UNSET
         choices = [self._build_unary_choice(choice) for choice in response.choices]
         body = _CompletionBody(choices, context.created, context.model, form.unary_object, usage)
         return HttpResponse(200, _encode(body))
+
+    def _keep_time(self, served: ResponseMetadata) -> None:
+        """Show the time of a worker of this protocol."""
+        _, created = served.get_identity(SOURCE)
+        if created is not None:
+            self._context = replace(self._context, created=created)
+            self._templates.clear()
 
     # streams
 
@@ -319,7 +336,7 @@ class OvmsEmbeddingEncoder:
     """Encodes embeddings, which are always unary."""
 
     content_type = "application/json"
-    extra_source = "ovms"
+    extra_source = SOURCE
 
     def __init__(self, encoding: str) -> None:
         self._is_base64 = encoding == "base64"
@@ -373,7 +390,7 @@ class OvmsRerankEncoder:
     """Encodes the scores of documents, which are always unary."""
 
     content_type = "application/json"
-    extra_source = "ovms"
+    extra_source = SOURCE
 
     def __init__(self, request: RerankRequest) -> None:
         self._request = request
