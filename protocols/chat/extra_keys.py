@@ -13,7 +13,7 @@ import msgspec
 
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import GatewayError
-from protocols.core.events import Event, ResponseExtra, ResponseMetadata
+from protocols.core.events import ChoiceEnd, Event, ResponseExtra, ResponseMetadata
 from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
 from protocols.core.json_text import JsonDecoder
@@ -28,10 +28,18 @@ _RESPONSE_KEYS: Final[KeyTree] = {
         "completion_tokens_details": {"reasoning_tokens": None},
     },
 }
-_CHOICE_KEYS: Final[KeyTree] = dict.fromkeys(
-    ("index", "delta", "message", "text", "logprobs", "finish_reason", "stop_reason",
-     "matched_stop", "token_ids")
-)  # fmt: skip
+_TOKEN_KEYS: Final = dict.fromkeys(("token", "logprob", "bytes"))
+_CHAT_TOKEN_KEYS: Final[KeyTree] = {**_TOKEN_KEYS, "top_logprobs": _TOKEN_KEYS}
+_CHOICE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(
+        ("index", "delta", "message", "text", "finish_reason", "stop_reason", "matched_stop",
+         "token_ids")
+    ),
+    "logprobs": {
+        **dict.fromkeys(("tokens", "token_logprobs", "top_logprobs", "text_offset")),
+        **dict.fromkeys(("content", "refusal"), _CHAT_TOKEN_KEYS),
+    },
+}  # fmt: skip
 _FUNCTION_KEYS: Final[KeyTree] = dict.fromkeys(("name", "arguments"))
 _MESSAGE_KEYS: Final[KeyTree] = {
     **dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal", "tool_calls")),
@@ -164,6 +172,9 @@ class ExtraKeyWriter:
         return _encode(fields)
 
 
+_OWN_EVENTS: Final = frozenset({ResponseExtra, ResponseMetadata})
+
+
 class ExtraKeyEncoder:
     """An encoder of OpenAI-like responses that also writes the unknown keys of its own workers.
 
@@ -184,14 +195,30 @@ class ExtraKeyEncoder:
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         out: list[bytes] = []
-        begin = 0
-        for i, event in enumerate(events):
-            if type(event) is ResponseExtra or type(event) is ResponseMetadata:
-                out.append(self._encode(events[begin:i]))
-                begin = i
+        position = 0
+        while position < len(events):
+            event = events[position]
+            if isinstance(event, ResponseExtra | ResponseMetadata):
                 self._add(event)
-        out.append(self._encode(events[begin:]))
+            end = self._find_end(events, position)
+            if not isinstance(event, ResponseExtra):
+                out.append(self._encode(events[position:end]))
+            position = end
         return b"".join(out)
+
+    def _find_end(self, events: Sequence[Event], begin: int) -> int:
+        """Where the events end that are encoded together from ``begin`` on.
+
+        While there are keys to write, these are a piece and an end of its choice behind it.
+        """
+        if type(events[begin]) is ResponseExtra:
+            return begin + 1
+        if self._writer.pending:
+            has_end = [ChoiceEnd] == [type(event) for event in events[begin + 1 : begin + 2]]
+            return begin + 1 + has_end
+        kinds = map(type, events[begin + 1 :])
+        count = next((i for i, kind in enumerate(kinds) if kind in _OWN_EVENTS), None)
+        return len(events) if count is None else begin + 1 + count
 
     def _add(self, event: ResponseExtra | ResponseMetadata) -> None:
         """Keep what the encoder does not write of an event."""

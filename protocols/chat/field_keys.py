@@ -4,14 +4,13 @@ They are read from a client's body beside what the field means, and are written 
 field of the same name. A worker that gets no such object does not get them.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Raw
 
 from protocols.chat.params import NULL
-from protocols.core.extra import KeyTree, is_known_word, list_paths, write_extra_value
+from protocols.core.extra import KeyTree, get_inner, is_known_word, list_paths, write_extra_value
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import ExtraFields, FieldPath
@@ -38,7 +37,6 @@ _FIELDS: Final[KeyTree] = {
 }
 _PLACES: Final[Mapping[str, FieldPath]] = {"function_call": ("tool_choice", "function")}
 """Where workers get a field that has another name there."""
-_STEP: Final = re.compile(r"(.*)\[(\d+)\]")
 _decode_object = JsonDecoder(dict[str, Raw]).decode
 _decode_array = JsonDecoder(list[Raw]).decode
 
@@ -84,7 +82,7 @@ def write_field_extra(body: dict[str, Any], extra: ExtraFields) -> Iterator[str]
     for path, value in extra.values.items():
         target: Any = body
         for step in (*extra.inside, *path[:-1]):
-            target = _get_inner(target, step)
+            target = get_inner(target, step)
         if isinstance(target, dict):
             write_extra_value(target, path[-1], value)
         else:
@@ -97,13 +95,3 @@ def find_lost_keys(
     """The keys that have no place in a worker's body, which is changed."""
     lost = [path for extra in extras for path in write_field_extra(body, extra)]
     return tuple([UnsupportedParameter(path, "dropped") for path in lost])
-
-
-def _get_inner(target: Any, step: str) -> Any:
-    """What stands there; None if nothing does."""
-    item = _STEP.fullmatch(step)
-    found = target.get(item[1] if item else step) if isinstance(target, dict) else None
-    if item is None:
-        return found
-    position = int(item[2])
-    return found[position] if isinstance(found, list) and position < len(found) else None

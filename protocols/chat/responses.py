@@ -486,9 +486,10 @@ def build_unary_response(
     if response.metadata.fingerprint is not None:
         values["system_fingerprint"] = response.metadata.fingerprint
     body = encode_json(shapes.response(values))
-    if response.extra:
+    unwritten = response.metadata.list_unwritten(style.source, style.unary_keys)
+    if response.extra or unwritten:
         writer = ExtraKeyWriter(style.source)
-        for event in response.extra:
+        for event in (*unwritten, *response.extra):
             writer.add(event)
         body = writer.merge_body(body)
     return HttpResponse(200, body)
@@ -705,6 +706,10 @@ class ChatEncoder:
         match event:
             case ResponseMetadata():
                 self._chunk_writer.set_metadata(event)
+                for extra in event.list_unwritten(
+                    self.extra_source, self._response_style.chunk_keys
+                ):
+                    self._extra_writer.add(extra)
             case ResponseExtra():
                 self._extra_writer.add(event)
                 self._chunk_writer.text_templates.clear()  # the next text has to be looked at
@@ -902,6 +907,10 @@ class CompletionEncoder:
                 self._chunk_writer.set_usage(event)
             case ResponseMetadata():
                 self._chunk_writer.set_metadata(event)
+                for extra in event.list_unwritten(
+                    self.extra_source, self._response_style.chunk_keys
+                ):
+                    self._extra_writer.add(extra)
             case ResponseExtra():
                 self._extra_writer.add(event)
                 self._chunk_writer.text_templates.clear()  # the next text has to be looked at

@@ -163,9 +163,27 @@ class _KnownDelta(WireDelta, gc=False, forbid_unknown_fields=True):
     annotations: None = None
 
 
+class _KnownTopLogprob(Struct, gc=False, forbid_unknown_fields=True):
+    token: str
+    logprob: float | None = None
+    bytes: list[int] | None = None
+    top_logprobs: None = None
+
+
+class _KnownTokenLogprob(_KnownTopLogprob, gc=False, forbid_unknown_fields=True):
+    top_logprobs: list[_KnownTopLogprob] | None = None  # type: ignore[assignment]
+
+
+class _KnownLogprobs(WireLogprobs, gc=False, forbid_unknown_fields=True):
+    content: list[_KnownTokenLogprob] | None = None  # type: ignore[assignment]
+    refusal: list[_KnownTokenLogprob] | None = None  # type: ignore[assignment]
+    text_offset: Any = None
+
+
 class _KnownChoice(WireChoice, gc=False, forbid_unknown_fields=True):
     delta: _KnownDelta | None = None
     message: _KnownDelta | None = None
+    logprobs: _KnownLogprobs | None = None
     prompt_token_ids: None = None
     prompt_logprobs: None = None
     routed_experts: None = None

@@ -5,7 +5,9 @@ their place; for any other, ``remove_extra_fields`` takes them out and reports t
 keys of a response come as ``ResponseExtra`` events, which an encoder of the same protocol writes.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -56,10 +58,31 @@ def find_unknown_keys(value: Mapping[str, Any], known: KeyTree) -> dict[FieldPat
         inner = known.get(key)
         if key not in known or (isinstance(inner, frozenset) and not is_known_word(one, inner)):
             found[(key,)] = one
-        elif isinstance(inner, Mapping) and isinstance(one, dict):
-            for path, nested in find_unknown_keys(one, inner).items():
-                found[(key, *path)] = nested
+        elif isinstance(inner, Mapping):
+            listed = {key: one} if isinstance(one, dict) else _list_items(key, one)
+            for step, item in listed.items():
+                for path, nested in find_unknown_keys(item, inner).items():
+                    found[(step, *path)] = nested
     return found
+
+
+def _list_items(key: str, value: Any) -> dict[str, dict[str, Any]]:
+    """The objects in a list under this key, by their steps in a path: ``key[0]``."""
+    items = enumerate(value if isinstance(value, list) else ())
+    return {f"{key}[{i}]": item for i, item in items if isinstance(item, dict)}
+
+
+_ITEM_STEP: Final = re.compile(r"(.*)\[(\d+)\]")
+
+
+def get_inner(target: Any, step: str) -> Any:
+    """What stands under a key, or in a list under it (``key[0]``); None if nothing does."""
+    item = _ITEM_STEP.fullmatch(step)
+    found = target.get(item[1] if item else step) if isinstance(target, dict) else None
+    if item is None:
+        return found
+    position = int(item[2])
+    return found[position] if isinstance(found, list) and position < len(found) else None
 
 
 def is_known_word(word: Any, words: frozenset[str]) -> bool:
@@ -90,14 +113,19 @@ def add_unknown_keys(
 
 
 def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any]) -> None:
-    """Add the values at their paths; see ``write_extra_value``."""
+    """Add the values at their paths; see ``write_extra_value``.
+
+    A value inside an item of a list that was not written has no place, and is left out with it.
+    """
     for (*parents, key), value in values.items():
-        target: Any = written
-        for parent in parents:
+        last = max((i for i, one in enumerate(parents) if one.endswith("]")), default=-1)
+        target: Any = reduce(get_inner, parents[: last + 1], written)
+        for parent in parents[last + 1 :] if target is not None else ():
             if target.get(parent) is None:
                 target[parent] = {}
             target = target[parent]
-        write_extra_value(target, key, value)
+        if target is not None:
+            write_extra_value(target, key, value)
 
 
 def write_extra_value(target: dict[str, Any], key: str, value: Any) -> None:

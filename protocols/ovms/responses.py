@@ -145,7 +145,8 @@ class GenerationEncoder:
                         self._encode_delta(one, events[i + 1] if i + 1 < len(events) else None)
                     )
                 case ChoiceEnd():
-                    if i == 0 or getattr(events[i - 1], "index", None) != one.index:
+                    before = events[i - 1] if i else None
+                    if not isinstance(before, _DeltaEvent) or before.index != one.index:
                         out.append(self._encode_choice(one.index, {}, one))
                 case core_events.Usage():
                     self._usage = one

@@ -116,7 +116,7 @@ def test_text_response_of_passthrough_has_the_events_of_the_skimming_decoder(
 ) -> None:
     for fields in MORE_FIELDS:
         body = msgspec.json.encode(response | fields)
-        text = read_text_response(body, UsageReader(REQUEST))
+        text = read_text_response(body, UsageReader(REQUEST), "openai")
         if text is not None:
             decoder = GenerationDecoder(REQUEST, skips_logprobs=True, source="openai")
             assert flatten([text[1]]) == decode_parts(decoder, [body])

@@ -168,11 +168,13 @@ def test_response_of_a_worker_is_decoded(
 ) -> None:
     events = decode_worker({"id": "i", "model": "w", "data": ITEMS, **fields})
 
-    assert events == [ResponseMetadata("w", id="i"), BAD, GOOD, *last_events]
+    assert events == [ResponseMetadata("w", id="i", source="openai"), BAD, GOOD, *last_events]
 
 
 def test_names_of_a_worker_that_are_no_text_are_left_out() -> None:
-    assert decode_worker({"id": 1, "model": 2, "data": ITEMS})[0] == ResponseMetadata()
+    first, *_ = decode_worker({"id": 1, "model": 2, "data": ITEMS})
+
+    assert first == ResponseMetadata(source="openai")
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_unary_response_to_a_streaming_request_is_decoded() -> None:
     decoder = OpenAI().create_decoder(CHAT)
     assert not decoder.feed(b" " + json.dumps(FULL).encode())
     assert decoder.close() == [
-        ResponseMetadata("w", id="chatcmpl-1", created=5),
+        ResponseMetadata("w", id="chatcmpl-1", created=5, source="openai"),
         ResponseExtra("openai", "message", ((("reasoning",), "hm"),)),
         ReasoningDelta("hm"),
         TextDelta("Hello", tokens=3),

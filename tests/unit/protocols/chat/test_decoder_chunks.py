@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.responses import ChatEncoder, ResponseStyle
 from protocols.core.errors import GatewayError
-from protocols.core.events import ChoiceEnd, Event, ResponseMetadata, TextDelta, Usage
+from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
 from protocols.core.interfaces import ResponseContext, ResponseDecoder
 from protocols.core.request import ResponseOptions
 from protocols.passthrough import StreamPassthroughReader
@@ -48,10 +48,8 @@ class OpaqueDecoder:
 def create_passthrough_reader(decoder: ResponseDecoder) -> StreamPassthroughReader:
     response_context = ResponseContext("r1", 1, "public", "v1", "worker's", lambda: 0.0)
 
-    def encoder(metadata: ResponseMetadata) -> ChatEncoder:
-        return ChatEncoder(ResponseStyle(), STREAMED, response_context, id=metadata.id)
-
-    return StreamPassthroughReader(decoder, encoder)
+    style = ResponseStyle(source="openai")
+    return StreamPassthroughReader(decoder, lambda: ChatEncoder(style, STREAMED, response_context))
 
 
 # --- property -------------------------------------------------------------------------------------
@@ -113,10 +111,10 @@ def test_text_chunk_fast_path_equals_full_parsing(
 def test_passthrough_fast_path_equals_full_parsing(stream: tuple[list[bytes], list[int]]) -> None:
     for cut in (split_stream(*stream), stream[0]):
         decoders: list[ResponseDecoder] = [
-            GenerationDecoder(STREAMED),
-            FullParseDecoder(STREAMED),
-            OpaqueDecoder(GenerationDecoder(STREAMED)),
-            OpaqueDecoder(FullParseDecoder(STREAMED)),
+            GenerationDecoder(STREAMED, source="openai"),
+            FullParseDecoder(STREAMED, source="openai"),
+            OpaqueDecoder(GenerationDecoder(STREAMED, source="openai")),
+            OpaqueDecoder(FullParseDecoder(STREAMED, source="openai")),
         ]
         reads = [[piece] for piece in cut]
         one, *others = [
@@ -135,15 +133,15 @@ def test_passthrough_output_is_independent_of_packet_boundaries(
         reads = [read for count in counts if (read := [*islice(left, count)])]
         whole = [[b"".join(read)] for read in reads]
         one, other = (
-            create_passthrough_reader(GenerationDecoder(STREAMED)),
-            create_passthrough_reader(GenerationDecoder(STREAMED)),
+            create_passthrough_reader(GenerationDecoder(STREAMED, source="openai")),
+            create_passthrough_reader(GenerationDecoder(STREAMED, source="openai")),
         )
         assert run_steps(one.feed, one.close, reads) == run_steps(other.feed, other.close, whole)
 
 
 def test_text_events_in_one_read_are_passed_through_together() -> None:
     reader, pieces = (
-        create_passthrough_reader(GenerationDecoder(STREAMED)),
+        create_passthrough_reader(GenerationDecoder(STREAMED, source="openai")),
         [*map(format_text_event, ["b", "\n", "", '"'])],
     )
     reader.feed([format_text_event("a") + format_text_event("a")])
@@ -163,7 +161,7 @@ def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
         format_event(build_chunk(finish="stop")),
     ]
 
-    _, events = create_passthrough_reader(GenerationDecoder(STREAMED)).feed(pieces)
+    _, events = create_passthrough_reader(GenerationDecoder(STREAMED, source="openai")).feed(pieces)
 
     assert events[1:] == [TextDelta("a"), TextDelta("bc", tokens=2), ChoiceEnd("eos")]
 
@@ -183,7 +181,7 @@ def test_irregular_packets_between_text_events_are_decoded(middle: bytes) -> Non
     events = []
 
     for read in (pieces, [b"".join(pieces)]):
-        reader = create_passthrough_reader(GenerationDecoder(STREAMED))
+        reader = create_passthrough_reader(GenerationDecoder(STREAMED, source="openai"))
         events.append(run_steps(reader.feed, reader.close, [[format_text_event("a")], read]))
 
     assert events[0] == events[1]

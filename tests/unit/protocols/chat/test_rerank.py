@@ -385,29 +385,29 @@ EVENTS = [RelevanceScore(1, 0.5), RelevanceScore(0, 0.25)]
                 ],
                 "usage": {"prompt_tokens": 3, "total_tokens": 3},
             },
-            [ResponseMetadata("x", id="i"), *EVENTS, Usage(3), StreamEnd()],
+            [ResponseMetadata("x", id="i", source="scores"), *EVENTS, Usage(3), StreamEnd()],
         ),
         (
             {
                 "data": [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
                 "usage": {"total_tokens": 7},
             },
-            [ResponseMetadata(), *EVENTS, Usage(7), StreamEnd()],
+            [ResponseMetadata(source="scores"), *EVENTS, Usage(7), StreamEnd()],
         ),
         (
             [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
-            [ResponseMetadata(), *EVENTS, StreamEnd()],
+            [ResponseMetadata(source="scores"), *EVENTS, StreamEnd()],
         ),
         (
             {
                 "results": [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
                 "usage": {"total_tokens": -1},
             },
-            [ResponseMetadata(), *EVENTS, StreamEnd(has_ignored_usage=True)],
+            [ResponseMetadata(source="scores"), *EVENTS, StreamEnd(has_ignored_usage=True)],
         ),
         (
             {"results": [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}], "usage": {}},
-            [ResponseMetadata(), *EVENTS, StreamEnd()],
+            [ResponseMetadata(source="scores"), *EVENTS, StreamEnd()],
         ),
     ],
     ids=["vllm", "score", "list", "implausible usage", "empty usage"],

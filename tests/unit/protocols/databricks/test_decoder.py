@@ -41,7 +41,7 @@ from protocols.databricks.endpoints import Databricks
 CHAT = GenerationRequest(model="ep", kind="chat", stream=True)
 PROMPTS = GenerationRequest(model="ep", kind="completion", prompts=("a", "b"))
 EMBED = EmbeddingRequest(model="ep", inputs=("a", "b"))
-SERVED = ResponseMetadata("llama-3-8b", id="c1", created=5)
+SERVED = ResponseMetadata("llama-3-8b", id="c1", created=5, source="databricks")
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 USED = Usage(2, 3)
 DONE = "data: [DONE]\n\n"
@@ -147,7 +147,7 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
         VECTORS,
         EMBED,
         [
-            ResponseMetadata("gte", id="c1"),
+            ResponseMetadata("gte", id="c1", source="databricks"),
             Embedding(1, (1.0, 1.5)),
             Embedding(0, (0.0, 1.5)),
             Usage(4),

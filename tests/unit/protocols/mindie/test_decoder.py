@@ -526,7 +526,7 @@ def format_usage(prompt: int, completion_tokens: int, rest: str = "") -> str:
 
 
 DONE = "data: [DONE]\n\n"
-TALKED = ResponseMetadata("m7", None, "endpoint_common_8", 5)
+TALKED = ResponseMetadata("m7", None, "endpoint_common_8", 5, "mindie")
 
 
 def test_chat_stream_is_decoded() -> None:
@@ -628,7 +628,7 @@ RC1 = (
 def test_rc1_chat_stream_is_decoded(wire: str, reason: Any) -> None:
     assert decode_in_chunks(make_chat(), RC1.replace("REASON", wire).encode(), "rc1") == [
         *(
-            ResponseMetadata("baichuan", None, "1", 1707275960),
+            ResponseMetadata("baichuan", None, "1", 1707275960, "mindie"),
             TextDelta("am"),
             ChoiceEnd(reason),
             StreamEnd(),
@@ -675,7 +675,7 @@ SEED = """{
 
 def test_rc1_unary_chat_response_is_decoded() -> None:
     assert decode_in_chunks(make_chat(stream=False), SEED.encode(), "rc1") == [
-        ResponseMetadata("gpt-3.5-turbo-0613", None, "chatcmpl-123", 1677652288),
+        ResponseMetadata("gpt-3.5-turbo-0613", None, "chatcmpl-123", 1677652288, "mindie"),
         TextDelta("\n\nHello there, how may I assist you today?", tokens=12),
         ChoiceEnd("eos"),
         Usage(9, 12),

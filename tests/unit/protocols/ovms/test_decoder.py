@@ -48,7 +48,7 @@ from protocols.ovms.endpoints import OVMS
 CHAT = GenerationRequest(model="llama3", kind="chat", stream=True)
 PROMPT = GenerationRequest(model="llama3", kind="completion", prompts=("a b",))
 EMBED = EmbeddingRequest(model="llama3", inputs=("a", "b"))
-SERVED = ResponseMetadata("llama3", created=1716825108)
+SERVED = ResponseMetadata("llama3", created=1716825108, source="ovms")
 DONE = "data: [DONE]\n\n"
 
 
@@ -226,7 +226,7 @@ ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
         EMBED,
         "2026",
         [
-            ResponseMetadata(),
+            ResponseMetadata(source="ovms"),
             Embedding(0, (1.0, 2.0)),
             Embedding(1, (1.0, 2.0)),
             Usage(4),

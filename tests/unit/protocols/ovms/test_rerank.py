@@ -131,7 +131,7 @@ def test_responses_of_workers_are_decoded() -> None:
     decoder.feed(json.dumps({"results": results}).encode())
 
     assert list(decoder.close()) == [
-        ResponseMetadata(),
+        ResponseMetadata(source="ovms"),
         RelevanceScore(1, 0.5),
         RelevanceScore(0, 0.25),
         StreamEnd(),

@@ -493,7 +493,7 @@ def format_tool_call_choice(name: bytes, arguments: bytes) -> bytes:
 
 USED = format_chat_chunk(b"", b'{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}')
 DONE = b"data: [DONE]\n\n"
-SERVED = ResponseMetadata("org/m1", "3.3.5-native", "", 1)
+SERVED = ResponseMetadata("org/m1", "3.3.5-native", "", 1, "tgi")
 
 CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
     "text": (
