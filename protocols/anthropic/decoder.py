@@ -81,7 +81,7 @@ _TYPES: Final[Mapping[str, type]] = {
     "input": dict,
 }
 """The types of keys whose value is otherwise as good as unknown."""
-_SOURCE: Final = "anthropic"
+SOURCE: Final = "anthropic"
 """The protocol of the keys that no event represents: its own clients get messages unchanged."""
 
 
@@ -100,7 +100,7 @@ def _add_unknown_keys(
     if values:
         scope: Literal["item", "response"] = "response" if place is None else "item"
         index = place if isinstance(place, int) else 0
-        events.append(ResponseExtra(_SOURCE, scope, values, index, -1))
+        events.append(ResponseExtra(SOURCE, scope, values, index, -1))
 
 
 def _is_odd(value: Mapping[str, Any], name: str, kind: type) -> bool:
@@ -159,7 +159,7 @@ class MessageDecoder(sse.StreamDecoder):
                 pass
             case kind:
                 values = ((("events", _as_text(kind) or "type"), fields),)
-                events.append(ResponseExtra(_SOURCE, "response", values))
+                events.append(ResponseExtra(SOURCE, "response", values))
 
     def _find_block(self, fields: Mapping[str, Any]) -> Any:
         """The block that an event is about: the last one that has begun if its index is odd."""
@@ -308,7 +308,7 @@ def _read_object(data: bytes | bytearray) -> dict[str, Any]:
 
 def _read_metadata(message: Mapping[str, Any]) -> ResponseMetadata:
     model, identifier = message.get("model"), message.get("id")
-    return ResponseMetadata(_as_text(model) or None, id=_as_text(identifier) or None)
+    return ResponseMetadata(_as_text(model) or None, id=_as_text(identifier) or None, source=SOURCE)
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

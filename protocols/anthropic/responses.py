@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocols.anthropic import errors
+from protocols.anthropic.decoder import SOURCE
 from protocols.anthropic.requests import OWN_SIGNATURE
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.call_arguments import make_function_call
@@ -25,6 +26,7 @@ from protocols.core.events import (
     FinishReason,
     ReasoningDelta,
     RefusalDelta,
+    ResponseMetadata,
     StreamEnd,
     StreamStart,
     TextDelta,
@@ -163,6 +165,8 @@ class MessageEncoder:
                     out.append(blocks.encode_text(event.text))
             elif type(event) is StreamEnd:
                 out.append(self._encode_end())
+            elif type(event) is ResponseMetadata:
+                self._keep_id(event)
             else:
                 self._read_event(event)
                 out.append(blocks.take_bytes())
@@ -240,6 +244,10 @@ class MessageEncoder:
             case _:
                 pass
 
+    def _keep_id(self, served: ResponseMetadata) -> None:
+        """Show the id of a worker of this protocol."""
+        self._id = served.get_identity(SOURCE)[0] or self._id
+
     def _encode_end(self) -> bytes:
         self._blocks.close()
         end = self._end or ChoiceEnd("unknown")
@@ -259,6 +267,7 @@ class MessageEncoder:
         choice = response.choices[0] if response.choices else UnaryChoice(0)
         if self._options.discards:
             choice = UnaryChoice(0, finish_reason="length")
+        self._keep_id(response.metadata)
         self._has_refused = bool(choice.refusal)
         content = self._build_content(choice)
         called = any(isinstance(block, ToolUseBlock) for block in content)

@@ -39,11 +39,11 @@ from protocols.json_body import JSON_ERRORS, build_answer_error
 
 _decode = JsonDecoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
-_SOURCE: Final = "cohere"
+SOURCE: Final = "cohere"
 """The protocol of the keys that no event represents: its own clients get responses unchanged."""
 
 FINISH_REASONS: Final = FinishReasonTable(
-    _SOURCE,
+    SOURCE,
     {
         "COMPLETE": "eos",
         "STOP_SEQUENCE": "stop",
@@ -133,7 +133,7 @@ class ChatDecoder(StreamDecoder):
         if not isinstance(kind, str) or kind not in _EVENTS:
             raise_worker_error(payload)
             values = (((kind if isinstance(kind, str) else "type",), fields),)
-            events.append(ResponseExtra(_SOURCE, "response", values))
+            events.append(ResponseExtra(SOURCE, "response", values))
             return
         _add_unknown_keys(fields, _EVENTS[kind], events)
         delta = _read_part(kind, fields, "delta", events)
@@ -262,7 +262,7 @@ class ChatDecoder(StreamDecoder):
 
 def _read_metadata(fields: Mapping[str, Any]) -> ResponseMetadata:
     identifier = fields.get("id")
-    return ResponseMetadata(id=identifier if isinstance(identifier, str) else None)
+    return ResponseMetadata(id=identifier if isinstance(identifier, str) else None, source=SOURCE)
 
 
 def _read_part(
@@ -278,7 +278,7 @@ def _read_part(
     if value is not None:
         if kind == "content-delta":
             raise WorkerFailed(f"The worker's text is in a {name} that is no object.")
-        events.append(ResponseExtra(_SOURCE, "response", (((kind, name), value),)))
+        events.append(ResponseExtra(SOURCE, "response", (((kind, name), value),)))
     return {}
 
 
@@ -329,7 +329,7 @@ def _add_arguments(call_index: int, function: Mapping[str, Any], events: list[Ev
 
 def _add_citations(citations: Any, events: list[Event]) -> None:
     if citations is not None:
-        events.append(ResponseExtra(_SOURCE, "message", ((("citations",), citations),)))
+        events.append(ResponseExtra(SOURCE, "message", ((("citations",), citations),)))
 
 
 def _read_text(fields: Mapping[str, Any], name: str, events: list[Event]) -> str:
@@ -338,7 +338,7 @@ def _read_text(fields: Mapping[str, Any], name: str, events: list[Event]) -> str
     if isinstance(value, str):
         return value
     if value is not None:
-        events.append(ResponseExtra(_SOURCE, "message", (((name,), value),)))
+        events.append(ResponseExtra(SOURCE, "message", (((name,), value),)))
     return ""
 
 
@@ -348,7 +348,7 @@ def _read_list(message: Mapping[str, Any], name: str, events: list[Event]) -> li
     if isinstance(value, list):
         return value
     if value is not None:
-        events.append(ResponseExtra(_SOURCE, "message", (((name,), value),)))
+        events.append(ResponseExtra(SOURCE, "message", (((name,), value),)))
     return []
 
 
@@ -359,7 +359,7 @@ def _add_unknown_keys(
     unknown = find_unknown_keys(value, known).items()
     values: FieldValues = tuple(((*at, *path), one) for path, one in unknown if one is not None)
     if values:
-        events.append(ResponseExtra(_SOURCE, "response", values))
+        events.append(ResponseExtra(SOURCE, "response", values))
 
 
 def _read_logprobs(value: Any) -> tuple[TokenLogprob, ...]:

@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.responses import ResponseStyle
 from protocols.cohere import errors
+from protocols.cohere.decoder import SOURCE
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.call_arguments import make_function_call, write_text_argument
 from protocols.core.errors import GatewayError
@@ -20,6 +21,7 @@ from protocols.core.events import (
     FinishReason,
     ReasoningDelta,
     RefusalDelta,
+    ResponseMetadata,
     StreamEnd,
     TextDelta,
     TokenLogprob,
@@ -121,7 +123,7 @@ class ChatEncoder:
     content_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, request: GenerationRequest, about: ResponseContext) -> None:
-        self._about = about
+        self._about, self._id = about, about.id
         self._hides_reasoning = request.response_options.hides_reasoning
         self._has_started = False
         self._open_block: str | None = None
@@ -145,7 +147,7 @@ class ChatEncoder:
         if not data or self._has_started:
             return data
         self._has_started = True
-        return _format_event("message-start", _START, id=self._about.id) + data
+        return _format_event("message-start", _START, id=self._id) + data
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -180,6 +182,8 @@ class ChatEncoder:
                 return self._end_content() + b"".join(inputs + calls)
             case Usage():
                 self._usage = event
+            case ResponseMetadata():
+                self._id = event.get_identity(SOURCE)[0] or self._id
             case StreamEnd():
                 return self._encode_end()
             case _:
@@ -222,7 +226,7 @@ class ChatEncoder:
         choice = response.choices[0] if response.choices else UnaryChoice(0)
         end = ChoiceEnd(choice.finish_reason, own_word=choice.own_word)
         body = ChatAnswer(
-            id=self._about.id,
+            id=response.metadata.get_identity(SOURCE)[0] or self._id,
             finish_reason=_get_finish_reason(end, called=bool(choice.tool_calls)),
             message=self._build_message(choice),
             usage=_build_usage(response.usage),

@@ -120,11 +120,11 @@ def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any])
     for (*parents, key), value in values.items():
         last = max((i for i, one in enumerate(parents) if one.endswith("]")), default=-1)
         target: Any = reduce(get_inner, parents[: last + 1], written)
-        for parent in parents[last + 1 :] if target is not None else ():
+        for parent in parents[last + 1 :] if isinstance(target, dict) else ():
             if target.get(parent) is None:
                 target[parent] = {}
             target = target[parent]
-        if target is not None:
+        if isinstance(target, dict):
             write_extra_value(target, key, value)
 
 

@@ -33,6 +33,7 @@ from protocols.core.events import (
     TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
+    TopLogprob,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import RerankRequest
@@ -300,13 +301,12 @@ class GenerationEncoder:
 
 
 def _build_chat_logprob(token: TokenLogprob) -> ChoicePayload:
+    return _build_token(token) | {"top_logprobs": [_build_token(one) for one in token.top]}
+
+
+def _build_token(token: TokenLogprob | TopLogprob) -> ChoicePayload:
     data = token.data if token.data is not None else token.token.encode()
-    return {
-        "token": token.token,
-        "logprob": token.logprob,
-        "bytes": list(data),
-        "top_logprobs": [],
-    }
+    return {"token": token.token, "logprob": token.logprob, "bytes": list(data)}
 
 
 def _iter_text_offsets(tokens: Sequence[TokenLogprob]) -> Iterator[int]:

@@ -36,6 +36,8 @@ CHAT_USAGE = {
     "total_tokens": 3,
     "prompt_tokens_details": {"cached_tokens": 1},
 }
+TOKEN = {"token": "hi", "logprob": -0.5, "bytes": [104, 105]}
+LOGPROBS = {"content": [{**TOKEN, "top_logprobs": [TOKEN]}], "refusal": None}
 CHAT_ANSWER: dict[str, Any] = {
     "id": "a",
     "object": "chat.completion",
@@ -45,6 +47,7 @@ CHAT_ANSWER: dict[str, Any] = {
         {
             "index": 0,
             "message": {"role": "assistant", "content": "hi", "tool_calls": [CALL]},
+            "logprobs": LOGPROBS,
             "finish_reason": "tool_calls",
         }
     ],
@@ -52,15 +55,17 @@ CHAT_ANSWER: dict[str, Any] = {
 }
 
 
-def make_chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+def make_chunk(
+    delta: dict[str, Any], reason: str | None = None, **more: dict[str, Any]
+) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, **more}
     return {"id": "a", "object": "chat.completion.chunk", "model": "w", "choices": [choice]}
 
 
 CHAT_STREAM: list[dict[str, Any]] = [
     make_chunk({"role": "assistant", "content": ""}),
     make_chunk({"content": "h"}),
-    make_chunk({"content": "i"}),
+    make_chunk({"content": "i"}, logprobs=LOGPROBS),
     make_chunk({"tool_calls": [{"index": 0, **CALL}]}),
     make_chunk({"tool_calls": [{"index": 0, "function": {"arguments": " "}}]}),
     make_chunk({}, "tool_calls"),
@@ -175,8 +180,13 @@ WHOLE: Mapping[str, dict[str, Any]] = {
     "responses": ITEMS,
     **find_rows("ANSWER"),
 }
+OVMS_STREAM = [
+    make_chunk({"content": "i"}) if chunk == CHAT_STREAM[2] else chunk for chunk in CHAT_STREAM
+]
+"""The same from a server whose streams have no log probabilities."""
 STREAMS: Mapping[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(("openai", "ovms", "databricks", "tgi", "mindie"), CHAT_STREAM),
+    **dict.fromkeys(("openai", "databricks", "tgi", "mindie"), CHAT_STREAM),
+    "ovms": OVMS_STREAM,
     "anthropic": MESSAGE_STREAM,
     "responses": ITEM_STREAM,
     **find_rows("EVENTS"),
@@ -297,7 +307,7 @@ def translate_response(
     client = build_adapter(ADAPTERS.get(client_name, client_name), None, {})
     path, fields = clients[client_name]
     path = STREAM_PATHS.get(path, path) if stream else path
-    takes_options = stream and client_name in ("openai", "tgi") and clients is CLIENTS
+    takes_options = stream and client_name in ("openai", "tgi", "ovms") and clients is CLIENTS
     options = {"stream_options": {"include_usage": True}} if takes_options else {}
     call = build_call(client, path, {"model": "m", "stream": stream, **fields, **options})
     return answer_call(client, call, worker, data, stream=stream)
@@ -336,7 +346,8 @@ def is_kept_or_reported(written: bytes, lost: list[ResponseExtra]) -> bool:
 def join_events(name: str, events: list[dict[str, Any]]) -> bytes:
     """The bytes of a worker's stream."""
     data = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in events)
-    return data + b"data: [DONE]\n\n" if STREAMS.get(name) is CHAT_STREAM else data
+    is_chat = STREAMS.get(name) in (CHAT_STREAM, OVMS_STREAM)
+    return data + b"data: [DONE]\n\n" if is_chat else data
 
 
 @pytest.mark.parametrize("client", CLIENTS)

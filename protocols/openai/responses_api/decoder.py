@@ -108,13 +108,21 @@ _RESPONSE_KEYS: Final[KeyTree] = {
         ("id", "object", "created_at", "completed_at", "status", "error", "incomplete_details",
          "model", "output", "usage", "instructions", "max_output_tokens", "max_tool_calls",
          "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
-         "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store",
-         "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation",
-         "user", "metadata", "background", "billing", "conversation", "frequency_penalty",
-         "presence_penalty"),
+         "safety_identifier", "store", "tool_choice", "tools", "user", "metadata", "background",
+         "conversation"),
     ),
+    "usage": {
+        **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens")),
+        "input_tokens_details": dict.fromkeys(("cached_tokens", "cache_write_tokens")),
+        "output_tokens_details": {"reasoning_tokens": None},
+    },
 }  # fmt: skip
 """The keys of a response that events represent, or that repeat the request."""
+_SETTING_KEYS: Final = frozenset(
+    {"billing", "frequency_penalty", "presence_penalty", "prompt_cache_retention", "reasoning",
+     "service_tier", "temperature", "text", "top_logprobs", "top_p", "truncation"}
+)  # fmt: skip
+"""Those that say what the worker made of the request: its own clients get them as they are."""
 STATUSES: Final = FinishReasonTable(SOURCE, {"completed": "eos"})
 INCOMPLETE_REASONS: Final = FinishReasonTable(
     SOURCE, {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -191,7 +199,7 @@ class ResponsesDecoder(sse.StreamDecoder):
             case "response.created" | "response.in_progress" | "response.queued":
                 response = _as_object(event.response)
                 self._read_metadata(response, events)
-                report_lost_fields(_list_unknown(response, _RESPONSE_KEYS), events)
+                self._add_response_keys(response, events)
             case "response.completed" | "response.incomplete":
                 response = _as_object(event.response)
                 status = response.get("status") or event.type.removeprefix("response.")
@@ -338,8 +346,17 @@ class ResponsesDecoder(sse.StreamDecoder):
                 read_integer(
                     int(created) if isinstance(created, float) else created, MAX_TIMESTAMP
                 ),
+                SOURCE,
             )
         )
+
+    def _add_response_keys(self, response: _Object, events: list[Event]) -> None:
+        """Add the keys of the response that no event represents."""
+        unknown = _list_unknown(response, _RESPONSE_KEYS)
+        if self._source not in ("", SOURCE):
+            unknown = tuple([one for one in unknown if one[0][0] not in _SETTING_KEYS])
+        if unknown:
+            events.append(ResponseExtra(SOURCE, "response", unknown))
 
     def _end_response(self, response: _Object, events: list[Event]) -> None:
         """The last events, from the final response. Raises the error of one that failed."""
@@ -347,7 +364,7 @@ class ResponsesDecoder(sse.StreamDecoder):
             self._raise_if_error(_encode({"error": response.get("error")}))
             raise WorkerFailed(f"The worker's response is {response['status']}.")
         self._read_metadata(response, events)
-        report_lost_fields(_list_unknown(response, _RESPONSE_KEYS), events)
+        self._add_response_keys(response, events)
         output = response.get("output")
         is_unary = not self._items
         for index, item in enumerate(output if isinstance(output, list) else ()):
@@ -378,13 +395,17 @@ class ResponsesDecoder(sse.StreamDecoder):
         return finish.build_end(called=self._call_count > 0)
 
     def _read_usage(self, value: Any) -> Usage | None:
-        usage = _as_object(value)
-        return self._usage_reader.read_usage(
-            usage.get("input_tokens"),
-            usage.get("output_tokens"),
-            _as_object(usage.get("input_tokens_details")).get("cached_tokens") or None,
-            _as_object(usage.get("output_tokens_details")).get("reasoning_tokens") or None,
+        counts = _as_object(value)
+        inputs = _as_object(counts.get("input_tokens_details"))
+        usage = self._usage_reader.read_usage(
+            counts.get("input_tokens"),
+            counts.get("output_tokens"),
+            inputs.get("cached_tokens") or None,
+            _as_object(counts.get("output_tokens_details")).get("reasoning_tokens") or None,
         )
+        stored = inputs.get("cache_write_tokens") or None
+        written = self._usage_reader.read_prompt_tokens(stored)
+        return usage if usage is None else replace(usage, cache_write_tokens=written)
 
 
 def _report_event(event: _WireEvent, events: list[Event]) -> None:

@@ -34,6 +34,7 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     ResponseExtra,
+    ResponseMetadata,
     StreamEnd,
     TextDelta,
     TokenLogprob,
@@ -41,6 +42,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX, ONLY_PART
@@ -62,7 +64,7 @@ def build_usage(usage: Usage | None) -> Mapping[str, Any] | None:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
             "cached_tokens": usage.cached_tokens or 0,
-            "cache_write_tokens": 0,
+            "cache_write_tokens": usage.cache_write_tokens or 0,
         },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
@@ -438,6 +440,10 @@ class ResponsesEncoder:
         self._build_headers = build_headers
         self._started_at = about.clock()
         self._token = secrets.token_hex(16)
+        self._id = f"resp_{self._token}"
+        self._created = about.created
+        self._extra: dict[tuple[str, ...], Any] = {}
+        """The worker's keys of the response that no event represents."""
         self._writer = EventWriter()
         self._has_begun = False
         self._open_item: _OutputItem | None = None
@@ -501,6 +507,12 @@ class ResponsesEncoder:
                 return b""
             case StreamEnd():
                 return self._end_response()
+            case ResponseMetadata() if not self._has_begun:
+                self._keep_identity(event)
+                return b""
+            case ResponseExtra(source=source, scope="response") if source == SOURCE:
+                self._extra |= dict(event.values)
+                return b""
             case ResponseExtra(source=source) if source == SOURCE:
                 return self._begin() + self._encode_output(event)
             case (
@@ -515,6 +527,13 @@ class ResponsesEncoder:
                 return self._begin() + self._encode_output(event)
             case _:
                 return b""
+
+    def _keep_identity(self, served: ResponseMetadata) -> None:
+        """Show a worker's own id and time. What is stored here has an id that nobody can guess."""
+        name, created = served.get_identity(SOURCE)
+        self._created = created or self._created
+        if name is not None and not self._decoded.stores:
+            self._id = name
 
     def _begin(self) -> bytes:
         if self._has_begun:
@@ -698,16 +717,16 @@ class ResponsesEncoder:
         reason = self._incomplete_reason if status == "incomplete" else None
         completed_at = None
         if status == "completed":
-            completed_at = about.created + int(about.clock() - self._started_at)
+            completed_at = self._created + int(about.clock() - self._started_at)
         is_over = status != "in_progress"
 
         def repeat(name: str, default: Any = None) -> Any:
             return fields.get(name, default)
 
         values = {
-            "id": f"resp_{self._token}",
+            "id": self._id,
             "object": "response",
-            "created_at": about.created,
+            "created_at": self._created,
             "status": status,
             "completed_at": completed_at,
             "background": False,
@@ -740,6 +759,8 @@ class ResponsesEncoder:
             values["presence_penalty"] = repeat("presence_penalty")
         if "frequency_penalty" in fields:
             values["frequency_penalty"] = repeat("frequency_penalty")
+        values |= {path[0]: one for path, one in self._extra.items() if len(path) == 1}
+        write_extra_fields(values, {path: one for path, one in self._extra.items() if path[1:]})
         return values
 
     def _build_stored(self) -> StoredResponse:

@@ -53,7 +53,7 @@ def test_stream_of_text_and_a_call() -> None:
     )
 
     assert events == [
-        ResponseMetadata(id="a"),
+        ResponseMetadata(id="a", source="cohere"),
         ReasoningDelta("hm"),
         TextDelta("I ask."),
         ToolCallStart(0, 0, "c1", "f"),
@@ -159,7 +159,7 @@ def test_unary_response_has_its_tokens_at_its_first_text() -> None:
 
     logprobs = (TokenLogprob("xy", -1.0, id=1), TokenLogprob("", -2.5, id=2))
     assert events == [
-        ResponseMetadata(id="a"),
+        ResponseMetadata(id="a", source="cohere"),
         ReasoningDelta("hm"),
         TextDelta("x", tokens=2, logprobs=logprobs),
         TextDelta("y", tokens=0),
@@ -174,7 +174,7 @@ def test_unary_response_has_its_tokens_at_its_first_text() -> None:
 
 def test_content_may_be_a_string_and_usage_be_missing() -> None:
     assert decode_body({"message": {"content": "x"}, "finish_reason": "COMPLETE"}) == [
-        ResponseMetadata(),
+        ResponseMetadata(source="cohere"),
         TextDelta("x"),
         ChoiceEnd("eos"),
         StreamEnd(),

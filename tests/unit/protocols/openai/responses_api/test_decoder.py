@@ -127,7 +127,7 @@ def test_metadata_is_emitted_once() -> None:
 
     events = decode(created, event("in_progress"), finish(TEXT))
 
-    assert events[0] == ResponseMetadata("w", None, "r", 7)
+    assert events[0] == ResponseMetadata("w", None, "r", 7, SOURCE)
     assert sum(isinstance(one, ResponseMetadata) for one in events) == 1
     assert events[-2:] == [Usage(2, 3, 1, 1), StreamEnd()]
 
@@ -245,7 +245,7 @@ def test_unknown_words_and_keys_of_a_response_are_reported() -> None:
     response = {"status": "completed", "later": {"a": 1}, "store": False, "output": [message]}
 
     assert contents(decode(event("completed", response=response))) == [
-        report("later", value={"a": 1}),
+        ResponseExtra(SOURCE, "response", ((("later",), {"a": 1}),)),
         ResponseExtra(SOURCE, "item", ((("role",), "model"), (("status",), "later")), 0, -1),
     ]
 

@@ -25,6 +25,7 @@ from protocols.core.events import (
     FinishReason,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -37,7 +38,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ResponseContext
 from protocols.openai.responses_api.items import open_reasoning
-from protocols.openai.responses_api.requests import References, read_request
+from protocols.openai.responses_api.requests import SOURCE, References, read_request
 from protocols.openai.responses_api.responses import ResponsesEncoder
 from tests.conformance.cases import Response
 from tests.conformance.openai_responses import check_order, joined, names, read_events
@@ -381,3 +382,38 @@ def test_failed_response_is_stored_like_any_other(stores: bool) -> None:
 
     assert last["response"]["status"] == "failed"
     assert (encoder.stored_response is not None) == stores
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_worker_s_id_is_shown_unless_the_response_is_stored(stores: bool) -> None:
+    """Later requests find what is stored by an id that no worker chose."""
+    encoder = create_encoder(store=stores)
+    served = ResponseMetadata("w", None, "resp_worker", 7, SOURCE)
+
+    written = encoder.encode_unary(aggregate([served, TextDelta("a"), *end()]))
+
+    answer = msgspec.json.decode(written.body)
+    assert (answer["id"] == "resp_worker") != stores
+    assert answer["created_at"] == 7
+
+
+def test_own_clients_get_the_worker_s_settings_and_unknown_keys() -> None:
+    values = {("service_tier",): "flex", ("usage", "later"): 1, ("later",): {"a": 1}}
+    extra = ResponseExtra(SOURCE, "response", tuple(values.items()))
+
+    written = create_encoder().encode_unary(aggregate([extra, TextDelta("a"), *end()]))
+
+    answer = msgspec.json.decode(written.body)
+    assert (answer["service_tier"], answer["later"]) == ("flex", {"a": 1})
+    assert answer["usage"]["later"] == 1
+    assert answer["usage"]["input_tokens"] == 2
+
+
+def test_id_and_time_that_come_after_the_first_event_are_not_shown() -> None:
+    """A heartbeat may have begun the stream: its id stays."""
+    encoder = create_encoder(store=False)
+    begun = encoder.encode_heartbeat(60)
+
+    encoder.encode_events([ResponseMetadata("w", None, "resp_worker", 7, SOURCE)])
+
+    assert b"resp_worker" not in begun + encoder.encode_events([TextDelta("a"), *end()])

@@ -1,0 +1,128 @@
+"""An answer that is written anew between equal protocols is the worker's own, but for the model.
+
+A client that speaks the protocol of the worker finds its id, its time and everything else in it,
+also where a setting of the gateway demands that the answer is written anew.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.property.test_unknown_keys import VALUE, add_key, list_places
+from tests.property.test_unknown_response_keys import (
+    STREAMS,
+    WHOLE,
+    WORKERS,
+    join_events,
+    list_whole_cases,
+    translate_response,
+)
+
+ID = "the-worker-s-own-id"
+TIME = 1_234_567_890
+FINGERPRINT = "the-worker-s-own-fingerprint"
+CHATS = ("openai", "databricks", "tgi", "mindie", "ovms")
+"""Protocols whose answers have the form of OpenAI's chat completions."""
+OWN_IDS = frozenset({"mindie"})
+"""Protocols whose clients cancel a request by the id of its answer, which is the gateway's."""
+
+
+def identify(value: dict[str, Any], *, has_time: bool) -> dict[str, Any]:
+    """The answer, or an event of one, with the worker's id and time in each place for them."""
+    holders = [key for key in ("message", "response") if key in value]
+    named: dict[str, Any] = {key: identify(value[key], has_time=has_time) for key in holders}
+    if "id" in value and "index" not in value:
+        named["id"] = ID
+    if has_time and "id" in value:
+        key = "created_at" if "output" in value else "created"
+        named |= {key: TIME}
+    return value | named
+
+
+def list_values(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each value that is no list and no object, with its path."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in items:
+            yield from list_values(one, (*at, key))
+    else:
+        yield at, value
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_whole_answer_has_every_value_of_the_worker_s_answer(name: str) -> None:
+    # given an answer with values at all levels, but for those that OVMS does not have
+    sent = identify(WHOLE[name], has_time=True) | {
+        "system_fingerprint": FINGERPRINT,
+        "service_tier": "flex",
+    }
+    if name == "ovms":
+        sent["usage"] = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+
+    # when it is written anew
+    written, lost = translate_response(name, WORKERS[name], msgspec.json.encode(sent), stream=False)
+
+    # then the client has all of it
+    received = dict(list_values(msgspec.json.decode(written)))
+    changed = {path for path, one in list_values(sent) if one is not None and received[path] != one}
+    assert changed <= {("model",)} | ({("id",)} if name in OWN_IDS else set())
+    assert lost == []
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", [*CHATS, "anthropic", "responses", "cohere"])
+def test_answer_has_the_worker_s_id_and_time(name: str, *, stream: bool) -> None:
+    has_time = name not in ("anthropic", "cohere")
+    events = [identify(one, has_time=has_time) for one in STREAMS[name]]
+    whole = identify(WHOLE[name], has_time=has_time)
+    data = join_events(name, events) if stream else msgspec.json.encode(whole)
+
+    written, _ = translate_response(name, WORKERS[name], data, stream=stream)
+
+    assert (ID.encode() in written) == (name not in OWN_IDS)
+    assert (str(TIME).encode() in written) == has_time
+
+
+@pytest.mark.parametrize("other", ["anthropic", "responses", "ovms", "databricks"])
+def test_client_of_another_protocol_gets_the_gateway_s_id_and_time(other: str) -> None:
+    data = msgspec.json.encode(identify(WHOLE["openai"], has_time=True))
+
+    written, _ = translate_response(other, WORKERS["openai"], data, stream=False)
+
+    assert ID.encode() not in written
+    assert str(TIME).encode() not in written
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [one for one in list_whole_cases() if one.values[0] in (*CHATS, "responses")]
+)
+def test_unknown_key_of_a_whole_answer_reaches_clients_of_the_protocol(
+    name: str, place: tuple[Any, ...]
+) -> None:
+    data = msgspec.json.encode(add_key(WHOLE[name], place))
+
+    written, lost = translate_response(name, WORKERS[name], data, stream=False)
+
+    assert VALUE.encode() in written
+    assert lost == []
+
+
+def list_chunk_cases() -> Iterator[Any]:
+    for name in CHATS:
+        for place in list_places(STREAMS[name]):
+            yield pytest.param(name, place, id=f"{name}-{'.'.join(map(str, place))}")
+
+
+@pytest.mark.parametrize(("name", "place"), list(list_chunk_cases()))
+def test_unknown_key_of_a_stream_reaches_clients_of_the_protocol(
+    name: str, place: tuple[Any, ...]
+) -> None:
+    events = list(STREAMS[name])
+    events[place[0]] = add_key(events[place[0]], place[1:])
+
+    written, lost = translate_response(name, WORKERS[name], join_events(name, events), stream=True)
+
+    assert VALUE.encode() in written
+    assert lost == []
