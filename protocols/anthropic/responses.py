@@ -246,7 +246,7 @@ class MessageEncoder:
 
     def _keep_id(self, served: ResponseMetadata) -> None:
         """Show the id of a worker of this protocol."""
-        self._id = served.get_identity(SOURCE)[0] or self._id
+        self._id = served.get_identity(SOURCE).get("id", self._id)
 
     def _encode_end(self) -> bytes:
         self._blocks.close()

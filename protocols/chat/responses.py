@@ -479,27 +479,22 @@ def build_unary_response(
     shared: Mapping[str, str | int],
 ) -> HttpResponse:
     """The unary response."""
-    identity = _find_identity(response.metadata, style)
+    identity = response.metadata.get_identity(style.source)
     values: dict[str, Any] = {**shared, **identity, "choices": choices}
     if response.usage is not None:
         values["usage"] = build_usage(response.usage)
     if response.metadata.fingerprint is not None:
         values["system_fingerprint"] = response.metadata.fingerprint
     body = encode_json(shapes.response(values))
-    unwritten = response.metadata.list_unwritten(style.source, style.unary_keys)
+    unwritten: tuple[ResponseExtra, ...] = ()
+    if response.metadata.fingerprint is not None:
+        unwritten = response.metadata.list_unwritten(style.source, style.unary_keys)
     if response.extra or unwritten:
         writer = ExtraKeyWriter(style.source)
         for event in (*unwritten, *response.extra):
             writer.add(event)
         body = writer.merge_body(body)
     return HttpResponse(200, body)
-
-
-def _find_identity(served: ResponseMetadata, style: ResponseStyle) -> dict[str, Any]:
-    """The keys of the worker's id and time that its own clients get."""
-    name, created = served.get_identity(style.source)
-    fields = {"id": name, "created": created}
-    return {key: value for key, value in fields.items() if value is not None}
 
 
 class ChunkWriter:
@@ -557,14 +552,20 @@ class ChunkWriter:
         if self._usage_mode == "each":
             self._clear_templates()
 
-    def set_metadata(self, served: ResponseMetadata) -> None:
-        """Store the worker's id and time, if clients get them, and its fingerprint."""
-        fields = _find_identity(served, self._response_style)
+    def set_metadata(self, served: ResponseMetadata) -> Sequence[ResponseExtra]:
+        """Store the worker's id and time, if clients get them, and its fingerprint.
+
+        Returns what of these no chunk has a key for.
+        """
+        fields = served.get_identity(self._response_style.source)
         if served.fingerprint is not None:
             fields["system_fingerprint"] = served.fingerprint
         self._common_fields |= {key: encode_json(value) for key, value in fields.items()}
-        if fields:
+        if fields and self._templates:
             self._clear_templates()
+        if served.fingerprint is None:
+            return ()
+        return served.list_unwritten(self._response_style.source, self._response_style.chunk_keys)
 
     def _clear_templates(self) -> None:
         self._templates.clear()
@@ -705,10 +706,7 @@ class ChatEncoder:
             )
         match event:
             case ResponseMetadata():
-                self._chunk_writer.set_metadata(event)
-                for extra in event.list_unwritten(
-                    self.extra_source, self._response_style.chunk_keys
-                ):
+                for extra in self._chunk_writer.set_metadata(event):
                     self._extra_writer.add(extra)
             case ResponseExtra():
                 self._extra_writer.add(event)
@@ -906,10 +904,7 @@ class CompletionEncoder:
             case Usage():
                 self._chunk_writer.set_usage(event)
             case ResponseMetadata():
-                self._chunk_writer.set_metadata(event)
-                for extra in event.list_unwritten(
-                    self.extra_source, self._response_style.chunk_keys
-                ):
+                for extra in self._chunk_writer.set_metadata(event):
                     self._extra_writer.add(extra)
             case ResponseExtra():
                 self._extra_writer.add(event)

@@ -95,11 +95,8 @@ def list_unknown_keys(
 
 def keep_identity(body: Any, response: UnaryResponse, source: str) -> None:
     """Set the id and the time of a body of this source to the worker's, if it has the same."""
-    name, created = response.metadata.get_identity(source)
-    if name is not None:
-        body.id = name
-    if created is not None:
-        body.created = created
+    for key, value in response.metadata.get_identity(source).items():
+        setattr(body, key, value)
 
 
 def add_extra_keys(body: bytes, response: UnaryResponse, source: str) -> bytes:

@@ -316,7 +316,9 @@ def read_text_response(
         return None
     events: list[Event] = []
     if wire.id is not None or wire.model is not None:
-        events.append(read_metadata(wire, source))
+        events.append(
+            ResponseMetadata(wire.model, wire.system_fingerprint, wire.id, wire.created, source)
+        )
     if text := choice.text if choice.message is None else choice.message.content:
         events.append(TextDelta(text, 0, usage.completion_tokens))
     reason: FinishReason = "eos" if choice.finish_reason == "stop" else "length"

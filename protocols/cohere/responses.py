@@ -183,7 +183,7 @@ class ChatEncoder:
             case Usage():
                 self._usage = event
             case ResponseMetadata():
-                self._id = event.get_identity(SOURCE)[0] or self._id
+                self._id = event.get_identity(SOURCE).get("id", self._id)
             case StreamEnd():
                 return self._encode_end()
             case _:
@@ -226,7 +226,7 @@ class ChatEncoder:
         choice = response.choices[0] if response.choices else UnaryChoice(0)
         end = ChoiceEnd(choice.finish_reason, own_word=choice.own_word)
         body = ChatAnswer(
-            id=response.metadata.get_identity(SOURCE)[0] or self._id,
+            id=response.metadata.get_identity(SOURCE).get("id", self._id),
             finish_reason=_get_finish_reason(end, called=bool(choice.tool_calls)),
             message=self._build_message(choice),
             usage=_build_usage(response.usage),

@@ -254,24 +254,28 @@ class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
     created: int | None = None
     source: str = ""
 
-    def get_identity(self, source: str) -> tuple[str | None, int | None]:
-        """The id and the time for clients of the protocol ``source``, if it is the worker's.
+    def get_identity(self, source: str) -> dict[str, Any]:
+        """The id and the time (``created``) for clients of the protocol ``source``.
 
-        Clients of others get the gateway's. An empty id and the time 0 are none.
+        It is empty if the worker's is another: they get the gateway's. So they do in the place of
+        an empty id and the time 0.
         """
-        if not source or source != self.source:
-            return None, None
-        return self.id or None, self.created or None
+        fields: dict[str, Any] = {}
+        if source and source == self.source:
+            if self.id:
+                fields["id"] = self.id
+            if self.created:
+                fields["created"] = self.created
+        return fields
 
     def list_unwritten(self, source: str, keys: Container[str]) -> "tuple[ResponseExtra, ...]":
         """What an encoder of the protocol ``source`` with these keys does not write of it."""
-        name, created = self.get_identity(source)
-        fields = {"id": name, "created": created, "system_fingerprint": self.fingerprint}
-        values = tuple(
-            ((key,), value)
-            for key, value in fields.items()
-            if value is not None and source == self.source and key not in keys
-        )
+        if source != self.source:
+            return ()
+        fields = self.get_identity(source)
+        if self.fingerprint is not None:
+            fields["system_fingerprint"] = self.fingerprint
+        values = tuple([((key,), one) for key, one in fields.items() if key not in keys])
         return (ResponseExtra(source, "response", values),) if values else ()
 
 

@@ -435,8 +435,7 @@ class OpenAiStyleEncoder(_BaseEncoder):
 
     def _keep_time(self, served: ResponseMetadata) -> None:
         """Show the time of a worker of this protocol."""
-        _, created = served.get_identity(SOURCE)
-        if created is not None:
+        if created := served.get_identity(SOURCE).get("created"):
             self._set_heads(created)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:

@@ -177,8 +177,7 @@ class GenerationEncoder:
 
     def _keep_time(self, served: ResponseMetadata) -> None:
         """Show the time of a worker of this protocol."""
-        _, created = served.get_identity(SOURCE)
-        if created is not None:
+        if created := served.get_identity(SOURCE).get("created"):
             self._context = replace(self._context, created=created)
             self._templates.clear()
 

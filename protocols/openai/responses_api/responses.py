@@ -530,10 +530,10 @@ class ResponsesEncoder:
 
     def _keep_identity(self, served: ResponseMetadata) -> None:
         """Show a worker's own id and time. What is stored here has an id that nobody can guess."""
-        name, created = served.get_identity(SOURCE)
-        self._created = created or self._created
-        if name is not None and not self._decoded.stores:
-            self._id = name
+        identity = served.get_identity(SOURCE)
+        self._created = identity.get("created", self._created)
+        if not self._decoded.stores:
+            self._id = identity.get("id", self._id)
 
     def _begin(self) -> bytes:
         if self._has_begun:
