@@ -118,6 +118,12 @@ Headers of a worker's responses are not passed on: each says something of one wo
 gateway's account there. Clients get the gateway's own: ids of requests, rate limits of their API
 key, durations, the version that answered; `Retry-After` counts for the gateway and for clients.
 
+The id and the time **in** an answer are the worker's for clients of its protocol, whether the
+answer is passed through or written anew. Clients of other protocols get the gateway's, and so do
+they where the gateway looks an answer up by its id: stored responses, and MindIE's answers, by
+whose id a client stops the request. Every answer has the gateway's id of the request in the header
+`x-request-id`. Feedback takes either.
+
 Of a worker's event stream, clients get the events, with the names that their protocol has.
 Comments, `id:` and `retry:` are framing of the worker's connection and end at the gateway, since it
 resumes no stream.
