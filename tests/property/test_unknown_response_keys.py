@@ -339,7 +339,7 @@ def answer_call(
 
 def is_kept_or_reported(written: bytes, lost: list[ResponseExtra]) -> bool:
     """Whether the key is either in the client's response or among the reported paths."""
-    paths = [path for one in lost for path in list_paths(one.path, dict(one.values))]
+    paths = [path for one in lost for path in list_paths(one.path, one.values)]
     return (VALUE.encode() in written) != any(KEY in path for path in paths)
 
 
@@ -441,7 +441,7 @@ def test_cached_tokens_reach_every_client_whatever_the_worker_calls_them(
     else:
         ids = re.compile(rb'"(?:item_)?id":"[^"]*"')
         assert ids.sub(b"", written) == ids.sub(b"", answer(standard)[0])
-    assert not [path for one in lost for path in list_paths(one.path, dict(one.values))]
+    assert not [path for one in lost for path in list_paths(one.path, one.values)]
 
 
 @pytest.mark.parametrize("client", PROMPT_CLIENTS)
