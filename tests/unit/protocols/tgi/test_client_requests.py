@@ -119,7 +119,7 @@ def test_unknown_fields_are_extra(make: MakeCall) -> None:
         "parameters": {"foo": 1, "bar": None, "decoder_input_details": True},
         "options": {},
     }
-    request = TGI().decode_request(make("/generate", body))
+    request: Any = TGI().decode_request(make("/generate", body))
 
     assert request.extra.keys() == {"options", "decoder_input_details"}
     assert request.field_extra == (ExtraFields("parameters", {("foo",): 1}, ("parameters",)),)

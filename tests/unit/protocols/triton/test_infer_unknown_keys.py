@@ -10,7 +10,6 @@ from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.catalog import ModelInfo
 from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import ClientRequest
-from protocols.core.request import AnyRequest
 from protocols.triton.endpoints import Triton
 
 TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}
@@ -24,7 +23,7 @@ BODY = {
 LOST = ["later", "inputs[0].parameters.x", "outputs[0].parameters.y"]
 
 
-def decode(adapter: Triton, body: Any = BODY, model: ModelInfo | None = None) -> AnyRequest:
+def decode(adapter: Triton, body: Any = BODY, model: ModelInfo | None = None) -> Any:
     path = "/v2/models/m/infer"
     match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
     call = ClientRequest(match.endpoint, match.params, {}, "", msgspec.json.encode(body), path, "r")
