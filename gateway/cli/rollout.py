@@ -43,7 +43,7 @@ def rollout(command: str, file: str, model: str | None) -> None:
     check_every.
 
     pause keeps the current split, resume goes on and begins the step anew, abort sends no more
-    requests to the version, promote goes to the next step now.
+    requests to the version, promote goes to the next step now, unless a guardrail is breached.
 
     Exit codes: 0 done, 1 the command does not fit the rollout's phase, 2 wrong usage.
     """  # noqa: D301 - click reads \b
@@ -60,7 +60,8 @@ def rollout(command: str, file: str, model: str | None) -> None:
                 _show_status(report_rollout(store, config, name, now))
             else:
                 common = read_common_settings(store, config, name, now)
-                _steer(store, name, common.rollout, _as_command(command), now)
+                split = config.models[name].get_split_name(name)
+                _steer(store, name, split, common.rollout, _as_command(command), now=now)
     except store.errors as error:
         why = str(error) or type(error).__name__
         raise click.ClickException(f"the state of the rollout can't be used now: {why}") from None
@@ -69,8 +70,10 @@ def rollout(command: str, file: str, model: str | None) -> None:
 def _steer(
     store: "RolloutStore",
     name: str,
+    split: str,
     plan: "RolloutConfig",
     command: "RolloutCommand",
+    *,
     now: float,
 ) -> None:
     from gateway.evidence.rollout import apply_command, find_first_step, hash_plan  # noqa: PLC0415 - only here
@@ -78,6 +81,8 @@ def _steer(
     state = store.load(name, hash_plan(plan), now, find_first_step(plan))
     if state.phase in _FORBIDDEN[command]:
         raise click.ClickException(f"the rollout of {name} is {state.phase}")
+    if command == "promote" and state.is_open:
+        _refuse_breach(store, name, split, plan, state, now=now)
     after = apply_command(plan, state, command, now)
     if command == "promote" and after == state:
         raise click.ClickException(f"the rollout of {name} is at its last step")
@@ -86,6 +91,24 @@ def _steer(
     if not store.save(name, hash_plan(plan), state, after):
         raise click.ClickException("the rollout has just changed; look at its status")
     _show_state(name, plan, after)
+
+
+def _refuse_breach(
+    store: "RolloutStore",
+    name: str,
+    split: str,
+    plan: "RolloutConfig",
+    state: "RolloutState",
+    *,
+    now: float,
+) -> None:
+    """Raises ClickException if a guardrail is breached, which no gateway may have seen yet."""
+    from gateway.evidence.rollout import decide, hash_plan  # noqa: PLC0415 - only here
+
+    seen = decide(plan, state, store.read_samples(plan, name, split, state), now)
+    if seen.is_breached:
+        store.save(name, hash_plan(plan), state, seen)
+        raise click.ClickException(f"the rollout of {name} is {seen.phase} now: {seen.reason}")
 
 
 def _show_state(name: str, plan: "RolloutConfig", state: "RolloutState") -> None:

@@ -67,6 +67,7 @@ class GuardrailResult(Struct, frozen=True):
     lacks_values: bool = False
     """Whether the version has none and the others have: nothing is known of a version that hangs.
     """
+    has_values: bool = True
 
     @property
     def is_breached(self) -> bool:
@@ -234,7 +235,7 @@ def _describe_missing(
     name: str, high: float, allowed: float, *, lacks_values: bool
 ) -> GuardrailResult:
     text = "no values of the version yet, the step waits" if lacks_values else "no values yet"
-    return GuardrailResult(name, -1.0, high, allowed, text, lacks_values)
+    return GuardrailResult(name, -1.0, high, allowed, text, lacks_values, has_values=False)
 
 
 def _check_quantile(
@@ -275,12 +276,20 @@ def decide(
     is_proven = rollout.require != "proof" or all(result.is_proven for result in results)
     missing = [result.name for result in results if result.lacks_values]
     if is_long_enough and is_proven and not missing:
-        return go_on(rollout, state, now)
+        after = go_on(rollout, state, now)
+        unguarded = [result.name for result in results if not result.has_values]
+        return _name_missing(after, unguarded) if unguarded else after
     if elapsed > rollout.step_at_most and state.phase != "holding":
         values = f"no values of {', '.join(missing)}" if missing else "no proof"
         lack = values if is_long_enough else f"{samples.requests} requests"
         return replace(state, phase="holding", reason=f"{lack} within step_at_most")
     return state
+
+
+def _name_missing(after: RolloutState, names: Sequence[str]) -> RolloutState:
+    """The state after a step in which some guardrails had no value of any version."""
+    text = f"the step before had no values of {', '.join(names)}"
+    return replace(after, reason=f"{after.reason}; {text}" if after.reason else text)
 
 
 def go_on(rollout: RolloutConfig, state: RolloutState, now: float) -> RolloutState:

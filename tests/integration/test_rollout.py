@@ -121,6 +121,26 @@ async def test_failures_that_a_fallback_answers_count_for_the_version_that_faile
     assert "errors: 0.0% → 100.0%: at least" in status[1]
 
 
+async def test_promote_refuses_a_version_with_a_breach_that_no_gateway_has_seen_yet(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """The gateway looks at the requests once an hour, and the worker of version 2 answers 500."""
+    async with ScriptedWorker(GOOD) as old, ScriptedWorker(BROKEN) as new:
+        settings = "step_at_most: 2h"
+        text = CONFIG.format(old=old.url, new=new.url, file=tmp_path / "u.sqlite", more=settings)
+        text = text.replace("check_every: 1s", "check_every: 1h")
+        gateway = await serve(text)
+        async with asyncio.timeout(60):
+            while "errors: breached" not in (await show_status(tmp_path, text))[1]:
+                await send(gateway)
+        code, printed = await show_status(tmp_path, text, "promote")
+        status = await show_status(tmp_path, text)
+
+    assert code == 1
+    assert "the rollout of chat is rolled back now: errors: 0.0% → 100.0%" in printed
+    assert status[1].startswith("chat@2: rolled back\n  errors: 0.0% → 100.0%")
+
+
 SHADOW = 'shadow: {to: "2", share: 100%, max_concurrency: 100}'
 
 

@@ -104,6 +104,15 @@ def test_breach_names_the_guardrail_and_the_requests_that_it_took() -> None:
     assert state.reason.endswith("higher, 1.0% allowed, after 300 requests")
 
 
+def test_step_that_goes_on_without_values_of_a_guardrail_says_so() -> None:
+    samples = msgspec.structs.replace(make_samples(), feedback={"thumbs_up": (NO_TALLY, NO_TALLY)})
+    text = "the step before had no values of feedback thumbs_up"
+    second = decide(PLAN, START, samples, 1601)
+    assert second == RolloutState("running", 1, 1601.0, text)
+    completed = decide(PLAN, second, samples, 2202)
+    assert completed == RolloutState("completed", 2, 2202.0, f"all steps are done; {text}")
+
+
 def test_proof_is_waited_for_if_it_is_required() -> None:
     plan = msgspec.structs.replace(PLAN, require="proof")
     assert decide(plan, START, make_samples(), 1601).step == 0
