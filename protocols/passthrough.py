@@ -84,6 +84,7 @@ from protocols.core.sse import (
     split_plain_events,
 )
 from protocols.core.token_counts import UsageReader
+from protocols.core.vectors import Span, find_vectors, list_gaps
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param, clamp_value, find_common_type
 
@@ -474,6 +475,17 @@ class NameReplacer(Struct, frozen=True):
                 data = self._replace_values(data, start, key, _encode(name))
         return data
 
+    def replace_outside(self, data: bytes, spans: Sequence[Span]) -> bytes:
+        """``data`` with the new values, but what is in ``spans`` as it is."""
+        copied = 0
+        parts: list[bytes] = []
+        for start, end in list_gaps(data, spans):
+            gap = data[start:end]
+            if (replaced := self.replace(gap)) != gap:
+                parts += (data[copied:start], replaced)
+                copied = end
+        return b"".join((*parts, data[copied:])) if parts else data
+
     def _replace_values(self, data: bytes, start: int, key: str, value: bytes) -> bytes:
         """``data`` with the new values of a key, which first occurs at ``start``."""
         quoted_key, match = _QUOTED_KEYS[key], _PATTERNS[key].match
@@ -649,7 +661,10 @@ class StandardUnaryReader(Struct, eq=False):
             del document, events  # of a large response only one copy is held
             decoder = self._create_decoder(self._request)
             events = [*decoder.feed(body), *decoder.close()]
-        return self._names.replace(body) if is_standard else None, events
+        if not is_standard:
+            return None, events
+        vectors = find_vectors(body) if self._request.kind == "embedding" else []
+        return self._names.replace_outside(body, vectors), events
 
     def _skim(self, document: bytes) -> tuple[Sequence[Event], bool, bool]:
         """The events, whether the client may have the document, and whether they are all.

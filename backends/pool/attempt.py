@@ -38,7 +38,7 @@ from backends.interfaces import (
 )
 from backends.pool.attempt_timeouts import NO_TIMEOUT, AttemptTimeouts
 from backends.pool.metrics import PoolMetrics
-from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
+from backends.pool.settings import DEFAULT_MAX_EMBEDDINGS_SIZE, DEFAULT_MAX_RESPONSE_SIZE
 from backends.pool.worker_state import WorkerState, get_error_kind
 from backends.pool.workers import WorkerSlot
 from protocols.core.errors import (
@@ -72,6 +72,7 @@ from protocols.core.interfaces import (
 from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
 from protocols.core.sse import MAX_EVENT_BYTES
+from protocols.core.vectors import find_vectors, list_gaps
 
 ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
 """See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
@@ -167,6 +168,8 @@ class AttemptServices(Struct, frozen=True):
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
     max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
     """The largest unary response. Streams have no such limit: they are not buffered."""
+    max_embeddings_size: int = DEFAULT_MAX_EMBEDDINGS_SIZE
+    """The same of a response with embeddings."""
     response_counts: ResponseCounts = ResponseCounts()
     """What a unary response may consist of."""
 
@@ -299,7 +302,7 @@ class Attempt(AttemptTimeouts):
 
     def _read_unary(self, chunks: Sequence[bytes]) -> list[StreamItem]:
         """Decode a unary response whose body is complete."""
-        if sum(map(len, chunks)) > self._services.max_response_size:
+        if sum(map(len, chunks)) > self._max_size:
             raise self._make_too_large_error()
         reader = self._response_reader
         items: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
@@ -317,7 +320,7 @@ class Attempt(AttemptTimeouts):
         items: list[StreamItem] = []
         body: list[bytes] = []
         """What was read, which may be one JSON document in place of a stream, too."""
-        limit = MAX_EVENT_BYTES if is_stream else self._services.max_response_size
+        limit = MAX_EVENT_BYTES if is_stream else self._max_size
         size = 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
@@ -504,9 +507,23 @@ class Attempt(AttemptTimeouts):
         """Decode the end of the body if it has no more objects and values than allowed."""
         counts = self._services.response_counts
         if counts.needs_check(size):
-            counts.check(body)
+            counts.check(self._list_counted(body))
         body.clear()  # the reader has its own
         return _decode_end(self._response_reader)
+
+    def _list_counted(self, body: list[bytes]) -> list[bytes]:
+        """What is decoded in one step: vectors in the form of OpenAI are not."""
+        if self.request.request.kind != "embedding":
+            return body
+        text = b"".join(body)
+        return [text[slice(*gap)] for gap in list_gaps(text, find_vectors(text))]
+
+    @property
+    def _max_size(self) -> int:
+        """The largest unary response."""
+        if self.request.request.kind == "embedding":
+            return self._services.max_embeddings_size
+        return self._services.max_response_size
 
     def _decode_end(self) -> StreamItem:
         """Decode the end of the body; the last event is StreamEnd."""
@@ -526,7 +543,7 @@ class Attempt(AttemptTimeouts):
         """The error for a response that exceeds the buffer."""
         if self._is_stream:
             return WorkerFailed(f"the worker sent {MAX_EVENT_BYTES} bytes without content")
-        limit = self._services.max_response_size
+        limit = self._max_size
         return WorkerFailed(f"the worker's response is larger than {limit} bytes")
 
     def _record_first_token(self) -> None:

@@ -42,6 +42,7 @@ from protocols.core.units import (
 )
 
 DEFAULT_MAX_RESPONSE_SIZE: Final = MAX_EVENT_BYTES
+DEFAULT_MAX_EMBEDDINGS_SIZE: Final = 160 << 20
 RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
 _RETRY_REASONS: tuple[RetryReason, ...] = get_args(RetryReason)
 
@@ -288,19 +289,21 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     """The CA certificates that verify workers with HTTPS; by default the system's."""
     max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
     """The largest response of a worker that is not a stream; a larger one is a worker error."""
+    max_embeddings_size: Size = DEFAULT_MAX_EMBEDDINGS_SIZE
+    """The largest response with embeddings: 2,048 vectors of 3,072 numbers have up to 130 MiB."""
     max_response_objects: ItemCount = ResponseCounts().objects
     """The most JSON objects (choices, tool calls, log probabilities) of a response that is not a
     stream; with more it is a worker error."""
     max_response_values: ItemCount = ResponseCounts().values
-    """The most values in the arrays and objects of a response that is not a stream, such as numbers
-    of vectors; with more it is a worker error."""
+    """The most values in the arrays and objects of a response that is not a stream; with more it is
+    a worker error. The numbers of vectors in the form of OpenAI do not count."""
     max_response_head: Size = DEFAULT_MAX_HEAD
     """The largest head (all headers) of a worker's response; a larger one is a worker error."""
 
-    def list_response_limits(self) -> tuple[int, ResponseCounts]:
-        """The size and the counts that a unary response may have."""
+    def list_response_limits(self) -> tuple[int, int, ResponseCounts]:
+        """The size, also with embeddings, and the counts that a unary response may have."""
         counts = ResponseCounts(self.max_response_objects, self.max_response_values)
-        return self.max_response_size, counts
+        return self.max_response_size, self.max_embeddings_size, counts
 
     def make_workers(self, sources: Iterable[WorkerSourceSettings]) -> list[WorkerConfig]:
         """The workers that are given by their URL."""

@@ -89,6 +89,8 @@ _CHUNKED_LINE: Final = "Transfer-Encoding: chunked"
 _CLOSE_LINE: Final = "Connection: close"
 _KEEP_ALIVE_LINE: Final = "Connection: keep-alive"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_LARGE_BODY: Final = 256 << 10
+"""The size from which a body is written apart from its head, as joining them would copy it."""
 WRITE_HIGH_WATER: Final = 16 << 10
 """Bytes in the write buffer before writing pauses."""
 _BODILESS_STATUSES: Final = (204, 304)
@@ -145,7 +147,13 @@ class Http1ResponseWriter(Struct, eq=False):
         if "connection" in omitted_names:
             self.closes_connection = True
         head = self._build_head(status, lines)
-        self._owner.write_batcher.send(self._transport, head if self._is_head_only else head + body)
+        if self._is_head_only:
+            body = b""
+        if len(body) < _LARGE_BODY:
+            self._owner.write_batcher.send(self._transport, head + body)
+        else:  # it is not copied
+            self._owner.write_batcher.send(self._transport, head)
+            self._owner.write_batcher.send(self._transport, body)
         self.finished = True
 
     def start(self, status: int, headers: Headers) -> None:

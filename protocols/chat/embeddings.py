@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
@@ -31,8 +31,10 @@ from protocols.core.events import Embedding, Event, FieldValues, ResponseExtra, 
 from protocols.core.fieldwise import decode_fields, has_lost_element, report_lost_fields
 from protocols.core.indices import check_indices
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.json_text import JsonDecoder
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
+from protocols.core.vectors import find_vectors, remove_vectors
 from protocols.json_body import JSON_ERRORS, build_answer_error
 
 
@@ -81,7 +83,7 @@ class EmbeddingEncoder(UnaryEncoder):
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
         data = [
-            EmbeddingItem("embedding", i, encode_base64(values) if packed else values)
+            EmbeddingItem("embedding", i, encode_base64(values) if packed else _encode_one(values))
             for i, values in enumerate(response.embeddings)
         ]
         body = EmbeddingList("list", data, self._model, id=self._id)
@@ -90,6 +92,11 @@ class EmbeddingEncoder(UnaryEncoder):
             body.usage = EmbeddingUsage(tokens, tokens)
         keep_identity(body, response, self.extra_source)
         return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
+
+
+def _encode_one(values: tuple[float, ...]) -> Any:
+    """The vector as JSON: all of them in one step would delay other requests."""
+    return Raw(encode_json(values))
 
 
 def encode_base64(values: tuple[float, ...]) -> str:
@@ -168,20 +175,23 @@ class EmbeddingCounter:
     def __init__(self, request: EmbeddingRequest, complaint: Callable[[bytes], None]) -> None:
         self._request = request
         self._raise_if_error = complaint
-        self._body = bytearray()
+        self._chunks: list[bytes] = []
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        self._body += data
+        self._chunks.append(data)
         return ()
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        body = bytes(self._body)
+        body = b"".join(self._chunks)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")
+        vectors = find_vectors(body)
         try:
-            wire, _ = decode_fields(body, WireEmbeddingSummary)
+            wire, _ = decode_fields(remove_vectors(body, vectors), WireEmbeddingSummary)
+            for start, end in vectors:
+                _check_array(body[start:end])
         except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise build_answer_error(e) from e
@@ -190,6 +200,27 @@ class EmbeddingCounter:
         reader = UsageReader(self._request)
         usage = read_usage(wire.usage, reader, embeds=True)
         return [*events, *reader.build_end(usage)]
+
+
+_check_array = JsonDecoder(Raw, skims=True).decode
+_decode_vector = JsonDecoder(list[float]).decode
+
+
+def _decode_embeddings(body: bytes) -> tuple[WireEmbeddingResponse, FieldValues]:
+    """A response, of which each vector of a large one is decoded by itself.
+
+    Raises one of JSON_ERRORS.
+    """
+    vectors = find_vectors(body)
+    wire, lost = decode_fields(remove_vectors(body, vectors), WireEmbeddingResponse)
+    if not vectors:
+        return wire, lost
+    items = [item for item in wire.data if item.embedding == []]
+    if lost or len(items) != len(vectors):  # another value has a key of this name
+        return decode_fields(body, WireEmbeddingResponse)
+    for item, (start, end) in zip(items, vectors, strict=True):
+        item.embedding = _decode_vector(body[start:end])
+    return wire, lost
 
 
 _ITEM: Final = re.compile(r"data\[(\d+)\]")
@@ -213,7 +244,7 @@ class EmbeddingDecoder(UnaryBodyDecoder):
     def read_body(self, body: bytes) -> Sequence[Event]:
         """See ``UnaryBodyDecoder``."""
         try:
-            wire, lost = decode_fields(body, WireEmbeddingResponse)
+            wire, lost = _decode_embeddings(body)
         except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise build_answer_error(e) from e

@@ -48,18 +48,21 @@ class UnaryBodyDecoder(ABC):
     def __init__(self, complaint: Callable[[bytes], None] = raise_worker_error) -> None:
         """``complaint`` raises the error in a body that is no response."""
         self._raise_if_error = complaint
-        self._body = bytearray()
+        self._chunks: list[bytes] = []
+        self._size = 0
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        self._body += data
-        if len(self._body) > sse.MAX_UNARY_BYTES:
+        self._chunks.append(data)
+        self._size += len(data)
+        if self._size > sse.MAX_UNARY_BYTES:
             raise WorkerFailed("The worker's answer is too large.")
         return ()
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        body = bytes(self._body).removeprefix(_BOM)
+        body = b"".join(self._chunks).removeprefix(_BOM)
+        self._chunks = []
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")
         return self.read_body(body)

@@ -421,7 +421,10 @@ class EmbeddingEncoder:
             return build_json_response(EmbeddingsAnswer(next(iter(response.embeddings), ())))
         total, load, _, _ = self._timer.measure()
         usage = response.usage
-        vectors = [normalize(values[: self._dimensions]) for values in response.embeddings]
+        vectors: list[Any] = [  # encoded one by one: all in one step would delay other requests
+            Raw(encode_ascii(normalize(values[: self._dimensions])))
+            for values in response.embeddings
+        ]
         tokens = UNSET if usage is None else usage.prompt_tokens
         return build_json_response(EmbedAnswer(self._model, vectors, total, load, tokens))
 

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import pytest
 
 from backends import echo
 from gateway.pipeline.responder import Responder
+from protocols.core import json_text
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.events import Event, FieldValues
 from protocols.core.extra import list_paths
@@ -370,6 +372,58 @@ async def test_limits_of_objects_and_values_may_be_raised(serve: Serve) -> None:
         response = await gateway.http.post(path, json=body)
 
     assert response.status_code == 200
+
+
+VECTOR = [-0.0125] * 3072
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize("client", ["openai", "ollama"])
+async def test_embeddings_of_2048_inputs_pass_by_default_one_vector_at_a_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    """They have six million numbers, which are passed through or translated."""
+    sizes = list[int]()
+
+    def note_size(text: bytes | str | msgspec.Raw) -> None:
+        sizes.append(len(text))
+
+    monkeypatch.setattr(json_text, "check_depth", note_size)
+    item = b'{"object":"embedding","index":%d,"embedding":' + json.dumps(VECTOR).encode() + b"}"
+    items = b",".join(item % number for number in range(2048))
+    reply = make_reply(b'{"object":"list","model":"m","data":[' + items + b"]}")
+    inputs = ["a"] * 2048
+    async with ScriptedWorker([reply]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        config = config.replace("max_response_size: 1MiB", "")
+        config = config.replace("[openai, triton]", "[openai, ollama]")
+        gateway = await serve(config.replace("backend: w}", "backend: w, task: embedding}"))
+        path = "/v1/embeddings" if client == "openai" else "/api/embed"
+        response = await gateway.http.post(path, json={"model": "m", "input": inputs})
+
+    assert response.status_code == 200
+    assert len(reply) > 50 << 20
+    assert response.content.count(b",") > 2048 * 3071
+    assert max(sizes) < 1 << 20, "no decoder gets more at once"
+
+
+@pytest.mark.fault(63)
+async def test_vectors_are_read_whatever_else_a_response_has(serve: Serve) -> None:
+    """Keys that the gateway does not know, and other keys with the name of a vector."""
+    item = {"object": "embedding", "index": 0, "embedding": [0.5] * 100_000, "new": [1]}
+    other = {**item, "index": 1, "embedding": [2.5], "about": {"embedding": [0]}}
+    answer = {"object": "list", "model": "other", "data": [item, other], "embedding": [1, 2]}
+    async with ScriptedWorker([make_reply(json.dumps(answer).encode())]) as worker:
+        config = CONFIG.format(protocol="openai", url=worker.url)
+        config = config.replace("[openai, triton]", "[openai, ollama]")
+        gateway = await serve(config.replace("backend: w}", "backend: w, task: embedding}"))
+        inputs = ["a", "b"]
+        same = await gateway.http.post("/v1/embeddings", json={"model": "m", "input": inputs})
+        other_client = await gateway.http.post("/api/embed", json={"model": "m", "input": inputs})
+
+    assert same.json() == {**answer, "model": "m"}
+    first, second = other_client.json()["embeddings"]
+    assert (len(first), second) == (100_000, [1.0]), "Ollama's are normalized"
 
 
 @pytest.mark.fault(63)

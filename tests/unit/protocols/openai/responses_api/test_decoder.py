@@ -234,9 +234,15 @@ def test_unknown_parts_and_keys_of_parts_are_reported() -> None:
 
     assert contents(decode(finish({"type": "message", "content": parts}))) == [
         RefusalDelta("no"),
-        report("output[0].content[0]", "x", value=1),
-        report("output[0].content[1]", value={"type": "audio"}),
-        report("output[0].content[2]", value={}),
+        ResponseExtra(
+            "",
+            "response",
+            (
+                (("output[0].content[0]", "x"), 1),
+                (("output[0].content[1]",), {"type": "audio"}),
+                (("output[0].content[2]",), {}),
+            ),
+        ),
     ]
 
 

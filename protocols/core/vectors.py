@@ -1,0 +1,59 @@
+"""The vectors in a response with embeddings in the manner of OpenAI, apart from the rest of it.
+
+Decoding holds the interpreter's lock: a response with 2,048 vectors of 3,072 numbers, decoded in
+one step, would stop all other requests for half a second. Each vector is therefore decoded by
+itself, and the rest has an empty array in the place of each.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+LARGE_RESPONSE: Final = 256 << 10
+"""A smaller response is decoded at once."""
+MAX_VECTOR: Final = 1 << 20
+"""The bytes of a vector that is decoded by itself. A longer one is a part of the rest."""
+_KEY: Final = b'"embedding"'
+_START: Final = re.compile(rb"\s*+:\s*+(\[)")
+
+Span = tuple[int, int]
+"""The place of a vector, with its brackets."""
+
+
+def find_vectors(text: bytes) -> list[Span]:
+    """The arrays of a large JSON text that are values of ``embedding`` and hold plain values only.
+
+    In a string, the quotes of such a key would be escaped.
+    """
+    return [*_iter_vectors(text)] if len(text) >= LARGE_RESPONSE else []
+
+
+def _iter_vectors(text: bytes) -> Iterator[Span]:
+    position = text.find(_KEY)
+    while position >= 0:
+        position += len(_KEY)
+        if found := _START.match(text, position):
+            start = found.start(1)
+            end = text.find(b"]", start, start + MAX_VECTOR) + 1
+            if end and not _has_structure(text[start + 1 : end]):
+                yield start, end
+                position = end
+        position = text.find(_KEY, position)
+
+
+def _has_structure(text: bytes) -> bool:
+    return b"[" in text or b"{" in text or b'"' in text
+
+
+def list_gaps(text: bytes, vectors: Iterable[Span]) -> Iterator[Span]:
+    """The parts of the text between the vectors."""
+    position = 0
+    for start, end in vectors:
+        yield position, start
+        position = end
+    yield position, len(text)
+
+
+def remove_vectors(text: bytes, vectors: list[Span]) -> bytes:
+    """The text with empty arrays in the place of these vectors."""
+    return b"[]".join([text[slice(*gap)] for gap in list_gaps(text, vectors)]) if vectors else text
