@@ -29,7 +29,7 @@ from ray.serve._private import replica
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gateway.cli.serve import build_worker_config
+from gateway.cli.built_in import build_worker_config
 from gateway.config.loader import load_text
 from gateway.runtime.gateway import Gateway, build_services
 

@@ -12,12 +12,12 @@ from gateway import __version__
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Serve": {
         "serve": "gateway.cli.serve:serve",
-        "worker": "gateway.cli.serve:worker",
+        "worker": "gateway.cli.worker:worker",
     },
     "Write a configuration": {
         "init": "gateway.cli.init:init",
         "check": "gateway.cli.config:check",
-        "diff": "gateway.cli.config:diff",
+        "diff": "gateway.cli.diff:diff",
         "schema": "gateway.cli.config:schema",
         "keys": "gateway.cli.keys:keys",
         "migrate": "gateway.cli.migrate:migrate",

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from backends.torch.model_files import EngineTask, ModelError, detect_task, find_local_path
 from gateway.cli.worker_models import WorkerProxyFetcher
 from gateway.config.source import ConfigFetcher, ConfigText
-from gateway.config.validate import is_loopback
+from gateway.config.validate_listeners import is_loopback
 from protocols.core.units import parse_worker_url
 from protocols.json_body import encode_ascii
 

@@ -1,9 +1,6 @@
 """Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
-import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -13,371 +10,20 @@ from gateway.config.errors import ConfigPath, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
 from gateway.config.schema import (
     JUDGE_FEEDBACK,
-    ApiKeyConfig,
     Config,
-    KeyRateLimitConfig,
     ListenerConfig,
     ModelConfig,
-    RecordConfig,
     TrafficSplitConfig,
     is_numeric_version,
     map_model_names,
 )
+from gateway.config.validate_fallbacks import check_fallbacks
+from gateway.config.validate_keys import check_keys, check_rate_limits
+from gateway.config.validate_listeners import check_client_protocol, check_listeners
+from gateway.config.validate_observers import check_judges, check_recordings, check_shadows
 from gateway.config.validate_routes import WILDCARD_MODEL, check_routes, matches_wildcard
 from gateway.config.validation_context import ValidationContext, is_set
-from protocols.core.units import format_duration, has_dot_segment, parse_ip, split_address
-
-# Listeners.
-
-_WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
-
-
-_ALLOWED_HOST: Final = re.compile(r"\*|\[[0-9A-Fa-f:.]+\]|[\w-]+(\.[\w-]+)*", re.ASCII)
-"""A name, an address, or every name; IPv6 in brackets, as in ``Host``."""
-
-
-def check_listeners(config: Config, context: ValidationContext, *, insecure: bool) -> None:
-    """Report addresses that conflict, or that are reachable without authentication."""
-    addresses: list[tuple[str, int]] = []
-    if is_set(config.admin) and config.admin is not None and is_set(config.admin.address):
-        address, address_path = config.admin.address, ("admin", "address")
-        _check_listen_address(address, address_path, addresses, context)
-        if config.admin.sha256 is None and not is_loopback(address):
-            context.add_issue(
-                address_path,
-                "anyone who reaches this address could change the workers; "
-                "set the sha256 of an admin key, or listen on 127.0.0.1",
-            )
-        if config.admin.key_for == "changes" and not is_loopback(address):
-            context.add_issue(
-                ("admin", "key_for"),
-                "beyond loopback addresses every request needs the key; remove key_for",
-            )
-    if not is_set(config.listeners):
-        return
-    for n, listener in enumerate(config.listeners):
-        path = ("listeners", n)
-        if not is_set(listener):
-            continue
-        if listener.proxy_protocol is not None and listener.trusted_proxies == ():
-            context.add_issue(
-                (*path, "proxy_protocol"),
-                "anyone could name another address: set trusted_proxies to the proxies' networks",
-            )
-        for number, host in enumerate(listener.allowed_hosts):
-            if is_set(host) and not _ALLOWED_HOST.fullmatch(host):
-                message = "no Host can match this: write a name alone, such as gateway.example"
-                context.add_issue(
-                    (*path, "allowed_hosts", number),
-                    f"{message}, without scheme, port, path, blank or final dot; * is every name",
-                )
-        if is_set(listener.address):
-            _check_listen_address(listener.address, (*path, "address"), addresses, context)
-            if not insecure and _has_no_auth(config) and not is_loopback(listener.address):
-                context.add_issue(
-                    (*path, "address"),
-                    "anyone who reaches this address may use every model, since there are no keys; "
-                    "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
-                )
-
-
-def _has_no_auth(config: Config) -> bool:
-    """Whether neither API keys nor tokens are configured."""
-    return config.keys == () and config.keys_file is None and config.identity is None
-
-
-def _check_listen_address(
-    address: str, path: ConfigPath, addresses: list[tuple[str, int]], context: ValidationContext
-) -> None:
-    host, port = split_address(address)
-    for other, other_port in addresses:
-        is_same_host = host == other or not _WILDCARD_HOSTS.isdisjoint((host, other))
-        if port and port == other_port and is_same_host:
-            context.add_issue(
-                path,
-                f"another listener uses {other}:{other_port} already; "
-                "choose another port, or serve the protocols on one listener",
-            )
-            return
-    addresses.append((host, port))
-
-
-def is_loopback(address: str) -> bool:
-    host, _ = split_address(address)
-    ip = parse_ip(host)
-    return ip.is_loopback if ip is not None else host == "localhost"
-
-
-# Fallbacks.
-
-
-def check_fallbacks(
-    models: Mapping[str, ModelConfig], names: Mapping[str, str], context: ValidationContext
-) -> None:
-    """Report fallbacks that do not exist, have another task or form a cycle."""
-    followers = {name: list(_list_fallback_models(models[name], names)) for name in models}
-    has_cycle = _has_cycle(followers)
-    for name, model in models.items():
-        if not is_set(model) or not is_set(model.fallback):
-            continue
-        if not model.fallback:
-            if is_set(model.fallback_requires_access) and model.fallback_requires_access:
-                context.add_issue(
-                    ("models", name, "fallback_requires_access"),
-                    "this model has no fallback; add `fallback`, or remove this line",
-                )
-            continue
-        versions = list_versions(model)
-        for n, fallback in enumerate(model.fallback):
-            path = ("models", name, "fallback", n)
-            if not is_set(fallback) or fallback in versions:
-                continue
-            if fallback not in names:
-                text = quote(context.get_raw_text(path))
-                context.add_issue(
-                    path,
-                    f"{text} is neither a version of this model nor another model; "
-                    f"{suggest_name(fallback, [*versions, *names])}",
-                )
-            elif has_cycle and (cycle := _find_cycle(names[fallback], name, followers)):
-                chain = " to ".join([name, *cycle])
-                context.add_issue(path, f"the fallbacks form a cycle: {chain}; remove one of them")
-            else:
-                check_task(model, models[names[fallback]], path, context)
-
-
-def check_task(
-    model: ModelConfig, other: ModelConfig, path: ConfigPath, context: ValidationContext
-) -> None:
-    """Report the model ``other``, named at ``path``, if its task is not that of ``model``."""
-    if not is_set(other) or not is_set(model.task) or not is_set(other.task):
-        return
-    if model.task != other.task:
-        text = quote(context.get_raw_text(path))
-        message = f"{text} has the task {other.task}, and this model has {model.task}"
-        context.add_issue(
-            path, f"{message}; name a model of the same task, or correct one of the two"
-        )
-
-
-def _has_targets(model: ModelConfig) -> bool:
-    return (
-        is_set(model.versions) and is_set(model.backend) and bool(model.versions or model.backend)
-    )
-
-
-def _list_fallback_models(model: ModelConfig, names: Mapping[str, str]) -> Iterator[str]:
-    """The other models that are fallbacks of a model."""
-    if not is_set(model) or not is_set(model.fallback):
-        return
-    versions = list_versions(model)
-    for name in model.fallback or ():
-        if is_set(name) and name in names and name not in versions:
-            yield names[name]
-
-
-def _has_cycle(followers: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the fallbacks form any cycle, in linear time."""
-    try:
-        TopologicalSorter(followers).prepare()
-    except CycleError:
-        return True
-    return False
-
-
-def _find_cycle(start: str, goal: str, followers: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """The chain of fallbacks from ``start`` to ``goal``; None if there is none."""
-    chains, visited = [[start]], {start}
-    while chains:
-        chain = chains.pop()
-        if chain[-1] == goal:
-            return chain
-        for name in followers[chain[-1]]:
-            if name not in visited:
-                visited.add(name)
-                chains.append([*chain, name])
-    return None
-
-
-def list_versions(model: ModelConfig) -> list[str]:
-    """The names of a model's versions, if they could be read."""
-    return list(model.resolve_targets()) if _has_targets(model) else []
-
-
-# Rate limits.
-
-
-def check_rate_limits(
-    config: Config, owners: Mapping[str, str], context: ValidationContext
-) -> None:
-    """Report limits that never apply. ``owners`` is the model of each name."""
-    if is_set(config.defaults):
-        _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, context)
-    for n, key in enumerate(config.keys if is_set(config.keys) else ()):
-        if not is_set(key) or key.limits is None or context.is_full:
-            continue
-        path = ("keys", n, "limits")
-        limited_names = _check_model_limits(key.limits, path, owners, context)
-        if is_set(key.models) and key.models is not None and all(map(is_set, key.models)):
-            allowed_models = {owners.get(name, name) for name in key.models}
-            for name in limited_names:
-                if owners.get(name, name) not in allowed_models:
-                    message = "the key may not use this model; remove it, or add it to models"
-                    context.add_issue((*path, "models", name), message, key=True)
-
-
-def _check_model_limits(
-    limits: KeyRateLimitConfig | None,
-    path: ConfigPath,
-    owners: Mapping[str, str],
-    context: ValidationContext,
-) -> list[str]:
-    """Report unknown and repeated models. Returns the others."""
-    if not is_set(limits) or limits is None or not is_set(limits.models):
-        return []
-    names_by_owner: dict[str, str] = {}
-    for name in limits.models or ():
-        at = (*path, "models", name)
-        if name not in owners and not matches_wildcard(name, owners):
-            message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
-            context.add_issue(at, message, key=True)
-        elif (owner := owners.get(name, name)) in names_by_owner:
-            message = f"is {quote(names_by_owner[owner])} again, which already has limits; keep one"
-            context.add_issue(at, message, key=True)
-        else:
-            names_by_owner[owner] = name
-    return list(names_by_owner.values())
-
-
-# Shadow traffic.
-
-
-def check_shadows(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
-    """Report shadow targets that do not exist, or that serve the original requests."""
-    models = config.models
-    for name, model in models.items():
-        if not is_set(model) or not is_set(model.shadow) or model.shadow is None:
-            continue
-        to, path = model.shadow.to, ("models", name, "shadow", "to")
-        if not is_set(to):
-            continue
-        versions = list_versions(model)
-        if to in versions:
-            _check_shadow_version(to, model, config, path, context)
-        elif to not in names:
-            text = quote(context.get_raw_text(path))
-            context.add_issue(
-                path,
-                f"{text} is neither a version of this model nor another model; "
-                f"{suggest_name(to, [*versions, *names])}",
-            )
-        elif names[to] == name:
-            message = "is this model itself; name one of its versions, or another model"
-            context.add_issue(path, message)
-        else:
-            check_task(model, models[names[to]], path, context)
-
-
-def _check_shadow_version(
-    to: str, model: ModelConfig, config: Config, path: ConfigPath, context: ValidationContext
-) -> None:
-    """Report a version that gets all of the traffic, if no route could send some elsewhere."""
-    split = model.split
-    if not is_set(split) or (len(model.resolve_targets()) > 1 and config.routes != ()):
-        return
-    if split is not None and not (
-        is_set(split.weights) and all(map(is_set, split.weights.values()))
-    ):
-        return
-    if {version for version, weight in model.resolve_weights().items() if weight} == {to}:
-        message = "every request goes to this version already, so there is nothing to mirror"
-        context.add_issue(path, f"{message}; name another version, or add a split")
-
-
-# Judges.
-
-
-def check_judges(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
-    """Report judges that do not exist, judge themselves, or whose verdicts are not stored."""
-    models = config.models
-    for name, model in models.items():
-        if not is_set(model) or not is_set(model.judge) or model.judge is None:
-            continue
-        judge, path = model.judge.model, ("models", name, "judge")
-        if is_set(config.observe) and config.observe.feedback is None:
-            message = "verdicts are stored as feedback; add it: observe.feedback: {}"
-            context.add_issue(path, message, key=True)
-        if is_set(model.task) and model.task != "chat":
-            message = f"answers of the task {model.task} have no text to judge; remove the key"
-            context.add_issue(path, message, key=True)
-        if not is_set(judge):
-            continue
-        if judge not in names:
-            text = quote(context.get_raw_text((*path, "model")))
-            message = f"there is no model {text}; {suggest_name(judge, names)}"
-            context.add_issue((*path, "model"), message)
-        elif names[judge] == name:
-            context.add_issue((*path, "model"), "is this model itself; name another one")
-        elif is_set(other := models[names[judge]]) and is_set(other.task) and other.task != "chat":
-            context.add_issue(
-                (*path, "model"), "does not chat; a judge is a model of the task chat"
-            )
-
-
-# Recordings.
-
-
-def check_recordings(config: Config, context: ValidationContext) -> None:
-    """Report patterns that can't be searched for, and folders with two limits."""
-    folders = dict[str, RecordConfig]()
-    for path, record in _list_records(config):
-        _check_redaction(record, path, context)
-        if not (is_set(record.to) and is_set(record.size) and is_set(record.retention)):
-            continue
-        first = folders.setdefault(record.to.rstrip("/"), record)
-        for name in ("size", "retention"):
-            if getattr(first, name) != getattr(record, name):
-                message = "another model or route records to this folder with another limit"
-                context.add_issue((*path, name), f"{message}; write the same, or another folder")
-
-
-def _list_records(config: Config) -> Iterator[tuple[ConfigPath, RecordConfig]]:
-    """Every ``record`` that could be read, with its path."""
-    sections: list[tuple[ConfigPath, object]] = [(("defaults",), config.defaults)]
-    if is_set(config.models):
-        sections += ((("models", name), model) for name, model in config.models.items())
-    if is_set(config.routes):
-        sections += ((("routes", number), route) for number, route in enumerate(config.routes))
-    for path, section in sections:
-        record = getattr(section, "record", None)
-        if isinstance(record, RecordConfig):
-            yield (*path, "record"), record
-
-
-def _check_redaction(record: RecordConfig, path: ConfigPath, context: ValidationContext) -> None:
-    """Report patterns that are no regular expressions, and redaction that does not apply."""
-    path, redact = (*path, "redact"), record.redact
-    if not is_set(redact):
-        return
-    if is_set(record.bodies) and record.bodies != "redacted" and context.is_present(path):
-        context.add_issue(
-            path, f"bodies are {record.bodies}, so nothing is redacted; write bodies: redacted"
-        )
-    for name, text in redact.patterns.items() if is_set(redact.patterns) else ():
-        if not is_set(text):
-            continue
-        try:
-            with warnings.catch_warnings(action="error"):  # what Python may read otherwise later
-                matches_nothing = re.compile(text).search("") is not None
-        except (re.error, FutureWarning) as error:
-            context.add_issue(
-                (*path, "patterns", name), f"{quote(text)} is no regular expression: {error}"
-            )
-        else:
-            if matches_nothing:
-                message = "matches the empty string, so it would match everywhere"
-                context.add_issue((*path, "patterns", name), f"{quote(text)} {message}")
-
+from protocols.core.units import format_duration, has_dot_segment
 
 _FULL_PERCENTAGE = 100
 
@@ -407,7 +53,7 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
     if names is not None and is_set(config.listeners):
         _check_default_models(config.listeners, names, context)
     if is_set(config.keys):
-        _check_keys(config.keys, names, context)
+        check_keys(config.keys, names, context)
     if names is not None:
         check_rate_limits(config, names, context)
     check_routes(config, context)
@@ -454,7 +100,7 @@ def _check_model(
     backends: Mapping[str, object] | None,
     context: ValidationContext,
 ) -> None:
-    _check_client_protocol(model, path, context)
+    check_client_protocol(model, path, context)
     _check_model_options(model.options, path, context)
     single, several = model.backend is not None, model.versions is not None
     if single and several:
@@ -618,44 +264,3 @@ def _check_model_options(
 
 
 # --- keys ----------------------------------------------------------------------------------------
-
-
-def _check_keys(
-    all_keys: Sequence[ApiKeyConfig], names: Mapping[str, str] | None, context: ValidationContext
-) -> None:
-    keys = [(n, key) for n, key in enumerate(all_keys) if is_set(key)]
-    for field in ("name", "sha256"):
-        numbers_by_value: dict[str, int] = {}
-        for n, key in keys:
-            value = getattr(key, field)
-            if is_set(value) and numbers_by_value.setdefault(value, n) != n:
-                place = context.describe_key(numbers_by_value[value])
-                message = f"{place} has the same {field}; each key has its own"
-                context.add_issue(("keys", n, field), message)
-                if context.is_full:
-                    return
-    if names is None:
-        return
-    for n, key in keys:
-        if context.is_full:
-            return
-        _check_key_models(key, ("keys", n, "models"), names, context)
-        _check_client_protocol(key, ("keys", n), context)
-
-
-def _check_client_protocol(
-    section: ApiKeyConfig | ModelConfig, path: ConfigPath, context: ValidationContext
-) -> None:
-    if is_set(section.protocol) and section.protocol is not None:
-        context.check_client_protocol(section.protocol, None, (*path, "protocol"))
-
-
-def _check_key_models(
-    key: ApiKeyConfig, path: ConfigPath, names: Mapping[str, str], context: ValidationContext
-) -> None:
-    if not is_set(key.models):
-        return
-    for n, name in enumerate(key.models or ()):
-        if is_set(name) and name not in names and not matches_wildcard(name, names):
-            text = quote(context.get_raw_text((*path, n)))
-            context.add_issue((*path, n), f"there is no model {text}; {suggest_name(name, names)}")

@@ -30,10 +30,10 @@ from gateway.multiprocess.ipc import (
     ListenerPort,
     PrepareReload,
     ReloadPrepared,
-    ServingProcess,
     StartCommand,
 )
 from gateway.multiprocess.partition import ListenerPorts, find_unpartitionable
+from gateway.multiprocess.serving_process import ServingProcess
 from gateway.observability.metrics.system import (
     PROCESS_RESTARTS,
     SERVING_PROCESSES,

@@ -13,7 +13,7 @@ from asyncio import to_thread
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -32,14 +32,16 @@ from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.shadow import ShadowManager, ShadowStage
 from gateway.pipeline.state import Stage
 from gateway.ratelimit.limiter import CounterRegistry
-from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
+from gateway.ratelimit.redis_limiter import LeasedCounter
 from gateway.routing.failed_models import list_failed_models, list_loading_models
 from gateway.routing.router import Router
 from gateway.runtime.build import build_response_store, cap_connections, compute_memory_limit
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 from gateway.runtime.rollout import RolloutManager
+from gateway.runtime.shared_limits import SharedRateLimits
 from gateway.runtime.shutdown import Service, ServiceStack, drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
+from gateway.runtime.start_up import TlsContexts, build_tls_contexts, warm_backend
 from gateway.runtime.telemetry import (
     set_up_exporters,
     set_up_metrics,
@@ -56,13 +58,8 @@ if TYPE_CHECKING:
     from gateway.admin.services import WorkerSet
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
-    from gateway.ratelimit.redis_limiter import RedisLeaseStore
 
 
-# Backends and listeners must be ready before requests arrive.
-
-TlsContexts = Mapping[listeners.ListenerId, ssl.SSLContext | None]
-"""The TLS context of each listener; None without TLS."""
 ADMIN_LISTENER: Final[listeners.ListenerId] = ("admin", 0)
 """The id of the admin listener."""
 
@@ -76,90 +73,6 @@ class SocketSource(Protocol):
 
     def take_sockets(self, listener_id: listeners.ListenerId) -> Sequence[socket.socket]:
         """Hand over the sockets of a listener to the caller; empty if it has none."""
-
-
-async def warm_backend(name: str, backend: Backend, warmup_timeout: float) -> str:
-    """Start a backend and warm it up for at most ``warmup_timeout`` seconds.
-
-    Returns the error, or "".
-    """
-    try:
-        await backend.start()
-        async with asyncio.timeout(warmup_timeout):
-            if isinstance(backend, SupportsWarmup):
-                await backend.warm_up()
-    except TimeoutError:
-        log.warning("%s is not ready after %g s and is used as it is", name, warmup_timeout)
-    except WorkerError as error:
-        return error.message
-    return ""
-
-
-def build_tls_contexts(config: schema.Config) -> TlsContexts:
-    """Load the certificates of all listeners. Raises OSError."""
-    return {
-        listener_id: server_tls_context(listener.tls) if listener.tls else None
-        for listener_id, listener in listeners.listeners_by_id(config).items()
-    }
-
-
-def server_tls_context(tls: schema.TlsConfig) -> ssl.SSLContext:
-    """Create a TLS context. Raises OSError for unusable certificate or key files."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(
-        tls.cert, tls.key, password=str
-    )  # otherwise OpenSSL asks for a password on the terminal
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-# Rate limits shared by several gateways.
-
-
-class SharedRateLimits:
-    """The lease store, and the task that renews leases in the background."""
-
-    def __init__(self, store: "RedisLeaseStore", renewer: LeaseRenewer) -> None:
-        self._store = store
-        self._renewer = renewer
-
-    @classmethod
-    def create(
-        cls,
-        state: schema.SharedStateConfig | None,
-        services: GatewayServices,
-        get_counters: Callable[[], Sequence[LeasedCounter]],
-    ) -> tuple[GatewayServices, Self | None]:
-        """Set up shared limits, if configured. Returns the services and the shared limits.
-
-        ``get_counters`` gives the leased counters of the current configuration.
-        """
-        if state is None:
-            return services, None
-        from gateway.ratelimit.redis_limiter import (  # noqa: PLC0415 - redis may not be installed
-            RedisLeaseStore,
-        )
-
-        store = RedisLeaseStore(state, services.new_id(), clock=services.clock, draw=services.draw)
-        wake = asyncio.Event()
-        renewer = LeaseRenewer(store, get_counters, wake, services.clock, services.draw)
-        registry = CounterRegistry(services.clock, services.wall_clock, store, wake.set)
-        return replace(services, counter_registry=registry), cls(store, renewer)
-
-    def register_metrics(self, metrics: "MetricsCollector") -> None:
-        """Add the metrics of the store."""
-        from gateway.observability.metrics.system import RateLimitStoreCollector  # noqa: PLC0415 - its library
-
-        metrics.register(RateLimitStoreCollector(self._store))
-
-    def start(self) -> None:
-        """Start renewing leases."""
-        self._renewer.start()
-
-    async def aclose(self) -> None:
-        """Report usage, return the leases and close the store."""
-        await self._renewer.aclose()
-        await self._store.aclose()
 
 
 log = logging.getLogger("interlingua")

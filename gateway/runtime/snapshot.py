@@ -16,7 +16,8 @@ from backends.model_memory import ModelMemory
 from backends.pool.settings import PoolSettings
 from backends.torch.settings import TorchSettings
 from gateway.auth.api_keys import Authenticator
-from gateway.config import file_watch, listeners, schema, validate
+from gateway.config import file_watch, listeners, schema
+from gateway.config.validate_listeners import is_loopback
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.cors import CorsHandler, CorsPolicy
 from gateway.http_server.forwarded import ForwardedHandler
@@ -110,7 +111,7 @@ class ConfigSnapshot:
             handle = ForwardedHandler(handle, trusted, config.forwarded_header).handle
         policy = None if config.cors is None else CorsPolicy(config.cors)
         if not (self.config.keys or self.config.identity):
-            hosts = config.allowed_hosts if validate.is_loopback(config.address) else None
+            hosts = config.allowed_hosts if is_loopback(config.address) else None
             handle = WebPageGuard(handle, policy, hosts).handle
         return handle if policy is None else CorsHandler(handle, policy).handle
 
@@ -226,7 +227,7 @@ class ConfigSnapshot:
                     settings,
                     allow_protocol_header=listener.protocol_header,
                     default_model=listener.default_model or "",
-                    explain_without_key=not keyed and validate.is_loopback(listener.address),
+                    explain_without_key=not keyed and is_loopback(listener.address),
                 ),
                 services,
                 pages=build.build_static_pages(
@@ -246,7 +247,7 @@ def _get_admin_url(
 ) -> str | None:
     """The web UI's address, for a listener that only this machine reaches: others need not know."""
     admin = config.admin
-    if admin is None or keyed or not validate.is_loopback(listener.address):
+    if admin is None or keyed or not is_loopback(listener.address):
         return None
     return None if admin.address.endswith(":0") else f"http://{admin.address}/-/ui/"
 

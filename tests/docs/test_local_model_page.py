@@ -9,7 +9,7 @@ import pytest
 
 from backends.pool.settings import PoolSettings
 from backends.torch.settings import TorchSettings
-from gateway.cli.serve import worker
+from gateway.cli.worker import worker
 from gateway.config.loader import load_text
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gateway.cli.built_in import build_worker_config
-from gateway.cli.serve import _wait_for_start
+from gateway.cli.server_process import _wait_for_start
 from tests.integration.test_command import Command
 
 ROOM = 200_000

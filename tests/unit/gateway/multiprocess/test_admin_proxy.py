@@ -14,7 +14,7 @@ from gateway.multiprocess.admin_proxy import AdminProxy
 from gateway.multiprocess.ipc import ProcessReady
 
 if TYPE_CHECKING:
-    from gateway.multiprocess.ipc import ServingProcess
+    from gateway.multiprocess.serving_process import ServingProcess
 
 
 class UnreachableProcess(Struct, eq=False):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.multiprocess.admin_proxy import MetricsPage, merge_workers
+from gateway.multiprocess.merged_responses import MetricsPage, merge_workers
 
 ONE = """\
 # HELP interlingua_requests_total Exchanges.
