@@ -325,6 +325,33 @@ async def test_rollout_goes_on_after_kill_9(place: SharedPlace) -> None:
     assert (code, printed.splitlines()[0]) == (0, "chat@2: running, 50 %")
 
 
+@pytest.mark.parametrize("name", ["postgres", "redis"])
+async def test_step_goes_on_when_a_store_that_was_killed_is_back(
+    serve: Serve,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    """The server is killed in the step, and the worker of version 2 answers 500 all the time."""
+    server: PostgresServer | RedisServer
+    with PostgresServer() if name == "postgres" else RedisServer() as server:
+        usage = f'{{postgres: "{server.url}"}}' if name == "postgres" else "OWN/u.sqlite"
+        more = "" if name == "postgres" else f'state: {{redis: "{server.url}"}}'
+        place = SharedPlace(tmp_path, usage, more)
+        async with ScriptedWorker(GOOD) as old, ScriptedWorker(BROKEN) as new:
+            text = place.build_config("a", old.url, new.url)
+            gateway = await serve(text)
+            server.kill()
+            await wait_until(lambda: "the database can't be used now" in caplog.text)
+            during = await send(gateway)
+            server.start()
+            await send_until(gateway, lambda versions: not versions["2"])
+            code, printed = await show_status(place.create_folder("a"), text)
+
+    assert during["2"] > 0
+    assert (code, "chat@2: rolled back\n  errors: 0.0% → 100.0%" in printed) == (0, True)
+
+
 async def test_serving_processes_of_one_gateway_share_a_rollout(place: SharedPlace) -> None:
     """The worker of version 2 answers 500: no process sends it requests in the end."""
     async with ScriptedWorker(GOOD) as old, ScriptedWorker(BROKEN) as new:
