@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_ch
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from protocols.core.catalog import ModelState
+from protocols.core.catalog import ModelState, ModelTask
 from protocols.core.errors import DeadlineExceeded, GatewayError
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -232,6 +232,11 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
     def kind(self) -> str:
         """The kind of backend: its name in the registry."""
         return str(self.__struct_config__.tag)
+
+    @property
+    def model_task(self) -> ModelTask | None:
+        """The task of its only model; None if it has several, or if that is not known."""
+        return None
 
 
 WorkerModel = tuple[str, str]

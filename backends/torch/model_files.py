@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backends.torch.packed_formats import UnknownQuantizationError, read_packed_format
+from protocols.core.catalog import ModelTask
 from protocols.core.json_text import decode_json
 
 
@@ -32,6 +33,10 @@ ENGINE_TASKS: Final[Mapping[str | None, EngineTask]] = {
     "generate": "generate", "embedding": "embed", "rerank": "rerank", "classify": "classify",
 }  # fmt: skip
 """The engine's task by that of the settings; without one the model's files decide."""
+MODEL_TASKS: Final[Mapping[EngineTask, ModelTask]] = {
+    "generate": "chat", "embed": "embedding", "rerank": "rerank", "classify": "classify",
+}  # fmt: skip
+"""The task of a public model by that of the engine."""
 
 HUB_NAME_PATTERN: Final = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 
@@ -261,6 +266,14 @@ def estimate_memory(path: str, dtype: str, device: str) -> int:
 _WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _GGUF_BITS: Final = 5
 """Bits of a weight in a GGUF file of the usual kinds."""
+
+
+def detect_local_task(path: str) -> EngineTask | None:
+    """The task that a model's files say; None if it must be on the hub. Raises ModelError."""
+    source = find_local_path(path)
+    if source is None:
+        return None
+    return "generate" if source.suffix == ".gguf" else detect_task(source)
 
 
 def detect_task(folder: Path) -> EngineTask:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from backends.interfaces import BackendSettings
+from backends.torch.model_files import ENGINE_TASKS, MODEL_TASKS, ModelError, detect_local_task
+from protocols.core.catalog import ModelTask
 from protocols.core.units import (
     ConfigSection,
     DeviceName,
@@ -88,3 +90,14 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
     """The dimensions to which embeddings may be truncated; by default those that the model's files
     name."""
+
+    @property
+    def model_task(self) -> ModelTask | None:
+        """See ``BackendSettings``: by the settings, else by the model's files if they are here."""
+        task = ENGINE_TASKS.get(self.task)
+        if task is None:
+            try:
+                task = detect_local_task(self.path)
+            except ModelError:
+                return None
+        return None if task is None else MODEL_TASKS[task]

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.torch.model_files import EngineTask, ModelError, detect_task, find_local_path
+from backends.torch.model_files import EngineTask, ModelError, detect_local_task
 from gateway.cli.worker_models import WorkerProxyFetcher
 from gateway.config.source import ConfigFetcher, ConfigText
 from gateway.config.validate_listeners import is_loopback
@@ -156,10 +156,7 @@ def _choose_config(target: str | None, options: ServeOptions) -> tuple[str, dict
     settings = config["backends"]["smollm2"] | {"path": target}
     if task is not None:
         settings["task"] = task
-    model: dict[str, Any] = {"backend": "model"}
-    if task in ("embedding", "rerank", "classify"):
-        model["task"] = task
-    config["backends"], config["models"] = {"model": settings}, {model_name: model}
+    config["backends"], config["models"] = {"model": settings}, {model_name: {"backend": "model"}}
     for protocol in config["listeners"][0]["protocols"]:
         if isinstance(protocol, dict) and "model" in protocol:
             protocol["model"] = model_name
@@ -194,17 +191,13 @@ def find_model_task(path: str) -> ServedTask | None:
     Raises UsageError if ``path`` is no model.
     """
     try:
-        folder = find_local_path(path)
-        if folder is None:
-            if "/" not in path:
-                raise ModelError(
-                    f"{path!r} is no configuration file, worker (http://HOST:PORT) or model: "
-                    "a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub"
-                )
-            return None
-        if folder.suffix == ".gguf":
-            return "generate"
-        return _SERVED_TASKS[detect_task(folder)]
+        task = detect_local_task(path)
+        if task is None and "/" not in path:
+            raise ModelError(
+                f"{path!r} is no configuration file, worker (http://HOST:PORT) or model: "
+                "a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub"
+            )
+        return None if task is None else _SERVED_TASKS[task]
     except ModelError as error:
         raise click.UsageError(str(error)) from None
 

@@ -6,10 +6,11 @@ collects the other keys (only ``extra_keys``, if the class has them), and ``impl
 that makes ``kind`` unnecessary. The settings of a backend are defined in the backend.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Final, Literal
 
-from msgspec import Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import astuple
 
 from backends.echo import DEFAULT_TURN, ScriptedFailure, ScriptedTurn
 from backends.interfaces import BackendSettings, ModelTimeouts, Timeouts
@@ -742,8 +743,9 @@ class ModelConfig(ConfigSection, frozen=True):
     split: TrafficSplitConfig | None = None
     """How the traffic is split between versions. By default the highest numbered one gets all of
     it; clients can still name the others."""
-    task: ModelTask = "chat"
-    """What the model does; ``chat`` models serve text completions, too."""
+    task: ModelTask | None = None
+    """What the model does; ``chat`` models serve text completions, too. By default that of its
+    backend: of a local model the task that its files say, else ``chat``."""
     limits: ModelLimitsConfig = ModelLimitsConfig()
     """Limits of the model's requests, in tokens."""
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
@@ -804,6 +806,34 @@ def map_model_names(models: Mapping[str, ModelConfig | UnsetType]) -> dict[str, 
             if alias:
                 names.setdefault(alias, name)
     return names
+
+
+def map_model_tasks(
+    models: Mapping[str, ModelConfig | UnsetType], backends: Mapping[str, BackendConfig | UnsetType]
+) -> dict[str, ModelTask]:
+    """The task of each model: its own, else that of its backend, else ``chat``.
+
+    Models that could not be read (UNSET) are left out.
+    """
+    tasks: dict[str, ModelTask] = {}
+    for name, model in models.items():
+        if isinstance(model, ModelConfig) and not isinstance(model.task, UnsetType):
+            found = _list_backend_tasks(model, backends)
+            tasks[name] = next(found, "chat") if model.task is None else model.task
+    return tasks
+
+
+def _list_backend_tasks(
+    model: ModelConfig, backends: Mapping[str, BackendConfig | UnsetType]
+) -> Iterator[ModelTask]:
+    """The known tasks of a model's backends, as far as the configuration could be read."""
+    targets = model.versions.values() if isinstance(model.versions, Mapping) else (model,)
+    for target in targets:
+        settings = backends.get(getattr(target, "backend", None) or "")
+        if isinstance(settings, BackendSettings) and UNSET not in astuple(settings):
+            task = settings.model_task
+            if task is not None:
+                yield task
 
 
 def is_numeric_version(version: str) -> bool:

@@ -16,6 +16,7 @@ from gateway.config.schema import (
     TrafficSplitConfig,
     is_numeric_version,
     map_model_names,
+    map_model_tasks,
 )
 from gateway.config.validate_fallbacks import check_fallbacks
 from gateway.config.validate_keys import check_keys, check_rate_limits
@@ -47,9 +48,10 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
         for name, model in config.models.items():
             if is_set(model):
                 _check_model(model, ("models", name), backends, context)
-        check_fallbacks(config.models, targets, context)
-        check_shadows(config, targets, context)
-        check_judges(config, targets, context)
+        tasks = map_model_tasks(config.models, backends or {})
+        check_fallbacks(config.models, targets, tasks, context)
+        check_shadows(config, targets, tasks, context)
+        check_judges(config, targets, tasks, context)
     if names is not None and is_set(config.listeners):
         _check_default_models(config.listeners, names, context)
     if is_set(config.keys):

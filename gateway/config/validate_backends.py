@@ -271,7 +271,7 @@ def _check_tasks(
 ) -> None:
     """Report models whose workers' protocol has no requests of their task."""
     for name, model in models.items():
-        if not is_set(model) or not is_set(model.task) or model.task == "chat":
+        if not is_set(model) or not is_set(model.task) or model.task in (None, "chat"):
             continue
         for backend in _list_backends(model):
             if (pool := pools.get(backend)) is None:

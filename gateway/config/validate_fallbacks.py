@@ -6,10 +6,14 @@ from graphlib import CycleError, TopologicalSorter
 from gateway.config.errors import ConfigPath, quote, suggest_name
 from gateway.config.schema import ModelConfig
 from gateway.config.validation_context import ValidationContext, is_set
+from protocols.core.catalog import ModelTask
 
 
 def check_fallbacks(
-    models: Mapping[str, ModelConfig], names: Mapping[str, str], context: ValidationContext
+    models: Mapping[str, ModelConfig],
+    names: Mapping[str, str],
+    tasks: Mapping[str, ModelTask],
+    context: ValidationContext,
 ) -> None:
     """Report fallbacks that do not exist, have another task or form a cycle."""
     followers = {name: list(_list_fallback_models(models[name], names)) for name in models}
@@ -40,18 +44,22 @@ def check_fallbacks(
                 chain = " to ".join([name, *cycle])
                 context.add_issue(path, f"the fallbacks form a cycle: {chain}; remove one of them")
             else:
-                check_task(model, models[names[fallback]], path, context)
+                check_task(name, names[fallback], path, tasks, context)
 
 
 def check_task(
-    model: ModelConfig, other: ModelConfig, path: ConfigPath, context: ValidationContext
+    name: str,
+    other: str,
+    path: ConfigPath,
+    tasks: Mapping[str, ModelTask],
+    context: ValidationContext,
 ) -> None:
-    """Report the model ``other``, named at ``path``, if its task is not that of ``model``."""
-    if not is_set(other) or not is_set(model.task) or not is_set(other.task):
+    """Report the model ``other``, named at ``path``, if its task is not that of ``name``."""
+    if name not in tasks or other not in tasks:
         return
-    if model.task != other.task:
+    if tasks[name] != tasks[other]:
         text = quote(context.get_raw_text(path))
-        message = f"{text} has the task {other.task}, and this model has {model.task}"
+        message = f"{text} has the task {tasks[other]}, and this model has {tasks[name]}"
         context.add_issue(
             path, f"{message}; name a model of the same task, or correct one of the two"
         )

@@ -8,9 +8,15 @@ from gateway.config.errors import ConfigPath, quote, suggest_name
 from gateway.config.schema import Config, ModelConfig, RecordConfig
 from gateway.config.validate_fallbacks import check_task, list_versions
 from gateway.config.validation_context import ValidationContext, is_set
+from protocols.core.catalog import ModelTask
 
 
-def check_shadows(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
+def check_shadows(
+    config: Config,
+    names: Mapping[str, str],
+    tasks: Mapping[str, ModelTask],
+    context: ValidationContext,
+) -> None:
     """Report shadow targets that do not exist, or that serve the original requests."""
     models = config.models
     for name, model in models.items():
@@ -33,7 +39,7 @@ def check_shadows(config: Config, names: Mapping[str, str], context: ValidationC
             message = "is this model itself; name one of its versions, or another model"
             context.add_issue(path, message)
         else:
-            check_task(model, models[names[to]], path, context)
+            check_task(name, names[to], path, tasks, context)
 
 
 def _check_shadow_version(
@@ -52,7 +58,12 @@ def _check_shadow_version(
         context.add_issue(path, f"{message}; name another version, or add a split")
 
 
-def check_judges(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
+def check_judges(
+    config: Config,
+    names: Mapping[str, str],
+    tasks: Mapping[str, ModelTask],
+    context: ValidationContext,
+) -> None:
     """Report judges that do not exist, judge themselves, or whose verdicts are not stored."""
     models = config.models
     for name, model in models.items():
@@ -62,8 +73,8 @@ def check_judges(config: Config, names: Mapping[str, str], context: ValidationCo
         if is_set(config.observe) and config.observe.feedback is None:
             message = "verdicts are stored as feedback; add it: observe.feedback: {}"
             context.add_issue(path, message, key=True)
-        if is_set(model.task) and model.task != "chat":
-            message = f"answers of the task {model.task} have no text to judge; remove the key"
+        if (task := tasks.get(name, "chat")) != "chat":
+            message = f"answers of the task {task} have no text to judge; remove the key"
             context.add_issue(path, message, key=True)
         if not is_set(judge):
             continue
@@ -73,7 +84,7 @@ def check_judges(config: Config, names: Mapping[str, str], context: ValidationCo
             context.add_issue((*path, "model"), message)
         elif names[judge] == name:
             context.add_issue((*path, "model"), "is this model itself; name another one")
-        elif is_set(other := models[names[judge]]) and is_set(other.task) and other.task != "chat":
+        elif tasks.get(names[judge], "chat") != "chat":
             context.add_issue(
                 (*path, "model"), "does not chat; a judge is a model of the task chat"
             )

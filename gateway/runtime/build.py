@@ -39,7 +39,7 @@ from gateway.routing.router import (
 from gateway.runtime.process import compute_max_clients
 from gateway.store.response_store import MemoryResponseStore, ResponseStore, get_store_limits
 from protocols import PROTOCOLS
-from protocols.core.catalog import ModelInfo
+from protocols.core.catalog import ModelInfo, ModelTask
 from protocols.core.interfaces import (
     ClientAdapter,
     HttpResponse,
@@ -242,6 +242,7 @@ def build_model(
     defaults: schema.DefaultsConfig,
     created: int,
     *,
+    task: ModelTask,
     recording: RecordingPolicy | None = None,
 ) -> Model:
     """Build the router's model."""
@@ -258,7 +259,7 @@ def build_model(
     info = ModelInfo(
         name=name,
         versions=(),
-        task=model.task,
+        task=task,
         aliases=model.aliases,
         created=created,
         context_length=model.limits.context,

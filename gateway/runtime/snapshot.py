@@ -189,6 +189,7 @@ class ConfigSnapshot:
             return None if record is None or recorder is None else recorder.create_policy(record)
 
         default_policy = create_policy(config.defaults.record)
+        tasks = schema.map_model_tasks(config.models, config.backends)
         models = {
             name: build.build_model(
                 name,
@@ -196,6 +197,7 @@ class ConfigSnapshot:
                 self.backends,
                 config.defaults,
                 self.model_created[name],
+                task=tasks[name],
                 recording=create_policy(model.record) or default_policy,
             )
             for name, model in config.models.items()

@@ -17,6 +17,7 @@ from protocols.anthropic.params import (
     STATEFUL_FIELDS,
     THINKING_FIELD_NAMES,
     VERSION_HEADER,
+    decode_fields,
     field_error,
     invalid_type_error,
     select_present_fields,
@@ -59,7 +60,7 @@ from protocols.core.request import (
 )
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
-from protocols.json_body import decode_value, read_fields
+from protocols.json_body import decode_value, read_fields, read_object
 from protocols.prompt import require_generation
 
 _encode = msgspec.json.Encoder().encode
@@ -244,7 +245,10 @@ class Anthropic:
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return FIELD_NAMES if b'"effort"' in call.body else THINKING_FIELD_NAMES
+        if b'"effort"' not in call.body:  # most requests, without a second parse
+            return THINKING_FIELD_NAMES
+        config = decode_fields(select_present_fields(read_object(call.body)), "output_config")
+        return FIELD_NAMES if "effort" in config else THINKING_FIELD_NAMES
 
     def rate_limit_headers(
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None

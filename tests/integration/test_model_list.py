@@ -143,3 +143,21 @@ async def test_model_list_follows_a_reload(tmp_path: Path) -> None:
             assert len((await client.get("/v1/models")).json()["data"]) == 5
     finally:
         await app.stop()
+
+
+async def test_task_of_a_model_is_that_of_its_local_model(serve: Serve, tmp_path: Path) -> None:
+    """Given the files of an embedding model, and no task in the configuration."""
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    gateway = await serve(
+        'listeners: [{address: "127.0.0.1:0", protocols: [ollama]}]\n'
+        f"backends: {{b: {{kind: torch, path: '{tmp_path}', keep_alive: 1h}}}}\n"
+        "models: {m: {backend: b}}\n"
+    )
+
+    shown = await gateway.http.post("/api/show", json={"model": "m"})
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    refused = await gateway.http.post("/api/chat", json=chat)
+
+    assert shown.json()["capabilities"] == ["embedding"]
+    assert refused.status_code == 400

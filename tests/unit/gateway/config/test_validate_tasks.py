@@ -1,5 +1,8 @@
 """Models with a task that their workers' protocol has no requests for."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from gateway.config.errors import ConfigError
@@ -16,12 +19,13 @@ WORKERS = [
 ]
 
 
-def list_issues(protocol: str, models: str) -> list[str]:
+def list_issues(protocol: str, models: str, backends: str = "") -> list[str]:
     text = f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 backends:
   w: {{{protocol}, workers: ["http://127.0.0.1:1"]}}
   e: {{kind: echo}}
+{backends}
 models: {models}
 """
     try:
@@ -53,7 +57,7 @@ def test_refusal_says_what_the_workers_do_and_where() -> None:
     [issue] = list_issues("protocol: anthropic", "{m: {backend: w, task: rerank}}")
 
     text = "workers of 'w' have no rerank requests in anthropic"
-    assert issue == f"g.yaml:6:32 models.m.task: {text}; name another backend, or a task of: chat"
+    assert issue == f"g.yaml:7:32 models.m.task: {text}; name another backend, or a task of: chat"
 
 
 def test_each_version_of_a_model_is_checked() -> None:
@@ -81,3 +85,25 @@ def test_what_could_not_be_read_is_reported_once(protocol: str, model: str) -> N
 
     assert issues
     assert not any("requests in" in issue for issue in issues)
+
+
+def test_task_of_a_local_model_is_that_of_its_files(tmp_path: Path) -> None:
+    """Given folders without settings of their task, models that name each other have the same."""
+    folders = {"bert": "BertModel", "llama": "LlamaForCausalLM"}
+    for name, architecture in folders.items():
+        (tmp_path / name).mkdir()
+        config = {"architectures": [architecture], "model_type": name}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "model.safetensors").touch()
+    local = "\n".join(f"  {name}: {{kind: torch, path: '{tmp_path}/{name}'}}" for name in folders)
+
+    def list_model_issues(models: str) -> list[str]:
+        return list_issues("protocol: openai", models, local)
+
+    worker = "w: {backend: w, task: embedding}"
+    assert list_model_issues(f"{{m: {{backend: bert, fallback: [w]}}, {worker}}}") == []
+    assert list_model_issues("{m: {backend: bert, task: rerank}}") == []
+    [issue] = list_model_issues("{m: {backend: llama, fallback: [n]}, n: {backend: bert}}")
+    assert "'n' has the task embedding, and this model has chat" in issue
+    issues = list_model_issues("{m: {backend: bert, judge: {model: n}}, n: {backend: llama}}")
+    assert any("answers of the task embedding have no text to judge" in one for one in issues)

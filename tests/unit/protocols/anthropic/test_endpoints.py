@@ -223,6 +223,9 @@ def test_field_names(make: MakeCall) -> None:
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"effort": None}}, "thinking"),
+        ({"messages": [{"role": "user", "content": 'the key "effort"'}]}, "thinking"),
+        ({"metadata": {"effort": "low"}}, "thinking"),
     ],
 )
 def test_effort_has_the_name_of_the_field_that_sets_it(
