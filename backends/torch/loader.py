@@ -36,6 +36,7 @@ from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX
 from backends.torch.linear_layers import get_linear_weight, prepack_linear, quantize_linear
 from backends.torch.model_files import (
     HUB_NAME_PATTERN,
+    TEXT_NAMES,
     EngineTask,
     ModelError,
     ProgressReport,
@@ -46,6 +47,7 @@ from backends.torch.model_files import (
     find_local_path,
     format_names,
     get_quantization,
+    get_text_config,
     list_weight_files,
     read_model_config,
     read_safetensors_header,
@@ -240,8 +242,11 @@ def _load_model(
     auto_class: Any, location: ModelLocation, dtype: Any, optional_prefix: str = "", **options: Any
 ) -> Any:
     """See load_weights. On the CPU, weights that have this dtype in the file are views of it."""
-    if "quantization_config" in read_model_config(Path(location.source)):  # transformers refuses {}
+    config = read_model_config(Path(location.source))
+    if "quantization_config" in config:  # transformers refuses {}
         options["config"] = load_pretrained(AutoConfig, location, quantization_config=None)
+    if get_text_config(config) is not config:
+        options = {"config": _load_config(location), "key_mapping": dict(TEXT_NAMES), **options}
     model, loading_info = load_pretrained(
         auto_class, location, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
     )
@@ -260,7 +265,7 @@ def _load_model(
 def find_model_class(auto_class: Any, location: ModelLocation) -> Any:
     """The class that ``auto_class`` selects for a model. Raises ModelError if there is none."""
     folder = Path(location.source)
-    name = str(read_model_config(folder).get("model_type"))
+    name = str(get_text_config(read_model_config(folder)).get("model_type"))
     if name not in transformers.CONFIG_MAPPING:
         version = transformers.__version__
         raise ModelError(
@@ -324,6 +329,19 @@ def _prepack_output_layer(model: Any) -> None:
         release_free_memory()
 
 
+def _load_config(location: ModelLocation) -> Any:
+    """The model's configuration; of a model of images, that of its text half."""
+    folder, config = Path(location.source), load_pretrained(AutoConfig, location)
+    raw = read_model_config(folder)
+    if get_text_config(raw) is raw:
+        return config
+    text = config.get_text_config()
+    names = [name for file in list_weight_files(folder) for name in read_safetensors_header(file)]
+    # Both halves say whether weights are shared, and not always the same.
+    text.tie_word_embeddings = not any(name.endswith("lm_head.weight") for name in names)
+    return text
+
+
 def _create_model(config: Any) -> Any:
     """A float32 model for generation, whose buffers are there and whose parameters are not."""
     with no_init_weights(), _parameters_on_meta():
@@ -338,7 +356,7 @@ def load_int8_model(location: ModelLocation) -> Any:
     transformers maps the weights from the file; they are quantized or copied one after another.
     Raises ModelError.
     """
-    model = _create_model(load_pretrained(AutoConfig, location))
+    model = _create_model(_load_config(location))
     linears = [one for one in model.modules() if get_linear_weight(one) is not None]
     float_bytes = sum(one.nbytes for one in model.parameters())
     spared_bytes = sum(one.weight.nbytes - one.weight.numel() for one in linears)

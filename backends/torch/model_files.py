@@ -8,7 +8,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -160,7 +160,7 @@ def check_supported(folder: Path) -> None:
                 f"{folder} is a mixture of experts with quantized weights, which the local engine "
                 f"does not read: choose float weights, or {_ELSEWHERE}"
             )
-    if reason := find_unsupported_layers(config):
+    if reason := find_unsupported_layers(get_text_config(config)):
         raise UnsupportedModelError(
             f"{folder}: models of type {config.get('model_type')} are not supported: {reason}; "
             f"{_ELSEWHERE}"
@@ -169,10 +169,17 @@ def check_supported(folder: Path) -> None:
     inputs = [
         kind for kind in ("vision", "audio") if isinstance(config.get(f"{kind}_config"), dict)
     ]
-    if inputs and not any("CausalLM" in str(name) for name in names):
+    if not inputs or any("CausalLM" in str(name) for name in names):
+        return
+    if get_text_config(config) is config:
         raise UnsupportedModelError(
             f"{folder} is a model of {' and '.join(inputs)} inputs, and the local engine takes "
             f"text: choose a model of text, or {_ELSEWHERE}"
+        )
+    if get_quantization(config):
+        raise UnsupportedModelError(
+            f"{folder} is a model of {' and '.join(inputs)} inputs, whose text half the local "
+            f"engine reads only from float weights: choose these, or {_ELSEWHERE}"
         )
 
 
@@ -281,6 +288,8 @@ def detect_task(folder: Path) -> EngineTask:
     if (folder / "modules.json").is_file():
         return "embed"
     config = read_model_config(folder)
+    if get_text_config(config) is not config:
+        return "generate"
     names = config.get("architectures") or ()
     if any("SequenceClassification" in name for name in names):
         if _has_one_label(config):
@@ -304,6 +313,24 @@ def _has_label_names(config: dict[str, Any]) -> bool:
     return isinstance(labels, dict) and not any(
         str(name).startswith("LABEL_") for name in labels.values()
     )
+
+
+TEXT_HALVES: Final = ("gemma3", "mistral3")
+"""Types of models of images whose layers for text are those of a model of text."""
+TEXT_NAMES: Final[Mapping[str, str]] = {
+    r"^(model\.)?language_model\.(model\.)?(?=(embed_tokens|layers|norm)\.)": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+"""The names of weights in their text half, as patterns, and in a model of text."""
+_OTHER_INPUTS: Final = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+"""The names of weights that the text half has not."""
+
+
+def get_text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of config.json for the text half of such a model; else ``config`` itself."""
+    text = config.get("text_config")
+    is_half = config.get("model_type") in TEXT_HALVES and isinstance(text, dict)
+    return cast("dict[str, Any]", text) if is_half else config
 
 
 def get_quantization(config: Mapping[str, Any]) -> Any:
@@ -332,7 +359,9 @@ def compute_weight_bytes(folder: Path, float_bytes: int | None) -> int:
     """
     total = 0
     for file in list_weight_files(folder):
-        for tensor in read_safetensors_header(file).values():
+        for name, tensor in read_safetensors_header(file).items():
+            if _OTHER_INPUTS.match(name):
+                continue
             begin, end = tensor.get("data_offsets", (0, 0))
             saved = _FLOAT_BYTES.get(str(tensor.get("dtype")))
             size = end - begin

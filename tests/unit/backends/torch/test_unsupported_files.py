@@ -23,6 +23,12 @@ VISION = {
         "audio_config": {},
     }
 }
+TEXT_HALF: dict[str, Any] = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {"model_type": "gemma3_text"},
+    "vision_config": {},
+}
 CASES: list[tuple[dict[str, Any], str]] = [
     (ADAPTER, r"is a LoRA adapter of org/base, .* vLLM \(--enable-lora\) in a pool"),
     ({"adapter_config.json": []}, "is a LoRA adapter, which"),
@@ -30,6 +36,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"config.json": {"quantization_config": True}}, "quantized by an unknown method"),
     (MIXTURE, "mixture of experts with quantized weights, .* vLLM"),
     (VISION, "model of vision and audio inputs, .* vLLM or llama.cpp in a pool"),
+    (
+        {"config.json": {**TEXT_HALF, "quantization_config": GPTQ}},
+        "model of vision inputs, whose text half .* only from float weights: .* vLLM",
+    ),
+    (
+        {"config.json": {**TEXT_HALF, "text_config": {"layer_types": ["conv"]}}},
+        "layers of type conv",
+    ),
 ]
 
 
@@ -101,9 +115,10 @@ def test_settings_that_quantized_weights_do_not_have_are_refused_at_check(
     [
         {"config.json": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}},
         {"config.json": {"architectures": ["XForCausalLM"], "vision_config": {}}},
+        {"config.json": TEXT_HALF},
         {"config.json": {"model_type": "llama"}, **ADAPTER},
     ],
-    ids=["text", "text part of a model of images", "merged adapter"],
+    ids=["text", "text part of a model of images", "text half", "merged adapter"],
 )
 def test_other_files_are_accepted(tmp_path: Path, files: dict[str, Any]) -> None:
     assert find_model(str(write_files(tmp_path, files)), print).task == "generate"
