@@ -278,8 +278,8 @@ def test_documentation_lists_the_families() -> None:
     assert "\n".join(["| --- | --- | --- |", *rows, ""]) in page.read_text()
 
     starts = [(one.opening.replace("```", ""), one.family) for one in READ_FORMATS]
-    rows = [f"| {family} | `{opening}` |" for opening, family in starts]
-    assert "\n".join(["| --- | --- |", *rows, ""]) in page.read_text()
+    rows = [f"| {family} | `{opening}` |".replace("\n", "\\n") for opening, family in starts]
+    assert "\n".join(["| --- | --- |", *rows, "", ""]) in page.read_text()
 
 
 # --- in the engine --------------------------------------------------------------------------------
