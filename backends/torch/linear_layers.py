@@ -28,6 +28,8 @@ def get_linear_weight(module: Any) -> Tensor | None:
 
 _PREPACK_ROWS = 16
 """The number of rows that the prepacked layout is optimized for."""
+_COMPARED_OUTPUTS = 64
+"""From this many outputs on, equal results of two row counts are no chance."""
 _ROW_STEPS = ((16, 1), (128, 8), (float("inf"), 32))
 """(limit, step): up to ``limit`` rows, their number is rounded up to a multiple of ``step``."""
 
@@ -45,17 +47,31 @@ class PrepackedLinear(nn.Module):
         """Empty; it exists because some model families read a layer's dtype."""
         self._bias = bias
         self._operator = operations._linear_pointwise  # noqa: SLF001
+        self._takes_one_row = self._compare_row_counts(weight)
+
+    def _compare_row_counts(self, weight: Tensor) -> bool:
+        """Whether one row alone has the result that it has beside another.
+
+        For some shapes oneDNN adds up the products of one row in another order. The order does not
+        depend on the numbers, and another one would change some of so many outputs.
+        """
+        rows = torch.rand(2, weight.shape[1], generator=torch.Generator().manual_seed(1)).sub_(0.5)
+        alone = torch.cat([self._multiply(row) for row in rows.split(1)])
+        return weight.shape[0] >= _COMPARED_OUTPUTS and torch.equal(self._multiply(rows), alone)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        result: Tensor = self._operator(rows, self._weight, self._bias, "none", [], "")
+        return result
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map (…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
         count = flat.shape[0]
-        if count == 1:  # one row alone is computed differently from several
-            flat = torch.cat((flat, flat))
+        if count == 1:
+            flat = flat if self._takes_one_row else torch.cat((flat, flat))
         elif padding := _pad_row_count(count) - count:
             flat = pad(flat, (0, 0, 0, padding))
-        flat = flat.contiguous()
-        output: Tensor = self._operator(flat, self._weight, self._bias, "none", [], "")
+        output = self._multiply(flat.contiguous())
         return output[:count].view(*rows.shape[:-1], -1)
 
 

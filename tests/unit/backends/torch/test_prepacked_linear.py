@@ -30,6 +30,25 @@ def test_linear_row_is_independent_of_the_batch_size(size: tuple[int, int]) -> N
     assert torch.equal(layer(rows.view(2, 3, 50, -1)).view(300, -1), whole)
 
 
+@pytest.mark.parametrize(("difference", "computed"), [(0, 1), (1e-6, 2)])
+def test_one_row_is_computed_alone_only_where_the_result_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, difference: float, computed: int
+) -> None:
+    """Given a product whose single rows are computed differently, a row is computed twice."""
+    torch.manual_seed(5)
+    weight, row, counts = torch.randn(128, 64), torch.randn(1, 64), []
+
+    def multiply(_layer: PrepackedLinear, rows: torch.Tensor) -> torch.Tensor:
+        counts.append(len(rows))
+        results = torch.stack([weight @ one for one in rows])
+        return results + (difference if len(rows) == 1 else 0)
+
+    monkeypatch.setattr(PrepackedLinear, "_multiply", multiply)
+    PrepackedLinear(weight, None)(row)
+
+    assert counts[-1] == computed
+
+
 def test_prepacking_replaces_all_layers_and_frees_their_weights() -> None:
     torch.manual_seed(6)
     conv1d: Any = Conv1D
