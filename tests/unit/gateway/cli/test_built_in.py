@@ -17,6 +17,7 @@ from gateway.cli.built_in import (
     is_url,
 )
 from gateway.config.loader import load_bytes
+from gateway.config.schema import map_model_tasks
 
 
 @pytest.fixture
@@ -54,8 +55,10 @@ def test_served_model_name_replaces_the_name_of_the_model(model_folder: Path) ->
 
 def test_embedding_model_is_served_as_one(model_folder: Path) -> None:
     (model_folder / "modules.json").write_text("[]")
-    assert build(str(model_folder))["models"]["tiny-llama"]["task"] == "embedding"
-    assert "task" not in build(str(model_folder), task="generate")["models"]["tiny-llama"]
+    for options, task in (({}, "embedding"), ({"task": "generate"}, "chat")):
+        built = build_serve_config(str(model_folder), ServeOptions(**options))
+        config = load_bytes(built.data, built.name, env={}).config
+        assert map_model_tasks(config.models, config.backends) == {"tiny-llama": task}
 
 
 def test_model_of_the_hub_keeps_its_whole_name() -> None:
