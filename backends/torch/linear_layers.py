@@ -56,7 +56,7 @@ class PrepackedLinear(nn.Module):
         depend on the numbers, and another one would change some of so many outputs.
         """
         rows = torch.rand(2, weight.shape[1], generator=torch.Generator().manual_seed(1)).sub_(0.5)
-        alone = torch.cat([self._multiply(row) for row in rows.split(1)])
+        alone = torch.cat([self._multiply(row) for row in torch.split(rows, 1)])
         return weight.shape[0] >= _COMPARED_OUTPUTS and torch.equal(self._multiply(rows), alone)
 
     def _multiply(self, rows: Tensor) -> Tensor:

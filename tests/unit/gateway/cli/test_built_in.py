@@ -55,8 +55,9 @@ def test_served_model_name_replaces_the_name_of_the_model(model_folder: Path) ->
 
 def test_embedding_model_is_served_as_one(model_folder: Path) -> None:
     (model_folder / "modules.json").write_text("[]")
-    for options, task in (({}, "embedding"), ({"task": "generate"}, "chat")):
-        built = build_serve_config(str(model_folder), ServeOptions(**options))
+    cases = ((ServeOptions(), "embedding"), (ServeOptions(task="generate"), "chat"))
+    for options, task in cases:
+        built = build_serve_config(str(model_folder), options)
         config = load_bytes(built.data, built.name, env={}).config
         assert map_model_tasks(config.models, config.backends) == {"tiny-llama": task}
 
