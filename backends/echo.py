@@ -144,7 +144,7 @@ class EchoBackend(Backend):
         Parts of known fields that have no place in the internal request (``tools.web_search``) are
         not, nor is content beside text.
         """
-        original, names = request.decode()
+        original, _ = request.decode()
         replaced: tuple[UnsupportedParameter, ...] = ()
         if has_custom_tools(original):
             original, replaced = replace_custom_tools(original)
@@ -153,7 +153,7 @@ class EchoBackend(Backend):
             UnsupportedParameter(name, "dropped") for name in decoded.extra if "." in name
         )
         if isinstance(decoded, GenerationRequest):
-            losses += find_unseen_content(decoded, CONTENT_LABELS, names)
+            losses += find_unseen_content(decoded.messages, CONTENT_LABELS)
         return PreparedRequest(decoded, losses + foreign + replaced)
 
     async def start(self) -> None:

@@ -20,6 +20,7 @@ from protocols.core.loss import (
     CONTENT_LABELS,
     ParameterSupport,
     UnsupportedParameter,
+    find_lost_names,
     find_unseen_content,
 )
 from protocols.core.request import (
@@ -82,7 +83,7 @@ def find_prompt_losses(
     ``names`` is the result of ``ClientAdapter.field_names``. A worker's table must also have the
     paths of ``build_prompt_support``, whose losses are reported here.
     """
-    unseen = find_unseen_content(request, CONTENT_LABELS, names)
+    unseen = find_unseen_content(request.messages, CONTENT_LABELS)
     if renderer is not None:  # without one, calls are text
         unseen += tuple(find_half_written_calls(request))
     if (renderer is not None and not unseen and not request.tools) or _is_raw(request):
@@ -115,22 +116,15 @@ def list_messages(request: GenerationRequest) -> Sequence[Message]:
 
 
 def find_conversation_losses(
-    request: GenerationRequest, names: Mapping[str, str], lost: Sequence[str]
+    request: GenerationRequest, names: Mapping[str, str]
 ) -> Iterator[UnsupportedParameter]:
-    """What APIs lose that have conversations with functions only, without names of speakers.
-
-    ``lost`` names what else of the messages they lose.
-    """
+    """What APIs lose that have conversations with functions only, without names of speakers."""
     if len(request.prompts) > 1:
         yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
     if not request.messages and request.templating.mode != "server":
         wire = names.get("prompts", "prompt")
         yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
-    if any(one.name is not None and one.role != "function" for one in request.messages):
-        lost = [*lost, "names"]
-    if lost:
-        field = names.get("messages", "messages")
-        yield UnsupportedParameter(field, "dropped", ", ".join(lost), "messages")
+    yield from find_lost_names(request.messages, lambda one: one.role != "function")
 
 
 def build_prompt_support(renderer: PromptRenderer | None) -> dict[str, ParameterSupport]:

@@ -27,6 +27,7 @@ from protocols.core.loss import (
     CONTENT_LABELS,
     ParameterSupport,
     UnsupportedParameter,
+    find_lost_reasoning,
     find_unseen_content,
     find_unsupported_parameters,
 )
@@ -169,7 +170,6 @@ _TOKENIZE_SUPPORT = _CALLER_SUPPORT | {
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     **CONTENT_LABELS,
     RefusalPart: "refusals",
-    ReasoningPart: "earlier reasoning",
 }
 _DEFAULT_WATERMARK: Final = WatermarkSettings()
 _ROLE_ALIASES = {"developer": "system", "function": "tool"}
@@ -212,10 +212,12 @@ def find_unsupported_params(
         *find_unsupported_parameters(request, carries, names),
         *_find_unused_sampling(request, names),
     )
-    unseen = dict(_UNSUPPORTED_PARTS)
-    if features is not None and features.keeps_reasoning:
-        del unseen[ReasoningPart]
-    return (*unsupported, *find_unseen_content(request, unseen, names))
+    keeps_reasoning = features is not None and features.keeps_reasoning
+    return (
+        *unsupported,
+        *find_unseen_content(request.messages, _UNSUPPORTED_PARTS),
+        *find_lost_reasoning(request.messages, sends_text=keeps_reasoning),
+    )
 
 
 def _find_unused_sampling(

@@ -271,7 +271,7 @@ class TargetAttempt:
         """
         lost = self.plan.unsupported_parameters
         if lost and self.route.model.unsupported_content == "refuse":
-            loss.refuse_lost_content(self.prepared.request, lost)
+            loss.refuse_lost_content(lost)
 
     def translate(self) -> tuple[AnyRequest, Sequence[UnsupportedParameter]]:
         """The request as it would be translated, and its unsupported parameters.

@@ -25,7 +25,6 @@ from protocols.anthropic.params import (
 from protocols.anthropic.requests import (
     RequestRules,
     is_changed,
-    locate_message,
     read_display,
     read_model,
     read_request,
@@ -224,8 +223,6 @@ class Anthropic:
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        if isinstance(error, UnsupportedFeature) and error.param and call is not None:
-            error.param = locate_message(call, error.param)
         return errors.build_error_response(error, call.id if call else None)
 
     def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from protocols.anthropic.params import TYPE_TEXTS, join_choices
+from protocols.anthropic.params import TYPE_TEXTS, format_path, join_choices
 from protocols.chat.errors import read_worker_error as read_chat_worker_error
 from protocols.core.errors import (
     ClientDisconnected,
@@ -177,14 +177,6 @@ _FIXED_TEXTS: Final[Mapping[type[GatewayError], str]] = {
     RequestTooLarge: "Request exceeds the maximum size",
     Unauthorized: "invalid x-api-key",
 }
-
-
-_INDEX: Final = re.compile(r"\[(\d+)\]")
-
-
-def format_path(param: str) -> str:
-    """A field's path with indexes joined by dots: ``tools[0].name`` as ``tools.0.name``."""
-    return _INDEX.sub(r".\1", param)
 
 
 def _build_parameter_message(error: InvalidParameter, param: Param) -> str:

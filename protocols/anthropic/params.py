@@ -4,6 +4,7 @@ Source: the types of anthropic (Python) 2.12; error texts are those of the servi
 path in an error is joined by dots: ``messages.0.content.1.type``.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -133,7 +134,16 @@ def field_error(
     at: str, text: str, problem: ParameterProblem = "value", got: Any = None
 ) -> InvalidParameter:
     """The error of one field, named by its path."""
-    return InvalidParameter(f"{at}: {text}", param=at, problem=problem, got=got)
+    path = format_path(at)
+    return InvalidParameter(f"{path}: {text}", param=path, problem=problem, got=got)
+
+
+_INDEX: Final = re.compile(r"\[(\d+)\]")
+
+
+def format_path(at: str) -> str:
+    """A path as errors name it: ``messages.0.content`` for ``messages[0].content``."""
+    return _INDEX.sub(r".\1", at)
 
 
 def missing_error(at: str) -> InvalidParameter:

@@ -5,7 +5,6 @@ Blocks become parts of messages in their order. What has no place in the interna
 """
 
 import binascii
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -40,7 +39,6 @@ from protocols.anthropic.params import (
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import (
     ContextTooLong,
-    GatewayError,
     InvalidParameter,
     UnknownParameter,
     UnsupportedFeature,
@@ -98,8 +96,6 @@ _SERVICE_FIELDS: Final = frozenset(
      "fallbacks", "compaction", "fallback_credit_token"}
 )  # fmt: skip
 """Fields that only workers of this protocol know."""
-CITATIONS_FIELD: Final = "citations"
-"""Stands in ``extra`` for the request of a block, which has no top-level field."""
 _MODES: Final = ("enabled", "adaptive", "between_tools", "disabled")
 
 
@@ -176,28 +172,6 @@ def is_changed(call: ClientRequest, rules: RequestRules) -> bool:
     return rules.server_tools == "drop" and any(map(_is_server_tool, tools))
 
 
-_INTERNAL_PLACE: Final = re.compile(r"messages\[(\d{1,6})\]")
-
-
-def locate_message(call: ClientRequest, param: str) -> str:
-    """The path of a field with the number of the client's message instead of the internal one.
-
-    Unchanged if the request is invalid, or the field is in no message.
-    """
-    found = _INTERNAL_PLACE.match(param)
-    if found is None:
-        return param
-    reader = ConversationReader()
-    try:
-        messages = reader.read(select_present_fields(read_fields(call)))
-    except GatewayError:
-        return param
-    place = int(found[1]) - (len(messages) - len(reader.places))
-    if not 0 <= place < len(reader.places):
-        return param
-    return f"messages[{reader.places[place]}]{param[found.end() :]}"
-
-
 def _check_version(call: ClientRequest, rules: RequestRules, values: ParsedParams) -> None:
     version = call.headers.get(VERSION_HEADER, VERSIONS[0])
     if not _is_date(version):
@@ -219,7 +193,7 @@ def _check_stop_strings(values: ParsedParams) -> None:
     for i, stop in enumerate(values.get("stopping.stop", ())):
         if not stop.strip():
             raise field_error(
-                f"stop_sequences.{i}", "each stop sequence must contain non-whitespace", "empty"
+                f"stop_sequences[{i}]", "each stop sequence must contain non-whitespace", "empty"
             )
 
 
@@ -243,14 +217,10 @@ def _check_service_fields(fields: Mapping[str, Raw], rules: RequestRules) -> Non
 
 def _collect_extra(fields: Mapping[str, Raw], reader: "ConversationReader") -> dict[str, Raw]:
     extra = {name: raw for name, raw in fields.items() if name not in _KNOWN_FIELDS}
-    if reader.cache_control is not None:
-        extra.setdefault("cache_control", Raw(_encode(reader.cache_control)))
     extra |= reader.unknown
     for name, known in _OBJECT_KEYS.items():
         if name in fields:
             add_unknown_keys(extra, decode_fields(fields, name), name, known)
-    if reader.wants_citations:
-        extra[CITATIONS_FIELD] = Raw(b'{"enabled":true}')
     if extra.get("mcp_servers") == Raw(b"[]"):
         del extra["mcp_servers"]
     return extra
@@ -331,7 +301,7 @@ _MEDIA_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 _TURN_KEYS: Final = dict.fromkeys(("role", "content"))
-_SHARED_KEYS: Final = dict.fromkeys(("type", "cache_control", "citations"))
+_SHARED_KEYS: Final[KeyTree] = {"type": None}
 _SOURCE_KEYS: Final = dict.fromkeys(("type", "media_type", "data", "url", "content", "file_id"))
 _BLOCK_KEYS: Final[Mapping[str, KeyTree]] = {
     "text": {**_SHARED_KEYS, "text": None},
@@ -352,9 +322,7 @@ _OBJECT_KEYS: Final[Mapping[str, KeyTree]] = {
     "output_format": dict.fromkeys(("type", "schema")),
 }
 """The keys of the objects beside the conversation."""
-_TOOL_KEYS: Final = dict.fromkeys(
-    ("type", "name", "description", "input_schema", "strict", "cache_control")
-)
+_TOOL_KEYS: Final = dict.fromkeys(("type", "name", "description", "input_schema", "strict"))
 
 
 class _Turn(Struct):
@@ -366,16 +334,11 @@ class _Turn(Struct):
 
 
 class ConversationReader:
-    """Reads ``system`` and ``messages``, and what their blocks ask for beside."""
+    """Reads ``system`` and ``messages``, and the keys of their blocks that no message has."""
 
     def __init__(self) -> None:
-        self.cache_control: Any = None
-        """The first ``cache_control`` of a block."""
-        self.wants_citations = False
         self.unknown: dict[str, Raw] = {}
         """The keys that no block has, by their path."""
-        self.places: list[int] = []
-        """The number of the client's message of each message after the system's."""
         self._pending_calls: Sequence[ToolCall] = ()
         """The calls of the previous assistant message, which the next message must answer."""
         self._call_place = ""
@@ -400,7 +363,7 @@ class ConversationReader:
         delayed: list[Message] = []
         """Messages of the system between tool calls and their results."""
         for i, value in enumerate(values):
-            at = f"messages.{i}"
+            at = f"messages[{i}]"
             turn = as_fields(value, at)
             role = read_string(turn, "role", at)
             add_unknown_keys(self.unknown, turn, at, _TURN_KEYS)
@@ -411,14 +374,13 @@ class ConversationReader:
                 self._check_answered(i)
                 self._continues = False
                 messages.append(self._read_assistant(turn, at))
-                self._call_place = f"messages.{i + 1}"
+                self._call_place = f"messages[{i + 1}]"
             elif role in _USER_ROLES:
-                messages += self._read_user(turn, at, i)
+                messages += self._read_user(turn, at)
                 messages += delayed
                 delayed = []
             else:
                 raise invalid_choice_error(f"{at}.role", _ROLES, role)
-            self.places += [i] * (len(messages) - len(self.places))
         self._check_answered(len(values))
         system: list[Message] = []
         if "system" in fields:
@@ -427,20 +389,20 @@ class ConversationReader:
 
     def _check_answered(self, place: int) -> None:
         if self._pending_calls:
-            raise _unanswered_error(self._call_place or f"messages.{place}", self._pending_calls)
+            raise _unanswered_error(self._call_place or f"messages[{place}]", self._pending_calls)
 
     def _read_system(self, content: Any, at: str) -> list[Message]:
         """One message of the texts, or none."""
         texts = [content] if isinstance(content, str) else list(self._read_texts(content, at))
         text = "\n\n".join(one for one in texts if one and not one.startswith(BILLING_PREFIX))
-        return [Message("system", (TextPart(text),))] if text else []
+        return [Message("system", (TextPart(text),), at=at)] if text else []
 
     def _read_texts(self, content: Any, at: str) -> Iterator[str]:
         """The texts of a list of text blocks."""
         for k, block, kind in self._iterate_blocks(content, at):
             if kind != "text":
-                raise invalid_choice_error(f"{at}.{k}.type", ("text",), kind)
-            yield read_string(block, "text", f"{at}.{k}")
+                raise invalid_choice_error(f"{at}[{k}].type", ("text",), kind)
+            yield read_string(block, "text", f"{at}[{k}]")
 
     def _iterate_blocks(
         self, content: Any, at: str
@@ -451,31 +413,28 @@ class ConversationReader:
         if not isinstance(content, list):
             raise invalid_type_error(at, "a valid list", content)
         for k, value in enumerate(content):
-            block = as_fields(value, f"{at}.{k}")
-            if (marker := block.get("cache_control")) is not None and self.cache_control is None:
-                self.cache_control = marker
-            citations = block.get("citations")
-            if citations and citations != {"enabled": False}:
-                self.wants_citations = True
-            kind = read_string(block, "type", f"{at}.{k}")
+            block = as_fields(value, f"{at}[{k}]")
+            kind = read_string(block, "type", f"{at}[{k}]")
+            if block.get("citations") in ([], {"enabled": False}):
+                block = {name: one for name, one in block.items() if name != "citations"}
             if (known := _BLOCK_KEYS.get(kind)) is not None:
-                add_unknown_keys(self.unknown, block, f"{at}.{k}", known)
+                add_unknown_keys(self.unknown, block, f"{at}[{k}]", known)
             yield k, block, kind
 
     # --- assistant messages -----------------------------------------------------------------------
 
     def _read_assistant(self, value: Mapping[str, Any], at: str) -> Message:
-        content, at = value.get("content"), f"{at}.content"
+        content, place, at = value.get("content"), at, f"{at}.content"
         if isinstance(content, str):
-            return Message("assistant", (TextPart(content),))
+            return Message("assistant", (TextPart(content, at=at),), at=at)
         turn = _Turn()
         for k, block, kind in self._iterate_blocks(content, at):
-            self._read_assistant_block(block, kind, f"{at}.{k}", turn)
+            self._read_assistant_block(block, kind, f"{at}[{k}]", turn)
         identifiers = [call.id for call in turn.calls]
         if len(set(identifiers)) < len(identifiers):
             raise field_error(at, "`tool_use` ids must be unique", "value")
         self._pending_calls = turn.calls
-        return Message("assistant", tuple(turn.parts), tool_calls=tuple(turn.calls))
+        return Message("assistant", tuple(turn.parts), tool_calls=tuple(turn.calls), at=place)
 
     def _read_assistant_block(
         self, block: Mapping[str, Any], kind: str, at: str, turn: _Turn
@@ -486,16 +445,17 @@ class ConversationReader:
                     raise missing_error(f"{at}.input")
                 arguments = _encode(as_object(block["input"], f"{at}.input")).decode()
                 call = ToolCall(
-                    read_string(block, "id", at), read_string(block, "name", at), arguments
+                    read_string(block, "id", at), read_string(block, "name", at), arguments, at=at
                 )
                 turn.calls.append(call)
             case "thinking":
                 text = read_string(block, "thinking", at)
                 signature = read_optional_string(block, "signature", at)
                 is_own = signature is None or signature.startswith(OWN_SIGNATURE)
-                turn.parts.append(ReasoningPart(text, None if is_own else signature))
+                turn.parts.append(ReasoningPart(text, None if is_own else signature, at=at))
             case "redacted_thinking":
-                turn.parts.append(ReasoningPart("", redacted=read_string(block, "data", at)))
+                data = read_string(block, "data", at)
+                turn.parts.append(ReasoningPart("", redacted=data, at=at))
             case "text" | "document":
                 turn.parts += self._read_part(block, kind, at)
             case "server_tool_use":
@@ -508,28 +468,28 @@ class ConversationReader:
 
     # --- user messages ----------------------------------------------------------------------------
 
-    def _read_user(self, value: Mapping[str, Any], at: str, place: int) -> list[Message]:
+    def _read_user(self, value: Mapping[str, Any], place: str) -> list[Message]:
         """The results of the previous message's calls in their order, and the rest."""
-        content, at = value.get("content"), f"{at}.content"
+        content, at = value.get("content"), f"{place}.content"
         turn = _Turn()
         if isinstance(content, str):
             turn.parts.append(TextPart(content))
         else:
             if content == []:
                 text = "user messages must have non-empty content"
-                raise field_error(f"messages.{place}", text, "empty", content)
+                raise field_error(place, text, "empty", content)
             for k, block, kind in self._iterate_blocks(content, at):
                 if kind == "tool_result":
-                    turn.results.append(self._read_tool_result(block, f"{at}.{k}", turn.results))
+                    turn.results.append(self._read_tool_result(block, f"{at}[{k}]", turn.results))
                 else:
-                    turn.parts += self._read_user_part(block, kind, f"{at}.{k}")
+                    turn.parts += self._read_user_part(block, kind, f"{at}[{k}]")
         calls, self._pending_calls = self._pending_calls, ()
         by_id = {result.tool_call_id: result for result in turn.results}
         if missing := [call for call in calls if call.id not in by_id]:
-            raise _unanswered_error(f"messages.{place}", missing)
+            raise _unanswered_error(place, missing)
         messages = turn.results if self._continues else [by_id[call.id] for call in calls]
         if turn.parts or not messages:
-            messages.append(Message("user", tuple(turn.parts) or (TextPart(""),)))
+            messages.append(Message("user", tuple(turn.parts) or (TextPart(""),), at=place))
         return messages
 
     def _read_tool_result(
@@ -553,7 +513,7 @@ class ConversationReader:
         parts = self._read_result_parts(block.get("content"), f"{at}.content")
         if is_error:
             parts = _mark_error(parts)
-        return Message("tool", parts, tool_call_id=identifier, is_error=is_error)
+        return Message("tool", parts, tool_call_id=identifier, is_error=is_error, at=at)
 
     def _read_result_parts(self, content: Any, at: str) -> tuple[ContentPart, ...]:
         """The parts of a tool's result; neighbouring texts are joined by a newline."""
@@ -561,7 +521,7 @@ class ConversationReader:
             return (TextPart(content or ""),)
         parts: list[ContentPart] = []
         for k, block, kind in self._iterate_blocks(content, at):
-            for part in self._read_user_part(block, kind, f"{at}.{k}", in_result=True):
+            for part in self._read_user_part(block, kind, f"{at}[{k}]", in_result=True):
                 last = parts[-1] if parts else None
                 if isinstance(part, TextPart) and isinstance(last, TextPart):
                     parts[-1] = TextPart(f"{last.text}\n{part.text}")
@@ -596,6 +556,7 @@ class ConversationReader:
     def _read_document(self, block: Mapping[str, Any], at: str) -> Sequence[ContentPart]:
         if "source" not in block:
             raise missing_error(f"{at}.source")
+        place = at
         source, at = as_fields(block["source"], f"{at}.source"), f"{at}.source"
         title = read_optional_string(block, "title", at)
         match kind := read_string(source, "type", at):
@@ -606,11 +567,11 @@ class ConversationReader:
                 parts = [TextPart(content)] if isinstance(content, str) else []
                 if not parts:
                     for k, one, inner in self._iterate_blocks(content, f"{at}.content"):
-                        parts += self._read_user_part(one, inner, f"{at}.content.{k}")
+                        parts += self._read_user_part(one, inner, f"{at}.content[{k}]")
             case "base64":
                 read_choice(source, "media_type", at, ("application/pdf",))
                 data = f"data:application/pdf;base64,{_read_base64(source, at)}"
-                return (FilePart(file_data=data, filename=title or "document.pdf"),)
+                return (FilePart(file_data=data, filename=title or "document.pdf", at=place),)
             case "url" | "file":
                 raise UnsupportedFeature(f"{kind} sources are not supported", param=at)
             case _:
@@ -641,16 +602,18 @@ def _read_base64(source: Mapping[str, Any], at: str) -> str:
 def _read_image(block: Mapping[str, Any], at: str) -> ImagePart:
     if "source" not in block:
         raise missing_error(f"{at}.source")
+    place = at
     source, at = as_fields(block["source"], f"{at}.source"), f"{at}.source"
     match kind := read_string(source, "type", at):
         case "base64":
             media_type = read_choice(source, "media_type", at, _MEDIA_TYPES)
-            return ImagePart(f"data:{media_type};base64,{_read_base64(source, at)}")
+            data = _read_base64(source, at)
+            return ImagePart(f"data:{media_type};base64,{data}", at=place)
         case "url":
             url = read_string(source, "url", at)
             if not url.startswith(("https://", "http://")):
                 raise field_error(f"{at}.url", "Only http and https URLs are supported", got=url)
-            return ImagePart(url)
+            return ImagePart(url, at=place)
         case "file":
             raise UnsupportedFeature("file sources are not supported", param=at)
         case _:
@@ -718,7 +681,7 @@ def _join_leading_system(messages: Sequence[Message]) -> list[Message]:
     if count <= 1:
         return list(messages)
     text = "\n\n".join(one.text for one in messages[:count])
-    return [Message("system", (TextPart(text),)), *messages[count:]]
+    return [Message("system", (TextPart(text),), at="system"), *messages[count:]]
 
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:
@@ -768,7 +731,7 @@ def _read_tools(
         raise invalid_type_error("tools", "a valid list", values)
     tools: dict[str, Tool] = {}
     for i, value in enumerate(values):
-        at = f"tools.{i}"
+        at = f"tools[{i}]"
         item = as_fields(value, at)
         kind = read_optional_string(item, "type", at) or "custom"
         if _is_server_tool(item):

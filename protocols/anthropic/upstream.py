@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from protocols import params
 from protocols.anthropic.decoder import MessageDecoder
@@ -21,7 +22,7 @@ from protocols.anthropic.params import (
     MESSAGE_PARAMS,
     VERSION_HEADER,
 )
-from protocols.anthropic.requests import CITATIONS_FIELD, VERSIONS
+from protocols.anthropic.requests import VERSIONS
 from protocols.chat.tools import restrict_tools
 from protocols.core import loss
 from protocols.core.call_arguments import (
@@ -154,11 +155,9 @@ def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
     if "user" in request.labels:
         body["metadata"] = {"user_id": request.labels["user"]}
     if request.source == source:
-        extra = {
-            name: raw
-            for name, raw in request.extra.items()
-            if name != CITATIONS_FIELD and "." not in name
-        }
+        extra = {name: raw for name, raw in request.extra.items() if "." not in name}
+        if mark := next(filter(_is_cache_mark, request.extra), None):
+            extra.setdefault(CACHE_KEY, request.extra[mark])  # the service places it
         body = {**extra, **body}
     if request.stream:
         body["stream"] = True
@@ -269,6 +268,11 @@ def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
 
 CACHE_KEY: Final = "cache_control"
 """The key of a mark for the prompt cache; clients of other protocols send it, too."""
+
+
+def _is_cache_mark(name: str) -> bool:
+    """Whether it is the path of the mark of a client's own block or tool."""
+    return name.endswith(f".{CACHE_KEY}")
 
 
 def _find_cache_mark(*items: Message | ContentPart | ToolCall | Tool) -> dict[str, Any]:
@@ -417,13 +421,10 @@ def _find_other_losses(
     if wanted is not None and (wanted.effort in _EFFORTS or (wanted.budget or 0) in range(1, 1024)):
         path = "reasoning.effort" if wanted.effort in _EFFORTS else "reasoning.budget"
         yield UnsupportedParameter(names.get(path, "reasoning"), "approximated", path=path)
-    parts = {type(part) for message in request.messages for part in message.parts}
-    lost = [label for kind, label in _UNSUPPORTED_PARTS.items() if kind in parts]
-    if ReasoningPart in parts and any(map(_is_unsigned, request.messages)):
-        lost.append("earlier reasoning")
-    if any(map(_has_image_detail, request.messages)):
-        lost.append("the detail of images")
-    yield from find_conversation_losses(request, names, lost)
+    yield from loss.find_lost_parts(request.messages, _describe_lost_part)
+    for one in loss.find_lost_parts(request.messages, _describe_image_detail):
+        yield replace(one, reason="approximated")
+    yield from find_conversation_losses(request, names)
 
 
 def _find_changed_keys(
@@ -431,24 +432,24 @@ def _find_changed_keys(
 ) -> Iterator[UnsupportedParameter]:
     """The keys of blocks, which are not written again, and half-written arguments of calls."""
     for name in request.extra:
-        if "." in name and is_own:
+        if "." in name and is_own and not _is_cache_mark(name):
             yield UnsupportedParameter(name, "dropped")
     yield from find_half_written_calls(request)
 
 
-def _is_unsigned(message: Message) -> bool:
-    """Whether it holds reasoning that no worker can verify."""
-    return any(
-        isinstance(part, ReasoningPart) and part.signature is None and part.redacted is None
-        for part in message.parts
-    )
+def _describe_lost_part(part: ContentPart) -> str | None:
+    """What is not sent: also reasoning that no worker can verify."""
+    match part:
+        case ReasoningPart(signature=None, redacted=None):
+            return loss.REASONING
+        case _:
+            return _UNSUPPORTED_PARTS.get(type(part))
 
 
-def _has_image_detail(message: Message) -> bool:
-    """Whether the client chose how closely the model looks at an image."""
-    return any(
-        isinstance(part, ImagePart) and part.detail not in (None, "auto") for part in message.parts
-    )
+def _describe_image_detail(part: ContentPart) -> str | None:
+    """How closely the model looks at an image, if the client chose it."""
+    is_chosen = isinstance(part, ImagePart) and part.detail not in (None, "auto")
+    return "the detail of images" if is_chosen else None
 
 
 # --- pass-through ---------------------------------------------------------------------------------

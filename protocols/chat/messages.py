@@ -54,9 +54,10 @@ def read_part(value: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPar
     if kind not in allowed:
         raise invalid_value_error(f"{at}.type", kind, allowed)
     parts = _PART_READERS[kind](value, at)
+    parts = tuple([part if part.at else msgspec.structs.replace(part, at=at) for part in parts])
     if (extra := read_extra_fields(value, at, PART_KEYS[kind])) is None:
         return parts
-    first, *rest = parts or (ReasoningPart(""),)
+    first, *rest = parts or (ReasoningPart("", at=at),)
     return (msgspec.structs.replace(first, extra=extra), *rest)
 
 
@@ -117,7 +118,8 @@ def _read_reasoning_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart
             raise invalid_type_error(path, "an object", item)
         signature = read_optional_string(item, "signature", path)
         extra = read_extra_fields(item, path, _SUMMARY_KEYS)
-        parts.append(ReasoningPart(read_string(item, "text", path), signature, extra=extra))
+        text = read_string(item, "text", path)
+        parts.append(ReasoningPart(text, signature, extra=extra, at=path))
     return tuple(parts)
 
 
@@ -370,10 +372,10 @@ def _read_reasoning_and_refusal(value: Mapping[str, Any], at: str) -> tuple[Cont
     parts: list[ContentPart] = []
     for name in _REASONING_KEYS:
         if thought := read_optional_string(value, name, at):
-            parts.append(ReasoningPart(thought))
+            parts.append(ReasoningPart(thought, at=f"{at}.{name}"))
             break
     if refusal := read_optional_string(value, "refusal", at):
-        parts.append(RefusalPart(refusal))
+        parts.append(RefusalPart(refusal, at=f"{at}.refusal"))
     return tuple(parts)
 
 
@@ -392,7 +394,7 @@ def read_content(
     path = f"{at}.content"
     match content:
         case str():
-            return (TextPart(content),)
+            return (TextPart(content, at=path),)
         case None if optional:
             return ()
         case None:
@@ -456,7 +458,7 @@ def _read_tool_call(value: Any, at: str, rules: MessageRules, *, legacy: bool = 
         extra = extra and msgspec.structs.replace(extra, inside=("function",))
     else:
         extra = read_extra_fields(value, at, CALL_KEYS[kind])
-    return ToolCall(name, read_string(body, "name", path), arguments, kind, extra)
+    return ToolCall(name, read_string(body, "name", path), arguments, kind, extra, at=path)
 
 
 def _convert_function_calls(messages: list[Message]) -> None:

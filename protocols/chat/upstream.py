@@ -1,6 +1,6 @@
 """Encodes requests for workers, and finds their unsupported parameters."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -50,6 +50,7 @@ from protocols.core.loss import (
     LossReason,
     ParameterSupport,
     UnsupportedParameter,
+    find_lost_reasoning,
     find_unseen_content,
 )
 from protocols.core.request import (
@@ -64,7 +65,6 @@ from protocols.core.request import (
     Message,
     OutputFormat,
     Prompt,
-    ReasoningPart,
     RefusalPart,
     RegexFormat,
     RequestKind,
@@ -763,18 +763,12 @@ class RequestWriter:
             wire = names.get("tool_choice", "tool_choice")
             losses.append(UnsupportedParameter(wire, "dropped", path="tool_choice"))
         if request.messages:
-            losses += self._find_ignored_parts(request, names)
-        return tuple(losses)
-
-    def _find_ignored_parts(
-        self, request: GenerationRequest, names: Mapping[str, str]
-    ) -> Iterator[UnsupportedParameter]:
-        """The losses of content parts that the worker ignores."""
-        yield from find_unseen_content(request, self._profile.ignored_parts, names)
-        if any(ReasoningPart is type(part) for one in request.messages for part in one.parts):
-            yield from find_lost_reasoning(
-                request.messages, sends_text=self._profile.message_style.includes_reasoning
+            profile = self._profile
+            losses += find_unseen_content(request.messages, profile.ignored_parts)
+            losses += find_lost_reasoning(
+                request.messages, sends_text=profile.message_style.includes_reasoning
             )
+        return tuple(losses)
 
     def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
         """The support that does not depend on the request."""
@@ -830,18 +824,6 @@ def _build_stream_options(request: GenerationRequest) -> dict[str, bool]:
     if request.response_options.usage == "each":
         options["continuous_usage_stats"] = True
     return options
-
-
-def find_lost_reasoning(
-    messages: Sequence[Message], *, sends_text: bool
-) -> Iterator[UnsupportedParameter]:
-    """The earlier reasoning that a worker does not get: all, or what only another can decrypt."""
-    for i, message in enumerate(messages):
-        for part in message.parts:
-            if type(part) is ReasoningPart and (part.redacted is not None or not sends_text):
-                path = f"messages[{i}].reasoning_content"
-                yield UnsupportedParameter(path, "dropped", "earlier reasoning", "messages")
-                break
 
 
 def _ignore_overflow_error(request: Any) -> Any:
@@ -952,9 +934,8 @@ def remove_parts(
     reducer: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
 ) -> None:
     """Drop content parts of these kinds; the values are their names in reports."""
-    part_types = {type(part) for message in reducer.request.messages for part in message.parts}
-    if part_names := sorted(shown for kind, shown in kinds.items() if kind in part_types):
-        reducer.report("messages", "dropped", ", ".join(part_names))
+    if losses := find_unseen_content(reducer.request.messages, kinds):
+        reducer.unsupported_parameters += losses
         messages = tuple(
             replace(m, parts=tuple(part for part in m.parts if type(part) not in kinds))
             for m in reducer.request.messages

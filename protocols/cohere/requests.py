@@ -250,7 +250,7 @@ def _read_message(value: Any, at: str) -> Message:
         raise invalid_value_error(f"{at}.role", role, tuple(_ROLE_KEYS))
     plan = read_optional_string(value, "tool_plan", at) if role == "assistant" else None
     calls = _read_calls(value, at) if role == "assistant" else ()
-    parts: tuple[ContentPart, ...] = (TextPart(plan),) if plan else ()
+    parts: tuple[ContentPart, ...] = (TextPart(plan, at=f"{at}.tool_plan"),) if plan else ()
     parts += read_content(
         value, at, partial(_read_part, allowed=_PART_TYPES[role]), optional=bool(calls or plan)
     )
@@ -276,11 +276,11 @@ def _read_part(value: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPa
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "thinking" and kind in allowed:
         extra = read_extra_fields(value, at, dict.fromkeys(("type", "thinking")))
-        return (ReasoningPart(read_string(value, "thinking", at), extra=extra),)
+        return (ReasoningPart(read_string(value, "thinking", at), extra=extra, at=at),)
     if kind == "document" and kind in allowed:
         document = read_object_field(value, "document", at)
         extra = read_extra_fields(value, at, dict.fromkeys(("type", "document")))
-        return (TextPart(_format_document(document, f"{at}.document"), extra),)
+        return (TextPart(_format_document(document, f"{at}.document"), extra, at=at),)
     return read_part(value, at, allowed)
 
 

@@ -37,7 +37,12 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.json_text import JsonDecoder
-from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unseen_content
+from protocols.core.loss import (
+    ParameterSupport,
+    UnsupportedParameter,
+    find_lost_reasoning,
+    find_unseen_content,
+)
 from protocols.core.request import (
     AnyRequest,
     AudioPart,
@@ -47,7 +52,6 @@ from protocols.core.request import (
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedTool,
-    ReasoningPart,
     RerankRequest,
     Tool,
     VideoPart,
@@ -232,7 +236,8 @@ def find_unsupported_parameters(
         del support["stopping.overflow"]
     return (
         *loss.find_unsupported_parameters(request, support, names, extra=is_own),
-        *find_unseen_content(request, _UNSUPPORTED_PARTS, names),
+        *find_unseen_content(request.messages, _UNSUPPORTED_PARTS),
+        *find_lost_reasoning(request.messages, sends_text=True),
         *_find_other_losses(request, names),
         *(
             UnsupportedParameter(name, "dropped")
@@ -253,11 +258,7 @@ def _find_other_losses(
     if wanted is not None and wanted.budget is None and wanted.effort not in (None, "none"):
         path = "reasoning.effort"
         yield UnsupportedParameter(names.get(path, "reasoning"), "approximated", path=path)
-    lost = []
-    parts = [part for one in request.messages for part in one.parts]
-    if any(isinstance(part, ReasoningPart) and part.redacted is not None for part in parts):
-        lost.append("earlier reasoning")
-    yield from find_conversation_losses(request, names, lost)
+    yield from find_conversation_losses(request, names)
 
 
 # --- pass-through ---------------------------------------------------------------------------------

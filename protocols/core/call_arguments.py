@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import UnsupportedParameter
+from protocols.core.places import locate_call
 from protocols.core.request import GenerationRequest, ToolCall
 
 _TEXT_KEY: Final = "arguments"
@@ -44,7 +45,7 @@ def find_half_written_calls(request: GenerationRequest) -> Iterator[UnsupportedP
     for i, message in enumerate(request.messages):
         for k, call in enumerate(message.tool_calls):
             if _is_half_written(call):
-                path = f"messages[{i}].tool_calls[{k}].function.arguments"
+                path = f"{locate_call(message, i, k)}.arguments"
                 yield UnsupportedParameter(path, "approximated", "no JSON object")
 
 

@@ -18,6 +18,7 @@ from protocols.core.events import ChoiceEnd, Event, ToolCallDelta, ToolCallStart
 from protocols.core.extra import list_paths
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import UnsupportedParameter
+from protocols.core.places import locate_call
 from protocols.core.request import (
     AnyRequest,
     ExtraFields,
@@ -114,7 +115,7 @@ def _find_losses(
     for i, message in enumerate(request.messages):
         for k, call in enumerate(message.tool_calls):
             if call.kind == "custom":
-                field = f"messages[{i}].tool_calls[{k}].custom"
+                field = locate_call(message, i, k)
                 yield UnsupportedParameter(field, "emulated", "a call of a function")
                 yield from _find_lost_keys(call.extra)
 

@@ -6,7 +6,7 @@ with it: a field that the client set and the target does not support is a loss.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Literal
 from urllib.parse import unquote_plus
@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols.core.errors import UnsupportedFeature
+from protocols.core.places import locate_call, locate_message, locate_part
 from protocols.core.request import (
     AnyRequest,
     AudioPart,
@@ -22,6 +23,8 @@ from protocols.core.request import (
     FilePart,
     GenerationRequest,
     ImagePart,
+    Message,
+    ReasoningPart,
     ResponseOptions,
     VideoPart,
 )
@@ -93,6 +96,9 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """What every target does if it is not told otherwise."""
 _NUMBER_TYPES: Final = (int, float)
+_MESSAGES: Final = "messages"
+REASONING: Final = "earlier reasoning"
+"""The detail of the loss of an assistant's reasoning."""
 _NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
 
 
@@ -105,35 +111,75 @@ CONTENT_LABELS: Final[Mapping[type[ContentPart], str]] = {
 """What a model sees or hears beside text, as the detail of a loss names it."""
 
 
+def find_lost_parts(
+    messages: Iterable[Message], find_label: Callable[[ContentPart], str | None]
+) -> Iterator[UnsupportedParameter]:
+    """The loss of each part for which ``find_label`` says what it is."""
+    for i, message in enumerate(messages):
+        for k, part in enumerate(message.parts):
+            if label := find_label(part):
+                path = locate_part(message, i, k)
+                yield UnsupportedParameter(path, "dropped", label, _MESSAGES)
+
+
 def find_unseen_content(
-    request: GenerationRequest, labels: Mapping[type[ContentPart], str], names: Mapping[str, str]
+    messages: Sequence[Message], labels: Mapping[type[ContentPart], str]
 ) -> tuple[UnsupportedParameter, ...]:
-    """The loss of content parts of the types in ``labels``, if the messages have such."""
-    kinds = {type(part) for message in request.messages for part in message.parts}
-    unseen = sorted(label for kind, label in labels.items() if kind in kinds)
-    if not unseen:
+    """The loss of each content part of a type in ``labels``."""
+    kinds = {type(part) for message in messages for part in message.parts}
+    if kinds.isdisjoint(labels):
         return ()
-    field = names.get("messages", "messages")
-    return (UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages"),)
+    return tuple(find_lost_parts(messages, lambda part: labels.get(type(part))))
+
+
+def find_lost_reasoning(
+    messages: Sequence[Message], *, sends_text: bool
+) -> tuple[UnsupportedParameter, ...]:
+    """The earlier reasoning that a worker does not get, without signatures and foreign secrets."""
+    losses = []
+    for i, message in enumerate(messages):
+        for k, part in enumerate(message.parts):
+            if type(part) is ReasoningPart:
+                path = locate_part(message, i, k)
+                if part.redacted is not None or not sends_text:
+                    losses.append(UnsupportedParameter(path, "dropped", REASONING, _MESSAGES))
+                elif part.signature is not None:
+                    losses.append(UnsupportedParameter(f"{path}.signature", "dropped"))
+    return tuple(losses)
+
+
+def find_lost_calls(messages: Iterable[Message]) -> Iterator[UnsupportedParameter]:
+    """The loss of each tool call, by a worker without tools."""
+    for i, message in enumerate(messages):
+        for k in range(len(message.tool_calls)):
+            path = locate_call(message, i, k)
+            yield UnsupportedParameter(path, "dropped", "tool calls", _MESSAGES)
+
+
+def find_lost_names(
+    messages: Iterable[Message], loses_name: Callable[[Message], bool]
+) -> Iterator[UnsupportedParameter]:
+    """The loss of the name of each speaker that ``loses_name``."""
+    for i, message in enumerate(messages):
+        if message.name and loses_name(message):
+            path = f"{locate_message(message, i)}.name"
+            yield UnsupportedParameter(path, "dropped", "names", _MESSAGES)
 
 
 def list_lost_content(losses: Iterable[UnsupportedParameter]) -> tuple[str, ...]:
     """The labels of content that the target does not get."""
-    details = (one.detail.split(", ") for one in losses if one.path == "messages")
-    lost = {label for detail in details for label in detail}
+    lost = {one.detail for one in losses if one.path == _MESSAGES}
     return tuple(label for label in CONTENT_LABELS.values() if label in lost)
 
 
-def refuse_lost_content(request: AnyRequest, losses: Sequence[UnsupportedParameter]) -> None:
+def refuse_lost_content(losses: Iterable[UnsupportedParameter]) -> None:
     """Raise UnsupportedFeature for content that the target does not get: it would invent it."""
-    lost = list_lost_content(losses)
-    if not lost or not isinstance(request, GenerationRequest):
-        return
-    for i, message in enumerate(request.messages):
-        for k, part in enumerate(message.parts):
-            if CONTENT_LABELS.get(type(part)) in lost:
-                text = f"The model does not support {CONTENT_LABELS[type(part)]}."
-                raise UnsupportedFeature(text, param=f"messages[{i}].content[{k}].type")
+    labels = frozenset(CONTENT_LABELS.values())
+    for one in losses:
+        if one.path == _MESSAGES and one.detail in labels:
+            suffix = ".type" if one.field.endswith("]") and "content[" in one.field else ""
+            text = f"The model does not support {one.detail}."
+            raise UnsupportedFeature(text, param=f"{one.field}{suffix}")
 
 
 def find_unsupported_parameters(
@@ -230,20 +276,27 @@ def limit_losses(
 ) -> tuple[UnsupportedParameter, ...]:
     """The losses of a report with those ``reported`` before: each once, and not too many.
 
-    Those of the internal request's fields are all listed, since there are few. Other names are
-    those of a client or worker: they are cut, and only the first MAX_REPORTED are listed.
+    Those of the internal request's fields are all listed, since there are few, with the first part
+    of each kind of content. Other names are those of a client or worker: they are cut, and only the
+    first MAX_REPORTED are listed.
     """
     listed = dict.fromkeys(reported)
     has_further = _FURTHER in listed
     count = sum(not one.path for one in reported)
+    contents: set[str] = set()
+    """The content of which a part is listed."""
     for loss in losses:
         one = loss if len(loss.field) <= MAX_NAME else replace(loss, field=loss.field[:MAX_NAME])
         if one in listed:
             continue
-        if one == _FURTHER or (not one.path and count >= MAX_REPORTED):
+        is_limited = not one.path
+        if one.path == _MESSAGES:
+            is_limited = one.detail in contents
+            contents.add(one.detail)
+        if one == _FURTHER or (is_limited and count >= MAX_REPORTED):
             has_further = True
             continue
-        count += not one.path
+        count += is_limited
         listed[one] = None
     if has_further:
         listed.pop(_FURTHER, None)

@@ -30,14 +30,32 @@ class ExtraFields(Struct, frozen=True):
     """Where workers get the object, if it is inside the one that is written for it."""
 
 
-class TextPart(Struct, frozen=True, tag="text"):
+class _Located(Struct, frozen=True, kw_only=True, eq=False, repr_omit_defaults=True):
+    """An object of a conversation. Two that say the same are equal, wherever they stand."""
+
+    at: str = ""
+    """Its path in the client's body; "" where ``protocols.core.places`` knows it."""
+
+    def _get_values(self) -> list[Any]:
+        return [getattr(self, name) for name in self.__struct_fields__ if name != "at"]
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._get_values() == other._get_values()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._get_values()))
+
+
+class TextPart(_Located, frozen=True, tag="text"):
     """Plain text."""
 
     text: str
     extra: ExtraFields | None = None
 
 
-class ImagePart(Struct, frozen=True, tag="image"):
+class ImagePart(_Located, frozen=True, tag="image"):
     """An image by ``https:`` or ``data:`` URL; ``detail`` is auto, low or high."""
 
     url: str
@@ -45,7 +63,7 @@ class ImagePart(Struct, frozen=True, tag="image"):
     extra: ExtraFields | None = None
 
 
-class AudioPart(Struct, frozen=True, tag="audio"):
+class AudioPart(_Located, frozen=True, tag="audio"):
     """Audio: base64 ``data`` in ``format`` (wav, mp3), or a URL."""
 
     data: str
@@ -53,14 +71,14 @@ class AudioPart(Struct, frozen=True, tag="audio"):
     extra: ExtraFields | None = None
 
 
-class VideoPart(Struct, frozen=True, tag="video"):
+class VideoPart(_Located, frozen=True, tag="video"):
     """A video by URL."""
 
     url: str
     extra: ExtraFields | None = None
 
 
-class FilePart(Struct, frozen=True, tag="file"):
+class FilePart(_Located, frozen=True, tag="file"):
     """A file: an id known to the worker, or base64 data with its name."""
 
     file_id: str | None = None
@@ -69,14 +87,14 @@ class FilePart(Struct, frozen=True, tag="file"):
     extra: ExtraFields | None = None
 
 
-class RefusalPart(Struct, frozen=True, tag="refusal"):
+class RefusalPart(_Located, frozen=True, tag="refusal"):
     """An assistant's refusal."""
 
     text: str
     extra: ExtraFields | None = None
 
 
-class ReasoningPart(Struct, frozen=True, tag="reasoning"):
+class ReasoningPart(_Located, frozen=True, tag="reasoning"):
     """An assistant's reasoning; ``signature`` lets the worker verify it."""
 
     text: str
@@ -89,8 +107,11 @@ class ReasoningPart(Struct, frozen=True, tag="reasoning"):
 ContentPart = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
 
 
-class ToolCall(Struct, frozen=True):
-    """A call that the model made; ``arguments`` is JSON text, not parsed."""
+class ToolCall(_Located, frozen=True):
+    """A call that the model made; ``arguments`` is JSON text, not parsed.
+
+    ``at`` is the object with the name and the arguments.
+    """
 
     id: str
     name: str
@@ -99,7 +120,7 @@ class ToolCall(Struct, frozen=True):
     extra: ExtraFields | None = None
 
 
-class Message(Struct, frozen=True, omit_defaults=True):
+class Message(_Located, frozen=True, omit_defaults=True):
     """One turn of a conversation. No parts: the client sent no content."""
 
     role: Role

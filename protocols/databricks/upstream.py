@@ -45,7 +45,7 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
+from protocols.core.loss import UnsupportedParameter, find_lost_names
 from protocols.core.request import (
     AnyRequest,
     AudioPart,
@@ -258,8 +258,8 @@ class DatabricksUpstream:
 
 def _reduce_messages(reducer: RequestReducer[GenerationRequest]) -> None:
     remove_parts(reducer, _UNSUPPORTED_PARTS)
-    if any(message.name and message.role != "user" for message in reducer.request.messages):
-        reducer.report("messages", "dropped", "names")
+    names = find_lost_names(reducer.request.messages, lambda message: message.role != "user")
+    reducer.unsupported_parameters += names
     reducer.set_field(
         "messages", tuple(_reduce_message(message) for message in reducer.request.messages)
     )

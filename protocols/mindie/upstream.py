@@ -49,6 +49,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
+from protocols.core.places import locate_message
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -194,6 +195,8 @@ _MEDIA_NAMES: Final[Mapping[type[ContentPart], str]] = {
     VideoPart: "videos",
     FilePart: "files",
 }
+"""What the first releases do not take."""
+_UNSENT_PARTS: Final[Mapping[type[ContentPart], str]] = {FilePart: "files"}
 
 
 class _RequestAdaptation:
@@ -290,22 +293,25 @@ class _RequestAdaptation:
     def _adapt_messages(self) -> None:
         """Remove unsupported content, and empty assistant messages, which the worker rejects."""
         early = self._capabilities.early
-        removed: set[str] = set()
+        unsent = _MEDIA_NAMES if early else _UNSENT_PARTS
+        before = self._request.messages
+        self._unsupported += loss.find_unseen_content(before, unsent)
+        if early:
+            self._unsupported += loss.find_lost_calls(before)
         messages = []
-        for message in self._request.messages:
-            parts = [_adapt_part(part, removed, early=early) for part in message.parts]
-            adapted = replace(message, parts=tuple(part for part in parts if part is not None))
+        for i, message in enumerate(before):
+            parts = [_adapt_part(part) for part in message.parts if type(part) not in unsent]
+            adapted = replace(message, parts=tuple(parts), at=locate_message(message, i))
             if early and message.tool_calls:
-                removed.add("tool calls")
                 adapted = replace(adapted, tool_calls=())
             if _has_content(adapted) or not (early or message.role == "assistant"):
                 messages.append(adapted)
             elif any(isinstance(part, ReasoningPart) for part in message.parts):
-                removed.add("earlier reasoning")
+                self._unsupported.append(
+                    UnsupportedParameter(adapted.at, "dropped", loss.REASONING, "messages")
+                )
         if messages:
             self._replace_fields(messages=tuple(messages))
-        if removed:
-            self._add_unsupported("messages", "dropped", ", ".join(sorted(removed)))
 
     def _adapt_for_early_release(self) -> None:
         """Adapt a request for the first releases: a few scalars, no tools, no log probabilities."""
@@ -377,15 +383,10 @@ def _is_sampled(request: GenerationRequest) -> bool:
     return any(value is not None for value in values)
 
 
-def _adapt_part(part: ContentPart, removed: set[str], *, early: bool) -> ContentPart | None:
+def _adapt_part(part: ContentPart) -> ContentPart:
     match part:
         case RefusalPart(text):
             return TextPart(text)
-        case TextPart() | ReasoningPart():
-            return part
-        case _ if early or isinstance(part, FilePart):
-            removed.add(_MEDIA_NAMES[type(part)])
-            return None
         case AudioPart(data, str(audio_format)):
             subtype = _AUDIO_SUBTYPES.get(audio_format, audio_format)
             return AudioPart(f"data:audio/{subtype};base64,{data}")

@@ -360,7 +360,7 @@ class _MessageReader:
             return self._read_tool_result(fields, content, at)
         parts: list[ContentPart] = []
         if role == "assistant" and (thinking := _read_item_text(fields, "thinking", at)):
-            parts.append(ReasoningPart(thinking))
+            parts.append(ReasoningPart(thinking, at=f"{at}.thinking"))
         if content:
             parts.append(TextPart(content))
         parts += _read_images(fields, self._target, f"{at}.images")
@@ -438,7 +438,7 @@ def _read_images(fields: Fields, target: _Target, at: str) -> Sequence[ImagePart
         value = decode_value(item)
         if not isinstance(value, str):
             raise invalid_type_error(f"{at}[{i}]", "a string", value)
-        images.append(ImagePart(_build_image_url(value, f"{at}[{i}]")))
+        images.append(ImagePart(_build_image_url(value, f"{at}[{i}]"), at=f"{at}[{i}]"))
     if images:
         target.require("vision")
     return images

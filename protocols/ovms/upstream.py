@@ -37,7 +37,7 @@ from protocols.chat.upstream import (
 )
 from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeature, WorkerFailed
 from protocols.core.interfaces import BASIC_KINDS, ResponseDecoder, UpstreamRequest
-from protocols.core.loss import UnsupportedParameter
+from protocols.core.loss import UnsupportedParameter, find_lost_calls
 from protocols.core.request import (
     AnyRequest,
     AudioPart,
@@ -273,8 +273,7 @@ def _adapt_for_early_release(reducer: RequestReducer[GenerationRequest]) -> None
     remove_parts(reducer, _EARLY_UNSUPPORTED_PARTS)
     remove_logprobs(reducer)
     reducer.drop_fields("tools", "output")
-    if any(message.tool_calls for message in reducer.request.messages):
-        reducer.report("messages", "dropped", "tool calls")
+    reducer.unsupported_parameters += find_lost_calls(reducer.request.messages)
     reducer.set_field(
         "provided_fields", reducer.request.provided_fields - {"max_completion_tokens"}
     )

@@ -17,6 +17,7 @@ from protocols.core.errors import GatewayError
 from protocols.core.interfaces import GENERATION_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.places import locate_message
 from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
@@ -28,7 +29,6 @@ from protocols.core.request import (
     JsonSchemaFormat,
     Message,
     OutputFormat,
-    ReasoningPart,
     RefusalPart,
     RegexFormat,
     Request,
@@ -241,7 +241,6 @@ _EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     AudioPart: "audio",
     FilePart: "files",
-    ReasoningPart: "earlier reasoning",
     VideoPart: "videos",
 }
 
@@ -273,13 +272,12 @@ def _iter_unsupported_fields(
     if request.output is not None and _has_callable_tools(request):
         wire = names.get("output", "response_format")
         yield UnsupportedParameter(wire, "dropped", "not beside tools", "output")
-    parts = (part for message in request.messages for part in message.parts)
-    removed = {_UNSUPPORTED_PARTS[type(p)] for p in parts if type(p) in _UNSUPPORTED_PARTS}
-    if any(message.tool_calls and message.text for message in request.messages):
-        removed.add("text beside tool calls")
-    if removed:
-        wire = names.get("messages", "messages")
-        yield UnsupportedParameter(wire, "dropped", ", ".join(sorted(removed)), "messages")
+    yield from loss.find_unseen_content(request.messages, _UNSUPPORTED_PARTS)
+    yield from loss.find_lost_reasoning(request.messages, sends_text=False)
+    for i, message in enumerate(request.messages):
+        if message.tool_calls and message.text:
+            path = f"{locate_message(message, i)}.content"
+            yield UnsupportedParameter(path, "dropped", "text beside tool calls", "messages")
 
 
 def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from protocols.chat.messages import read_object_field, read_optional_string, read_string
 from protocols.chat.params import (
@@ -172,7 +173,7 @@ def _read_content(content: Any, role: str, at: str) -> tuple[ContentPart, ...]:
         kind, allowed = read_string(part, "type", path), _ALLOWED_PARTS[role]
         if kind not in allowed:
             raise invalid_value_error(f"{path}.type", kind, allowed)
-        parts.append(_PART_READERS[kind](part, path))
+        parts.append(replace(_PART_READERS[kind](part, path), at=path))
     return tuple(parts)
 
 
@@ -310,7 +311,7 @@ class ConversationReader:
             raise invalid_value_error(f"{at}.role", name, tuple(_ROLES))
         parts = _read_content(item.get("content"), role, f"{at}.content")
         if role != "assistant":
-            self.add_message(Message(role, parts))
+            self.add_message(Message(role, parts, at=at))
             return
         turn = self._begin_output()
         if texts := [part.text for part in parts if isinstance(part, TextPart)]:
@@ -330,7 +331,7 @@ class ConversationReader:
                 self.unknown[f"{at}.{name}"] = _LOST
         if part.text:
             turn = self._begin_output()
-            turn.reasoning.append(part)
+            turn.reasoning.append(replace(part, at=_locate_reasoning(at, part, texts)))
             turn.reasoning_places.append(at)
 
     def _read_function_call(self, item: Item, at: str) -> None:
@@ -356,7 +357,7 @@ class ConversationReader:
         if call_id in turn.open_calls:
             text = f"Duplicate call_id: '{call_id[:64]}'."
             raise InvalidParameter(text, param=f"{at}.call_id", problem="value", got=call_id)
-        turn.calls.append(ToolCall(call_id, name, arguments))
+        turn.calls.append(ToolCall(call_id, name, arguments, at=at))
         turn.open_calls[call_id] = None
 
     def _read_call_output(self, item: Item, at: str) -> None:
@@ -378,7 +379,7 @@ class ConversationReader:
             shown = f"No tool call found for the output of the call '{call_id[:64]}'."
             raise conflict_error("input", shown)
         del turn.open_calls[call_id]
-        turn.outputs.append(Message("tool", (TextPart(text),), tool_call_id=call_id))
+        turn.outputs.append(Message("tool", (TextPart(text),), tool_call_id=call_id, at=at))
 
     def _read_tool_list(self, item: Item, at: str) -> None:
         """Its tools were read before: see ``requests.read_tools``."""
@@ -443,6 +444,12 @@ _SKIPPED_ITEMS: Final = frozenset(
 def is_skipped_item(item: Any) -> bool:
     """Whether no message can hold an item."""
     return isinstance(item, dict) and item.get("type") in _SKIPPED_ITEMS
+
+
+def _locate_reasoning(at: str, part: ReasoningPart, texts: Mapping[str, str]) -> str:
+    """The path of the field of an item in which the reasoning stands."""
+    name = next((name for name, text in texts.items() if text == part.text), "encrypted_content")
+    return f"{at}.{name}"
 
 
 def _read_reasoning_text(item: Item, name: str, at: str) -> str:

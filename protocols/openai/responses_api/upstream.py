@@ -13,7 +13,7 @@ from msgspec import Raw
 from protocols import params
 from protocols.chat.params import EXTENSION_PARAMS, REASONING_EFFORTS
 from protocols.chat.tools import restrict_tools
-from protocols.chat.upstream import WorkerProfile, find_lost_reasoning, wrap_prompt
+from protocols.chat.upstream import WorkerProfile, wrap_prompt
 from protocols.core.errors import ClientError
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -29,6 +29,9 @@ from protocols.core.json_text import decode_json
 from protocols.core.loss import (
     ParameterSupport,
     UnsupportedParameter,
+    find_lost_names,
+    find_lost_reasoning,
+    find_unseen_content,
     find_unsupported_parameters,
 )
 from protocols.core.request import (
@@ -140,15 +143,10 @@ class ResponsesRequestWriter:
             is_shared = request.source == _CHAT_SOURCE and name in SHARED_FIELDS.values()
             if not (is_own or is_shared):
                 yield UnsupportedParameter(name, "dropped")
-        parts = {type(part) for message in request.messages for part in message.parts}
-        field = names.get("messages", "messages")
-        lost = [label for kind, label in _UNSENT_PARTS.items() if kind in parts]
-        if lost:
-            yield UnsupportedParameter(field, "dropped", ", ".join(lost), "messages")
+        yield from find_unseen_content(request.messages, _UNSENT_PARTS)
         if len(request.prompts) > 1:
             yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
-        if any(message.name for message in request.messages):
-            yield UnsupportedParameter(field, "dropped", "names", "messages")
+        yield from find_lost_names(request.messages, lambda _: True)
         yield from find_lost_reasoning(request.messages, sends_text=True)
 
     def encode_request(self, request: GenerationRequest) -> UpstreamRequest:
