@@ -151,8 +151,8 @@ def find_lost_reasoning(
 def find_lost_calls(messages: Iterable[Message]) -> Iterator[UnsupportedParameter]:
     """The loss of each tool call, by a worker without tools."""
     for i, message in enumerate(messages):
-        for k in range(len(message.tool_calls)):
-            path = locate_call(message, i, k)
+        for k, call in enumerate(message.tool_calls):
+            path = locate_call(message, i, k).removesuffix(f".{call.kind}")
             yield UnsupportedParameter(path, "dropped", "tool calls", _MESSAGES)
 
 

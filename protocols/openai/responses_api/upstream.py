@@ -366,7 +366,7 @@ def _write_part(part: ContentPart) -> Mapping[str, Any] | None:
         case ImagePart(url, detail):
             return {"type": "input_image", "image_url": url, "detail": detail or "auto"}
         case FilePart():
-            names = part.__struct_fields__
+            names = ("file_id", "file_data", "filename")
             file = {name: value for name in names if (value := getattr(part, name)) is not None}
             return {"type": "input_file", **file}
         case AudioPart(data, form):

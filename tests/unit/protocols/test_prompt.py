@@ -123,6 +123,12 @@ EVERYTHING = make_chat(
 )
 
 
+MEDIA = [
+    UnsupportedParameter(f"messages[0].content[{k}]", "dropped", what, "messages")
+    for k, what in enumerate(("images", "audio", "videos", "files"))
+]
+
+
 @pytest.mark.parametrize(
     ("request_", "renderer", "losses"),
     [
@@ -142,11 +148,11 @@ def test_media_and_tools_are_reported_as_prompt_losses() -> None:
 
     assert find_prompt_losses(EVERYTHING, None, names) == (
         UnsupportedParameter("input", "approximated", "no chat template", "messages"),
-        UnsupportedParameter("input", "dropped", "audio, files, images, videos", "messages"),
+        *MEDIA,
         UnsupportedParameter("functions", "dropped", path="tools"),
     )
     assert find_prompt_losses(EVERYTHING, UppercaseRenderer(), names) == (
-        UnsupportedParameter("input", "dropped", "audio, files, images, videos", "messages"),
+        *MEDIA,
         UnsupportedParameter("functions", "approximated", "calls come back as text", "tools"),
     )
 

@@ -102,7 +102,7 @@ def test_unknown_keys_of_blocks_are_reported_where_the_listener_changes_messages
     request = replace(request, source="anthropic")
 
     losses = WORKER.unsupported_parameters(request, {})
-    assert [one.field for one in losses] == ["messages.0.content.0.x"]
+    assert [one.field for one in losses] == ["messages[0].content[0].x"]
 
     body = msgspec.json.decode(WORKER.encode_request(request).body)
     assert body["later"] == 2

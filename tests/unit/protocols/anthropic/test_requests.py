@@ -201,8 +201,14 @@ def test_fields_of_the_service_are_kept_for_workers_that_know_them(make: MakeCal
         "service_tier": Raw(b'"auto"'),
         "speed": Raw(b'"fast"'),
         "later": Raw(b"[1]"),
-        "cache_control": Raw(b'{"type":"ephemeral"}'),
-        "citations": Raw(b'{"enabled":true}'),
+        **{
+            f"messages[0].content[{k}].{name}": raw
+            for k in (0, 1)
+            for name, raw in (
+                ("cache_control", Raw(b'{"type":"ephemeral"}')),
+                ("citations", Raw(b'[{"x":1}]')),
+            )
+        },
     }
     assert decode(make({"messages": [user(text("x", citations={"enabled": False}))]})).extra == {}
 

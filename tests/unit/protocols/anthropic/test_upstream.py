@@ -203,7 +203,7 @@ def test_reasoning_is_sent_to_workers_only_with_a_signature() -> None:
 
 @pytest.mark.parametrize(
     ("detail", "lost"),
-    [(None, []), ("auto", []), ("high", [("messages", "dropped")])],
+    [(None, []), ("auto", []), ("high", [("messages", "approximated")])],
 )
 def test_chosen_detail_of_an_image_is_lost(detail: str | None, lost: list[Any]) -> None:
     request = ask(Message("user", (ImagePart("https://x/y.png", detail),)))
@@ -342,16 +342,20 @@ def test_output_format() -> None:
 
 
 def test_user_and_fields_of_the_same_protocol() -> None:
-    extra = {"service_tier": Raw(b'"auto"'), "citations": Raw(b"{}")}
+    mark = Raw(b'{"type":"ephemeral"}')
+    extra = {"service_tier": Raw(b'"auto"'), "tools[0].cache_control": mark}
     request = ask(labels={"user": "u"}, extra=extra, source="anthropic")
 
     body = encode(request)
 
     assert body["metadata"] == {"user_id": "u"}
     assert body["service_tier"] == "auto"
-    assert "citations" not in body
+    assert body["cache_control"] == {"type": "ephemeral"}
     assert find_losses(request) == []
 
     foreign = ask(extra=extra, source="openai")
     assert "service_tier" not in encode(foreign)
-    assert find_losses(foreign) == [("service_tier", "dropped"), ("citations", "dropped")]
+    assert find_losses(foreign) == [
+        ("service_tier", "dropped"),
+        ("tools[0].cache_control", "dropped"),
+    ]

@@ -250,7 +250,8 @@ def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
     }
 
     assert reported == {
-        ("messages", "dropped", "audio, images"),
+        ("messages[1].content[1]", "dropped", "images"),
+        ("messages[1].content[2]", "dropped", "audio"),
         ("messages[1].reasoning_content", "dropped", "earlier reasoning"),
         ("spaces_between_special_tokens", "dropped", ""),
     }

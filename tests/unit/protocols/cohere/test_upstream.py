@@ -226,8 +226,9 @@ def test_content_without_a_place_is_reported() -> None:
     )
 
     assert find_losses(replace(CHAT, messages=messages)) == {
-        ("messages", "dropped", "audio"),
-        ("messages", "dropped", "earlier reasoning, names"),
+        ("messages[0].content[1]", "dropped", "audio"),
+        ("messages[0].name", "dropped", "names"),
+        ("messages[1].reasoning_content", "dropped", "earlier reasoning"),
     }
 
 

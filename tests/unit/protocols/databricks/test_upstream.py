@@ -345,7 +345,8 @@ def test_chat_messages_are_encoded() -> None:
         {"role": "assistant", "content": "well"},
     ]  # fmt: skip
     assert [loss.detail for loss in Databricks().unsupported_parameters(request, {})] == [
-        "audio, refusals",
+        "audio",
+        "refusals",
         "names",
         "earlier reasoning",
     ]

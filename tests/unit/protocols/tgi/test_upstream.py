@@ -393,13 +393,13 @@ def test_chat_is_sent_to_chat_completions_with_its_parameters(
     assert list_unsupported_parameters(TGI(), request_) == losses
 
 
-TURNS: list[tuple[Message, dict[str, Any], str]] = [
-    (Message("developer", (TextPart("x"),)), {"role": "system", "content": "x"}, ""),
-    (Message("assistant"), {"role": "assistant", "content": ""}, ""),
+TURNS: list[tuple[Message, dict[str, Any], dict[str, str]]] = [
+    (Message("developer", (TextPart("x"),)), {"role": "system", "content": "x"}, {}),
+    (Message("assistant"), {"role": "assistant", "content": ""}, {}),
     (
         Message("assistant", (RefusalPart("no"),)),
         {"role": "assistant", "content": "no"},
-        "",
+        {},
     ),
     (
         Message("assistant", tool_calls=(CALL,)),
@@ -410,7 +410,7 @@ TURNS: list[tuple[Message, dict[str, Any], str]] = [
                 {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
             ],
         },
-        "",
+        {},
     ),
     (
         Message("assistant", (TextPart("so"), ReasoningPart("hm")), tool_calls=(CALL,)),
@@ -421,7 +421,7 @@ TURNS: list[tuple[Message, dict[str, Any], str]] = [
                 {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
             ],
         },
-        "earlier reasoning, text beside tool calls",
+        {"reasoning_content": "earlier reasoning", "content": "text beside tool calls"},
     ),
     (
         Message("user", (TextPart("see"), ImagePart("data:,"), FilePart("f"))),
@@ -432,27 +432,28 @@ TURNS: list[tuple[Message, dict[str, Any], str]] = [
                 {"type": "image_url", "image_url": {"url": "data:,"}},
             ],
         },
-        "files",
+        {"content[2]": "files"},
     ),
     (
         Message("user", (AudioPart("x"), VideoPart("y"))),
         {"role": "user", "content": ""},
-        "audio, videos",
+        {"content[0]": "audio", "content[1]": "videos"},
     ),
 ]
 
 
-@pytest.mark.parametrize(("message", "written", "detail"), TURNS)
+@pytest.mark.parametrize(("message", "written", "lost"), TURNS)
 def test_chat_message_is_encoded_and_dropped_parts_reported(
-    message: Message, written: dict[str, Any], detail: str
+    message: Message, written: dict[str, Any], lost: dict[str, str]
 ) -> None:
     request = make_chat(messages=(message,))
 
     assert json.loads(TGI().encode_request(request).body)["messages"] == [written]
 
     losses = TGI().unsupported_parameters(request, {})
-    assert losses == (
-        (UnsupportedParameter("messages", "dropped", detail, "messages"),) if detail else ()
+    assert losses == tuple(
+        UnsupportedParameter(f"messages[0].{place}", "dropped", what, "messages")
+        for place, what in lost.items()
     )
 
 

@@ -132,7 +132,10 @@ def test_reasoning_that_only_another_service_can_read_is_lost() -> None:
     [_, item] = encode(messages=messages)["input"]
 
     assert item["content"] == [{"type": "reasoning_text", "text": "hm"}]
-    assert find_losses(messages=messages) == ["messages[1].reasoning_content=dropped"]
+    assert find_losses(messages=messages) == [
+        "messages[1].reasoning_content.signature=dropped",
+        "messages[1].reasoning_content=dropped",
+    ]
 
 
 def test_messages_as_items() -> None:
@@ -163,7 +166,10 @@ def test_messages_as_items() -> None:
     ]  # fmt: skip
     assert [part["type"] for part in items[3]["content"]] == ["output_text", "refusal"]
     assert (items[5]["input"], items[7]["output"], items[10]["role"]) == ("x", [], "user")
-    assert find_losses(messages=messages) == ["messages=dropped", "messages=dropped"]
+    assert find_losses(messages=messages) == [
+        "messages[1].content[4]=dropped",
+        "messages[7].name=dropped",
+    ]
 
 
 def test_tools_and_choice() -> None:
