@@ -556,7 +556,7 @@ def _find_loss(request: Request, path: Path, reporter: LossReporter) -> Unsuppor
     losses = plan_emulation(
         request, reporter.unsupported_parameters(request, names)
     ).unsupported_parameters
-    return next((loss for loss in losses if loss.field == path), None)
+    return next((loss for loss in losses if path in (loss.field, loss.path)), None)
 
 
 # --- errors ---------------------------------------------------------------------------------------
