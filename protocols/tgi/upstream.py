@@ -276,7 +276,8 @@ def _iter_unsupported_fields(
     yield from loss.find_lost_reasoning(request.messages, sends_text=False)
     for i, message in enumerate(request.messages):
         if message.tool_calls and message.text:
-            path = f"{locate_message(message, i)}.content"
+            places = [part.at for part in message.parts if isinstance(part, TextPart)]
+            path = next(filter(None, places), f"{locate_message(message, i)}.content")
             yield UnsupportedParameter(path, "dropped", "text beside tool calls", "messages")
 
 
