@@ -526,11 +526,12 @@ class SettingsReader:
         max_concurrency = self._take("default_max_parallel_requests") or self._server.pop(
             "max_parallel_requests"
         )
+        enforces_rates = self._enforces_rates()
         return PoolDefaults(
             _POLICIES[strategy],
             breaker,
             read_integer(max_concurrency, notes, 1, 100_000),
-            keeps_rates=strategy.startswith(_USAGE_BASED) or self._enforces_rates(),
+            keeps_rates=strategy.startswith(_USAGE_BASED) or enforces_rates,
             joins_groups=strategy != _DEFAULT_STRATEGY,
         )
 
