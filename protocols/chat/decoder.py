@@ -64,7 +64,7 @@ from protocols.core.events import (
 )
 from protocols.core.fieldwise import has_lost_element, report_lost_fields
 from protocols.core.finish_reasons import FinishReasonTable, FinishWord
-from protocols.core.indices import check_indices
+from protocols.core.indices import RisingIndex, check_indices
 from protocols.core.json_text import TEXT_ERRORS, decode_json
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
@@ -278,7 +278,7 @@ _DONE_PAYLOAD: Final = b"[DONE]"
 class _ChoiceState:
     """The state of one choice."""
 
-    __slots__ = ("finish", "index", "is_ended", "pending_prompt", "tool_calls")
+    __slots__ = ("finish", "index", "is_ended", "pending_end", "pending_prompt", "tool_calls")
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index
@@ -286,6 +286,8 @@ class _ChoiceState:
         self.is_ended = False
         self.finish: FinishWord | None = None
         """Why it ended."""
+        self.pending_end: WireChoice | None = None
+        """Its end in a stream, as long as more of it may follow."""
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
 
 
@@ -356,6 +358,9 @@ class GenerationDecoder(sse.StreamDecoder):
         self._choices: dict[int, _ChoiceState] = {}
         self._only_index = 0
         """The worker's index of the choice, if one was requested: some workers count from 1."""
+        self._rising_index = RisingIndex()
+        self._pending_chunk: WireResponse | None = None
+        """A chunk that may be of another choice."""
         self.unary_choices: Sequence[WireChoice] = ()
         """The choices of a unary response, as the worker wrote them."""
         self._accepts_texts = False
@@ -401,7 +406,13 @@ class GenerationDecoder(sse.StreamDecoder):
         return events + self._build_end_events()
 
     def _build_missing_end(self) -> Sequence[Event]:
-        return self._build_end_events() if self._is_complete() else ()
+        events: list[Event] = []
+        self._end_pending_chunk(events)
+        return [*events, *self._build_end_events()] if self._is_complete() else ()
+
+    def _end_pending_chunk(self, events: list[Event]) -> None:
+        """Read a chunk that waits at the end of the stream: it may have the only choice's end."""
+        self._read_pending_chunk(events, belongs=not self._is_complete())
 
     # --- a stream ---------------------------------------------------------------------------------
 
@@ -424,6 +435,8 @@ class GenerationDecoder(sse.StreamDecoder):
                 pass  # what was decoded before it stays in the list
             keeps_name = self._is_own and self._request.stream
             read_text_chunks(chunks, events, self._source, keeps_name=keeps_name)
+            if chunks:
+                self._rising_index.repeat()
         else:
             next(payloads, None)
         return len(chunks)
@@ -434,6 +447,7 @@ class GenerationDecoder(sse.StreamDecoder):
         if text != _DONE_PAYLOAD:
             self._read_json(payload, events, is_unary=False)
             return
+        self._end_pending_chunk(events)
         if self._end_closes_tool_calls:
             events += self._end_tool_calling_choices()
         if not self._is_complete():
@@ -462,7 +476,8 @@ class GenerationDecoder(sse.StreamDecoder):
     def _build_end_events(self) -> list[Event]:
         self._is_done = True
         running = self._request.response_options.usage == "each"
-        return self._usage_reader.build_end(None if running else self._usage)
+        ends = self._usage_reader.build_end(None if running else self._usage)
+        return [*self._take_ends(), *ends]
 
     # --- one JSON object --------------------------------------------------------------------------
 
@@ -487,6 +502,53 @@ class GenerationDecoder(sse.StreamDecoder):
         if wire.choices is None or wire.error is not None:
             self._raise_if_error(bytes(body))
             _check_choices(wire)
+        if is_unary:
+            self._read_wire(wire, events, is_unary=True)
+        else:
+            self._read_chunk(wire, events)
+
+    def _read_chunk(self, wire: WireResponse, events: list[Event]) -> None:
+        """Read a chunk, unless the next one decides which choice it belongs to."""
+        belongs: bool | None = False
+        if self._choice_count == 1 and wire.choices:
+            index = wire.choices[0].index or 0
+            belongs = self._rising_index.follow(index) if len(wire.choices) == 1 else False
+            if belongs is not None:
+                self._read_pending_chunk(events, belongs=belongs)
+        if belongs is None:
+            self._pending_chunk, self._accepts_texts = wire, False
+            return
+        self._read_wire(wire, events, belongs=belongs)
+        first = self._choices.get(0)
+        self._accepts_texts = (
+            self._has_metadata
+            and self._request.logprobs is None
+            and first is not None
+            and not first.is_ended
+            and first.pending_prompt is None
+            and first.tool_calls is None
+            and not self._only_index
+        )
+
+    def _read_pending_chunk(self, events: list[Event], *, belongs: bool) -> None:
+        """Read the chunk that waits, if there is one; ``belongs``: to the first one's choice."""
+        wire, self._pending_chunk = self._pending_chunk, None
+        if wire is None:
+            return
+        if belongs and wire.choices:
+            lost = ((("choices[0]", "index"), wire.choices[0].index),)
+            report_lost_fields(lost, events)
+        self._read_wire(wire, events, belongs=belongs)
+
+    def _read_wire(
+        self,
+        wire: WireResponse,
+        events: list[Event],
+        *,
+        is_unary: bool = False,
+        belongs: bool = False,
+    ) -> None:
+        """Read an answer or a chunk; ``belongs``: its choice is the only one, whatever it says."""
         choices = wire.choices or []
         if is_unary:
             if not choices:
@@ -508,30 +570,32 @@ class GenerationDecoder(sse.StreamDecoder):
         )
         for position, choice in enumerate(choices):
             index = position if choice.index is None and is_unary else choice.index or 0
+            if belongs:
+                index = self._only_index
             if self._only_index or not 0 <= index < self._choice_count:
                 index = self._correct_index(index, position, events)
                 if index >= self._choice_count:
                     continue
-            state = self._get_choice(index)
-            self._add_extra(choice, index, events)
-            self._read_choice(
-                choice, state, events, count=1 if counts is None else counts[position]
-            )
-            if choice.finish_reason or (is_unary and not state.is_ended):
-                events += self._finish_choice(choice, state)
+            count = 1 if counts is None else counts[position]
+            self._read_choice_at(index, choice, events, count=count, is_unary=is_unary)
+        if not choices:
+            events += self._take_ends()
         self._add_usage(usage, events)
-        if is_unary:
-            return
-        first = self._choices.get(0)
-        self._accepts_texts = (
-            self._has_metadata
-            and self._request.logprobs is None
-            and first is not None
-            and not first.is_ended
-            and first.pending_prompt is None
-            and first.tool_calls is None
-            and not self._only_index
-        )
+
+    def _read_choice_at(
+        self, index: int, wire: WireChoice, events: list[Event], *, count: int, is_unary: bool
+    ) -> None:
+        """Read a choice with this index, and its end."""
+        is_new = index not in self._choices
+        state = self._get_choice(index)
+        self._add_extra(wire, index, events)
+        count_before = len(events)
+        self._read_choice(wire, state, events, count=count)
+        may_go_on = not is_unary and (is_new or len(events) > count_before)
+        if wire.finish_reason and may_go_on:
+            self._keep_end(wire, state)
+        elif wire.finish_reason or (is_unary and not state.is_ended):
+            events += self._finish_choice(wire, state)
 
     def _check_unary(self, choices: Sequence[WireChoice]) -> None:
         """Raise WorkerFailed unless each requested choice is among these once."""
@@ -641,6 +705,8 @@ class GenerationDecoder(sse.StreamDecoder):
                     )
                 is_message = delta is wire.message
                 own_events += choice.tool_calls.read_delta(delta, is_message=is_message)
+        if own_events and choice.pending_end is not None:
+            choice.pending_end, choice.is_ended = None, False
         if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
         events += own_events
@@ -664,6 +730,23 @@ class GenerationDecoder(sse.StreamDecoder):
                 return [echo]
             return [echo, TextDelta(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
         return [TextDelta(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
+
+    def _keep_end(self, wire: WireChoice, choice: _ChoiceState) -> None:
+        """Keep an end that came with a piece, or first of all, until the choice does not go on.
+
+        Some servers send a finish reason with each chunk: the last one counts.
+        """
+        self._finish_reasons.read_word(wire.finish_reason, self._request.source)  # fails at once
+        choice.pending_end, choice.is_ended = wire, True
+
+    def _take_ends(self) -> list[Event]:
+        """The ends that were kept."""
+        events: list[Event] = []
+        for choice in self._choices.values():
+            if (wire := choice.pending_end) is not None:
+                choice.pending_end, choice.is_ended = None, False
+                events += self._finish_choice(wire, choice)
+        return events
 
     def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> list[Event]:
         """The end of a choice; of one that had ended, a report of another reason for that."""

@@ -270,7 +270,7 @@ class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
 
     def list_unwritten(self, source: str, keys: Container[str]) -> "tuple[ResponseExtra, ...]":
         """What an encoder of the protocol ``source`` with these keys does not write of it."""
-        if source != self.source:
+        if not source or source != self.source:
             return ()
         fields = self.get_identity(source)
         if self.fingerprint is not None:

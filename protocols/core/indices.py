@@ -39,6 +39,44 @@ def check_indices(
         raise error(text)
 
 
+class RisingIndex:
+    """Tells a stream whose index counts the chunks of its only choice from one with more choices.
+
+    Foundry Local and the first releases of TGI's chat number the chunks: each index is one more
+    than that of the chunk before. A stream of several choices comes back to the first one.
+    """
+
+    def __init__(self) -> None:
+        self._rises: bool | None = None
+        self._first = 0
+        self._count = 0
+        """How many chunks came."""
+
+    def follow(self, index: int) -> bool | None:
+        """Whether the next chunk is one of the first one's choice, whatever its index is.
+
+        None means that the chunk after it decides this.
+        """
+        self._count += 1
+        if self._count == 1:
+            self._first = index
+            return False
+        if self._rises is None:
+            if index != self._first + self._count - 1:
+                self._rises = False
+            elif self._count > _UNDECIDED_COUNT:
+                self._rises = True
+        return self._rises
+
+    def repeat(self) -> None:
+        """Note a chunk with the index of the first one."""
+        self._rises = self._rises or False
+
+
+_UNDECIDED_COUNT: Final = 2
+"""So many chunks may have indices that rise by chance: those of two choices."""
+
+
 def _format_indices(indices: Sequence[int]) -> str:
     """The first of them: ``1, 2 and 5 more``."""
     named = ", ".join(map(str, indices[:_MAX_NAMED]))

@@ -162,7 +162,7 @@ def test_usage_of_each_chunk_is_emitted_on_request() -> None:
         HELLO[:-40],
         "",
         DONE,
-        make_sse(make_chunk(content="a"), make_chunk("stop", index=1)) + DONE,
+        make_sse(make_chunk(content="a"), make_chunk("stop", index=2)) + DONE,
         ": only a comment\n\n",
     ],
 )

@@ -169,8 +169,8 @@ def test_events_without_data_are_ignored() -> None:
 
     events = reader.feed(b"data: \n\ndata: " + chunk + b"\n\n")
 
-    assert events == [TextDelta("a"), ChoiceEnd("eos")]
-    assert reader.close() == [StreamEnd()]
+    assert events == [TextDelta("a")]
+    assert reader.close() == [ChoiceEnd("eos"), StreamEnd()]
 
 
 def test_events_before_an_error_are_emitted_first() -> None:

@@ -571,17 +571,17 @@ def test_usage_of_all_choices_is_summed() -> None:
         TextDelta("a"),
         TextDelta("b", 1),
         TextDelta("c"),
-        ChoiceEnd("eos"),
-        ChoiceEnd("eos", 1),
     ]
+    last, first = ChoiceEnd("eos", 1), ChoiceEnd("eos")
     total = Usage(9, 8, 4, 2)
 
-    assert decode_in_chunks(make_chat(n=2, sampling=WARM), data) == [*chunks, total, StreamEnd()]
+    whole = decode_in_chunks(make_chat(n=2, sampling=WARM), data)
+    assert whole == [*chunks, last, first, total, StreamEnd()]
 
     running = decode_in_chunks(
         make_chat(n=2, sampling=WARM, response_options=ResponseOptions(usage="each")), data
     )
-    assert running == [*chunks[:5], Usage(9, 3, 4), chunks[5], total, StreamEnd()]
+    assert running == [*chunks, Usage(9, 3, 4), last, total, first, StreamEnd()]
 
 
 def test_stream_with_fewer_choices_than_n_still_ends() -> None:

@@ -199,7 +199,9 @@ def test_stream_shows_the_public_model_name(passthrough_client: PassthroughClien
     reader = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
     data, events = reader.feed([b"".join(EVENTS)])
 
-    assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
+    piece, end = EVENTS[1].replace(b'"stop"', b"null"), EVENTS[1].replace(b'"content":"Hi"', b"")
+    written = b"".join((EVENTS[0], piece, end, *EVENTS[2:]))
+    assert data == written.replace(b"llama-3-8b", b"llama3")
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
     assert isinstance(events[-1], StreamEnd)
 
