@@ -250,6 +250,7 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
+    "token_limit": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
@@ -265,13 +266,16 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, also of related workers (``insufficient_system_resource``: DeepSeek,
 ``sensitive`` and ``network_error``: Z.AI, ``cancelled`` and ``timeout``: TensorRT-LLM,
-``end_turn``: gateways for Bedrock, words in capitals: Gemini); None is a worker failure."""
+``end_turn``: gateways for Bedrock, ``token_limit``: watsonx, words in capitals: Gemini); None is a
+worker failure."""
 APPROXIMATIONS: Final[Mapping[str, FinishReason]] = {
     "repetition": "length",
     "model_length": "length",
     "model_context_window_exceeded": "length",
+    "time_limit": "length",
 }
-"""The nearest reasons for words of vLLM, Mistral and Z.AI."""
+"""The nearest reasons for words of vLLM, Mistral, Z.AI and watsonx, whose requests may have a time
+limit: what was generated until then is the answer."""
 _DONE_PAYLOAD: Final = b"[DONE]"
 
 
@@ -512,6 +516,8 @@ class GenerationDecoder(sse.StreamDecoder):
         belongs: bool | None = False
         if self._choice_count == 1 and wire.choices:
             index = wire.choices[0].index or 0
+            if self._is_complete():
+                self._rising_index.repeat()
             belongs = self._rising_index.follow(index) if len(wire.choices) == 1 else False
             if belongs is not None:
                 self._read_pending_chunk(events, belongs=belongs)

@@ -69,7 +69,7 @@ class RisingIndex:
         return self._rises
 
     def repeat(self) -> None:
-        """Note a chunk with the index of the first one."""
+        """Note that the first chunk's choice has a further chunk, or has ended."""
         self._rises = self._rises or False
 
 

@@ -111,6 +111,8 @@ def test_an_answer_has_each_requested_choice_once(
         data = write_answer(indices, is_chat=is_chat, stream=stream)
         expected = find_expected(indices, count, stream=stream)
         requested = [index for index in indices if index in expected]
+        if stream:  # a chunk with a finish reason need not be the last one of its choice
+            requested = [*dict.fromkeys(requested)]
         surplus = {index for index in indices if index not in expected}
         if sorted(requested) != expected or (surplus and len(request.prompts) > 1):
             with pytest.raises(WorkerError):

@@ -98,14 +98,9 @@ def test_finish_reason_of_an_empty_first_chunk_ends_nothing() -> None:
 
 def test_tool_call_after_a_finish_reason_with_another_one_is_kept() -> None:
     """So does LiteLLM for Gemini (pull request 31634)."""
+    function = {"name": "f", "arguments": ""}
     calls = [
-        build_chunk(
-            {
-                "tool_calls": [
-                    {"index": i, "id": f"c{i}", "function": {"name": "f", "arguments": ""}}
-                ]
-            }
-        )
+        build_chunk({"tool_calls": [{"index": i, "id": f"c{i}", "function": function}]})
         for i in range(2)
     ]
     for call in calls:
@@ -132,8 +127,8 @@ def test_failure_that_came_with_a_piece_is_told_at_once(
     decoder = GenerationDecoder(REQUEST, source="openai")
     decoder.feed(format_event(piece("a")))
 
+    assert [*decoder.feed(format_event(piece("b", 0, word)))] == [TextDelta("b")]
     with pytest.raises(error):
-        decoder.feed(format_event(piece("b", 0, word)))
         decoder.feed(b"")
 
 
