@@ -362,7 +362,8 @@ class GenerationDecoder(sse.StreamDecoder):
         self._choices: dict[int, _ChoiceState] = {}
         self._only_index = 0
         """The worker's index of the choice, if one was requested: some workers count from 1."""
-        self._rising_index = RisingIndex()
+        self._rising_index: RisingIndex | None = RisingIndex()
+        """None once it is known not to rise."""
         self._pending_chunk: WireResponse | None = None
         """A chunk that may be of another choice."""
         self.unary_choices: Sequence[WireChoice] = ()
@@ -411,12 +412,8 @@ class GenerationDecoder(sse.StreamDecoder):
 
     def _build_missing_end(self) -> Sequence[Event]:
         events: list[Event] = []
-        self._end_pending_chunk(events)
+        self._read_pending_chunk(events, belongs=True)  # it may have the end
         return [*events, *self._build_end_events()] if self._is_complete() else ()
-
-    def _end_pending_chunk(self, events: list[Event]) -> None:
-        """Read a chunk that waits at the end of the stream: it may have the only choice's end."""
-        self._read_pending_chunk(events, belongs=not self._is_complete())
 
     # --- a stream ---------------------------------------------------------------------------------
 
@@ -440,7 +437,7 @@ class GenerationDecoder(sse.StreamDecoder):
             keeps_name = self._is_own and self._request.stream
             read_text_chunks(chunks, events, self._source, keeps_name=keeps_name)
             if chunks:
-                self._rising_index.repeat()
+                self._rising_index = None
         else:
             next(payloads, None)
         return len(chunks)
@@ -451,7 +448,8 @@ class GenerationDecoder(sse.StreamDecoder):
         if text != _DONE_PAYLOAD:
             self._read_json(payload, events, is_unary=False)
             return
-        self._end_pending_chunk(events)
+        if self._pending_chunk is not None:
+            self._read_pending_chunk(events, belongs=True)
         if self._end_closes_tool_calls:
             events += self._end_tool_calling_choices()
         if not self._is_complete():
@@ -514,17 +512,12 @@ class GenerationDecoder(sse.StreamDecoder):
     def _read_chunk(self, wire: WireResponse, events: list[Event]) -> None:
         """Read a chunk, unless the next one decides which choice it belongs to."""
         belongs: bool | None = False
-        if self._choice_count == 1 and wire.choices:
-            index = wire.choices[0].index or 0
-            if self._is_complete():
-                self._rising_index.repeat()
-            belongs = self._rising_index.follow(index) if len(wire.choices) == 1 else False
-            if belongs is not None:
-                self._read_pending_chunk(events, belongs=belongs)
-        if belongs is None:
-            self._pending_chunk, self._accepts_texts = wire, False
-            return
-        self._read_wire(wire, events, belongs=belongs)
+        if self._rising_index is not None and self._choice_count == 1 and wire.choices:
+            belongs = self._follow_index(wire.choices, events)
+            if belongs is None:
+                self._pending_chunk, self._accepts_texts = wire, False
+                return
+        self._read_wire(wire, events, belongs=belongs is True)
         first = self._choices.get(0)
         self._accepts_texts = (
             self._has_metadata
@@ -535,6 +528,19 @@ class GenerationDecoder(sse.StreamDecoder):
             and first.tool_calls is None
             and not self._only_index
         )
+
+    def _follow_index(self, choices: Sequence[WireChoice], events: list[Event]) -> bool | None:
+        """Whether a chunk belongs to the first one's choice; see ``RisingIndex``."""
+        belongs: bool | None = False
+        first = self._choices.get(0)
+        has_ended = first is not None and first.is_ended
+        if self._rising_index is not None and len(choices) == 1 and not has_ended:
+            belongs = self._rising_index.follow(choices[0].index or 0)
+        if belongs is not None and self._pending_chunk is not None:
+            self._read_pending_chunk(events, belongs=belongs)
+        if belongs is False and self._choices:
+            self._rising_index = None  # it does not rise
+        return belongs
 
     def _read_pending_chunk(self, events: list[Event], *, belongs: bool) -> None:
         """Read the chunk that waits, if there is one; ``belongs``: to the first one's choice."""
@@ -584,7 +590,7 @@ class GenerationDecoder(sse.StreamDecoder):
                     continue
             count = 1 if counts is None else counts[position]
             self._read_choice_at(index, choice, events, count=count, is_unary=is_unary)
-        if not choices:
+        if not choices and not is_unary:
             events += self._take_ends()
         self._add_usage(usage, events)
 

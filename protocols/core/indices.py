@@ -68,10 +68,6 @@ class RisingIndex:
                 self._rises = True
         return self._rises
 
-    def repeat(self) -> None:
-        """Note that the first chunk's choice has a further chunk, or has ended."""
-        self._rises = self._rises or False
-
 
 _UNDECIDED_COUNT: Final = 2
 """So many chunks may have indices that rise by chance: those of two choices."""

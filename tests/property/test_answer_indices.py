@@ -1,8 +1,8 @@
 """An answer has the choices, vectors, scores or classes that the worker was asked for.
 
 For each client with several choices or prompts and each worker, answers have each list of up to
-three indices: what is missing or doubled is an error, and what nobody asked for is reported. If one
-choice was asked for, workers may count from 1.
+three indices: what is missing, or doubled in a whole answer, is an error, and what nobody asked for
+is reported. If one choice was asked for, workers may count from 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
