@@ -41,7 +41,8 @@ from gateway.admin.services import (
 )
 from gateway.admin.web_ui import redirect_to_ui, serve_playground, serve_ui_file
 from gateway.config.schema import AdminConfig
-from gateway.explain.report import ExplainRequest, format_explanation
+from gateway.explain.report import ExplainRequest
+from gateway.explain.report_text import format_explanation
 from gateway.http_server.web_pages import is_local_host, names_local_host
 from protocols.core.units import parse_worker_url as check_url
 from protocols.core.units import split_address

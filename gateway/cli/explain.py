@@ -15,8 +15,10 @@ from gateway.cli.admin_client import AdminClient
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config
-from gateway.explain.dry_run import PartialRequest, complete_request, run_dry
-from gateway.explain.report import ExplainRequest, Explanation, format_explanation
+from gateway.explain.dry_run import run_dry
+from gateway.explain.report import ExplainRequest, Explanation
+from gateway.explain.report_text import format_explanation
+from gateway.explain.sample_requests import PartialRequest, complete_request
 from gateway.observability.record import ignore_record
 from gateway.pipeline.services import GatewayServices
 from gateway.pipeline.shadow import ShadowManager

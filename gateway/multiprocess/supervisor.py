@@ -34,11 +34,8 @@ from gateway.multiprocess.ipc import (
 )
 from gateway.multiprocess.partition import ListenerPorts, find_unpartitionable
 from gateway.multiprocess.serving_process import ServingProcess
-from gateway.observability.metrics.system import (
-    PROCESS_RESTARTS,
-    SERVING_PROCESSES,
-    ReloadCollector,
-)
+from gateway.observability.metrics.reloads import ReloadCollector
+from gateway.observability.metrics.system import PROCESS_RESTARTS, SERVING_PROCESSES
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadTrigger
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE
 from gateway.terminal import print_text

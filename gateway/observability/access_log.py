@@ -18,66 +18,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.log_format import LogFormat, escape_controls, escape_json, format_notice, format_time
+from backends.log_format import LogFormat, escape_json, format_notice, format_time
 from gateway.observability.background_writer import BackgroundWriter
+from gateway.observability.log_line import format_record, get_level
+from gateway.observability.log_rate import LogRateFilter
 from gateway.observability.record import RequestRecord, ignore_record
-
-# Repeated messages are rate limited: a process without free file descriptors would log a failed
-# accept a thousand times a second.
-
-_MAX_PER_SECOND: Final = 2
-"""Equal messages per second; only the first one keeps its traceback."""
-_MAX_TRACKED_MESSAGES: Final = 256
-"""Distinct messages that are tracked."""
-
-
-class _MessageState(Struct):
-    """How often a message was logged in its window, and how often it was suppressed."""
-
-    window_start: float
-    count: int = 0
-    suppressed: int = 0
-
-
-class LogRateFilter(logging.Filter):
-    """Limits how often each message is logged. ``clock`` gives seconds.
-
-    Messages with different exception types are different. The next message that passes says how
-    many were suppressed.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self._clock = clock
-        self._message_states: dict[tuple[object, ...], _MessageState] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """See logging's Filter."""
-        now, error = self._clock(), record.exc_info
-        name = (record.name, str(record.msg), error and error[0])
-        if len(self._message_states) >= _MAX_TRACKED_MESSAGES and name not in self._message_states:
-            self._message_states.clear()
-        state = self._message_states.setdefault(name, _MessageState(now))
-        if now - state.window_start >= 1.0:
-            state.window_start, state.count = now, 0
-        state.count += 1
-        if state.count > _MAX_PER_SECOND:
-            state.suppressed += 1
-            return False
-        if state.count > 1:
-            record.exc_info = None
-        if state.suppressed:
-            record.msg = f"{record.getMessage()} ({state.suppressed} more of these were left out)"
-            record.args = ()
-            state.suppressed = 0
-        return True
-
 
 _STDERR_DESCRIPTOR: Final = 2
 _DIGITS: Final = 6
 """Decimal places of numbers in JSON."""
 _TIMES: Final = ("started_at", "duration", "overhead", "first_byte", "first_token")
-_SERVER_ERROR: Final = 500
 _FLUSH_TIMEOUT: Final = 2.0
 """Seconds to write the remaining lines at shutdown."""
 
@@ -201,15 +151,11 @@ def _encode_records(records: Sequence[RequestRecord]) -> Iterator[bytes]:
         text = f"{record.method} {record.path} {record.status}"
         yield b'{"time":"%b","level":"%b","logger":"%b","message":%b,%b\n' % (
             time_text.encode(),
-            _get_level(record).lower().encode(),
+            get_level(record).lower().encode(),
             _LOGGER,
             escape_json(_encode(text)),
             line[1:],
         )
-
-
-def _get_level(record: RequestRecord) -> str:
-    return "INFO" if record.status < _SERVER_ERROR else "WARNING"
 
 
 def _round_numbers(record: Struct) -> Struct:
@@ -228,57 +174,6 @@ def _round_numbers(record: Struct) -> Struct:
         elif isinstance(value, Struct):
             changes[name] = _round_numbers(value)
     return replace(record, **changes)
-
-
-# The line of a request for people, similar to that of web servers.
-
-
-def format_record(record: RequestRecord) -> str:
-    """A request's line of text. What clients and workers sent cannot start another line."""
-    parts = [
-        format_time(record.started_at + record.duration, "text"),
-        f"{_get_level(record)} access:",
-        f'{record.client or "-"} "{record.method} {record.path}" {record.status}',
-        *_describe_target(record),
-        *_describe_response(record),
-        f"{record.duration:.3f}s",
-        f"id={record.id}",
-    ]
-    if record.error:
-        parts.append(f"error={record.error}")
-    elif record.outcome != "ok":
-        parts.append(f"outcome={record.outcome}")
-    for failure in record.worker_failures:
-        status = f" {failure.status}" if failure.status is not None else ""
-        parts.append(f'worker_error="{failure.worker}{status}: {failure.text or failure.error}"')
-    return _escape_line(" ".join(parts))
-
-
-def _describe_target(record: RequestRecord) -> Iterator[str]:
-    if record.key:
-        yield f"key={record.key}"
-    if record.model:
-        yield f"model={record.model}" + (f"@{record.version}" if record.version else "")
-    if record.worker or record.backend:
-        yield f"worker={record.worker}" if record.worker else f"backend={record.backend}"
-    if record.fallback_from:
-        yield f"fallback_from={record.fallback_from}"
-
-
-def _describe_response(record: RequestRecord) -> Iterator[str]:
-    if record.first_token is not None:
-        yield f"ttft={record.first_token:.3f}s"
-    if record.usage is not None:
-        yield f"tokens={record.usage.prompt_tokens}+{record.usage.completion_tokens}"
-    elif record.tokens:
-        yield f"tokens=?+{record.tokens}"
-
-
-def _escape_line(line: str) -> str:
-    """The line with controls, such as ends of lines, as escapes."""
-    if line.isprintable():
-        return line
-    return escape_controls(line).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -20,7 +20,8 @@ from gateway.auth.api_keys import Principal
 from gateway.config.schema import JUDGE_FEEDBACK, FeedbackConfig
 from gateway.observability.record import Feedback, FeedbackKind
 from gateway.pipeline.http import HttpRequest
-from gateway.pipeline.state import RequestState, RouteStage, Stage
+from gateway.pipeline.response_id import MAX_ID_LENGTH, ResponseIdReader
+from gateway.pipeline.state import RequestState, RouteStage
 from gateway.ratelimit.buckets import BucketState, TokenBucket
 from protocols.core.errors import (
     ClientError,
@@ -41,7 +42,6 @@ from protocols.json_body import JSON_ERRORS, read_object
 FEEDBACK_PATH: Final = "/v1/feedback"
 MAX_FEEDBACK_SIZE: Final = 64 << 10
 """Maximum bytes of a body: the longest comment, in escapes."""
-_MAX_ID_LENGTH: Final = 256
 _MAX_CATEGORY_LENGTH: Final = 64
 _MAX_NUMBER: Final = 1e9
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -252,8 +252,8 @@ def _check_target(feedback: _FeedbackBody) -> None:
         text = f"give either request_id or response_id; the body has {len(named)} of them"
         raise InvalidParameter(text, param="request_id", problem="conflict" if named else "missing")
     [(field, value)] = named.items()
-    if not 0 < len(value) <= _MAX_ID_LENGTH or not value.isprintable():
-        _raise_invalid(field, value, f"1 to {_MAX_ID_LENGTH} printable characters")
+    if not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
+        _raise_invalid(field, value, f"1 to {MAX_ID_LENGTH} printable characters")
 
 
 def _check_value(value: float | str) -> None:
@@ -272,41 +272,6 @@ def _raise_invalid(field: str, value: object, accepted: str) -> None:
     )
 
 
-# The id of a response in the client's protocol.
-
-
-class _InnerObject(Struct):
-    id: Any = ""
-
-
-class _NestedObject(Struct):
-    message: _InnerObject | None = None
-    response: _InnerObject | None = None
-
-
-_decode_id: Final = JsonDecoder(_InnerObject).decode
-_decode_nested_id: Final = JsonDecoder(_NestedObject).decode
-
-
-def find_response_id(body: bytes) -> str:
-    """The id in a response, or in the first event of a stream; "" if there is none."""
-    if not body.startswith(b"{"):
-        _, _, body = body[:_MAX_EVENT].partition(b"data:")
-        body = body.partition(b"\n")[0]
-    for decode in (_decode_id, _decode_nested_id):
-        try:
-            found: Any = decode(body)
-        except (*JSON_ERRORS, msgspec.ValidationError):
-            continue
-        inner = found if isinstance(found, _InnerObject) else found.message or found.response
-        if inner is not None and isinstance(inner.id, str) and inner.id:
-            return str(inner.id) if len(inner.id) <= _MAX_ID_LENGTH else ""
-    return ""
-
-
-_MAX_EVENT: Final = 1 << 20
-
-
 class FeedbackStage(RouteStage):
     """Notes what feedback names a response by: its id in the client's protocol, and the user."""
 
@@ -317,22 +282,3 @@ class FeedbackStage(RouteStage):
             request.record.user_hash = f"{bucket:013x}"
         if request.is_inference:
             request.add_stage(ResponseIdReader())
-
-
-class ResponseIdReader(Stage):
-    """Notes the id of one response. An error has none."""
-
-    observes_response = True
-
-    def __init__(self) -> None:
-        self._is_first = True
-
-    def on_data(self, request: RequestState, data: bytes, *, is_whole: bool) -> None:
-        """See ``gateway.pipeline.state.Stage``."""
-        if is_whole:
-            if request.record.status == 200:  # noqa: PLR2004 - as above
-                request.record.response_id = find_response_id(data)
-        elif self._is_first and data:
-            self._is_first = data.startswith(b":")  # a comment that keeps the stream alive
-            if not self._is_first:
-                request.record.response_id = find_response_id(data)

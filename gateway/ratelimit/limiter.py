@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import re
 from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from gateway.ratelimit.buckets import (
     LimitScope,
     TokenBucket,
 )
-from gateway.ratelimit.redis_limiter import (
+from gateway.ratelimit.leases import (
     Lease,
     LeasedBucket,
     LeasedCounter,
@@ -33,6 +32,7 @@ from gateway.ratelimit.redis_limiter import (
     LeaseTerms,
     SharedLimit,
 )
+from gateway.ratelimit.token_estimate import estimate_tokens
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimitExceeded
 from protocols.core.events import Usage
@@ -344,36 +344,6 @@ def _list_limits(limits: RateLimitConfig) -> Iterator[tuple[LimitScope, SharedLi
         yield "tokens", SharedLimit("rate", *limits.tokens)
     if limits.budget is not None:
         yield "budget", SharedLimit("day", limits.budget, SECONDS_PER_DAY)
-
-
-# An estimate of a request's tokens from its bytes, without decoding them. The real number is known
-# at its end and settled then.
-
-BYTES_PER_TOKEN: Final = 4
-"""For JSON in English; other languages and escapes have more bytes per token."""
-MAX_ESTIMATED_PROMPT: Final = 32_768
-"""In tokens, if the model's context length is unknown: the bytes of an image are no prompt."""
-DEFAULT_COMPLETION_TOKENS: Final = 256
-"""In tokens, if neither the client nor the model limits the response's length."""
-_MAX_TOKENS_PATTERN: Final = re.compile(
-    rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,9})'
-)
-"""Every protocol has a field of such a name. Quotes inside a string are escaped, so none matches.
-"""
-
-
-def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
-    """The estimated tokens of the prompt and of the response."""
-    prompt, longest = len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT
-    if prompt > longest:  # noqa: PLR1730 - it would be a call for each request
-        prompt = longest
-    if model.task != "chat":
-        return prompt, 0
-    start = body.find(b'"max_')  # faster than the search for the whole pattern
-    match = _MAX_TOKENS_PATTERN.search(body, start) if start >= 0 else None
-    return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if match is None else int(
-        match[1]
-    )
 
 
 ANONYMOUS_KEY: Final = ""

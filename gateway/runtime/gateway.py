@@ -21,7 +21,7 @@ from backends.interfaces import Backend, SupportsWarmup
 from gateway.auth.failed_keys import FailedKeyThrottle
 from gateway.config import listeners, loader, schema
 from gateway.explain.dry_run import ExplainService
-from gateway.explain.recorder import ExplainStage, ExplanationStore
+from gateway.explain.explanation_store import ExplainStage, ExplanationStore
 from gateway.http_server.listener import Listener
 from gateway.http_server.overload import TrustedProxies
 from gateway.memory import MemoryBudget
@@ -31,8 +31,8 @@ from gateway.pipeline.answer_judge import JudgeStage
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.shadow import ShadowManager, ShadowStage
 from gateway.pipeline.state import Stage
+from gateway.ratelimit.leases import LeasedCounter
 from gateway.ratelimit.limiter import CounterRegistry
-from gateway.ratelimit.redis_limiter import LeasedCounter
 from gateway.routing.failed_models import list_failed_models, list_loading_models
 from gateway.routing.router import Router
 from gateway.runtime.build import build_response_store, cap_connections, compute_memory_limit

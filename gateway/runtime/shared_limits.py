@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from gateway.config import schema
 from gateway.pipeline.services import GatewayServices
+from gateway.ratelimit.leases import LeasedCounter, LeaseRenewer
 from gateway.ratelimit.limiter import CounterRegistry
-from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 
 if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector
-    from gateway.ratelimit.redis_limiter import RedisLeaseStore
+    from gateway.ratelimit.redis_leases import RedisLeaseStore
 
 
 class SharedRateLimits:
@@ -36,9 +36,7 @@ class SharedRateLimits:
         """
         if state is None:
             return services, None
-        from gateway.ratelimit.redis_limiter import (  # noqa: PLC0415 - redis may not be installed
-            RedisLeaseStore,
-        )
+        from gateway.ratelimit.redis_leases import RedisLeaseStore  # noqa: PLC0415 - redis may not be installed
 
         store = RedisLeaseStore(state, services.new_id(), clock=services.clock, draw=services.draw)
         wake = asyncio.Event()
@@ -48,7 +46,7 @@ class SharedRateLimits:
 
     def register_metrics(self, metrics: "MetricsCollector") -> None:
         """Add the metrics of the store."""
-        from gateway.observability.metrics.system import RateLimitStoreCollector  # noqa: PLC0415 - its library
+        from gateway.observability.metrics.rate_limits import RateLimitStoreCollector  # noqa: PLC0415 - its library
 
         metrics.register(RateLimitStoreCollector(self._store))
 

@@ -18,7 +18,7 @@ from gateway.pipeline.feedback import FEEDBACK_PATH, FeedbackEndpoint, FeedbackS
 from gateway.pipeline.measures import MeasureStage
 from gateway.pipeline.recording import RecordingStage
 from gateway.pipeline.services import GatewayServices, StageFactory
-from gateway.pipeline.shadow import ShadowComparison
+from gateway.pipeline.shadow_comparison import ShadowComparison
 from gateway.pipeline.state import RequestState, Stage
 from gateway.pipeline.strategies import TargetAttempt
 from gateway.runtime.reload import ReloadResult
@@ -41,16 +41,15 @@ def set_up_metrics(
 
     ``config_hash`` is that of the first configuration.
     """
-    from gateway.observability.metrics.requests import MetricsCollector  # noqa: PLC0415 - as above
-    from gateway.observability.metrics.system import (  # noqa: PLC0415 - only with an admin listener
+    from gateway.observability.metrics.dropped import (  # noqa: PLC0415 - only with an admin listener
         DroppedRecordCollector,
-        EngineCollector,
         FeedbackCollector,
         RecordingCollector,
-        ReloadCollector,
-        ShadowCollector,
-        SupportsEngineStats,
     )
+    from gateway.observability.metrics.engines import EngineCollector, SupportsEngineStats  # noqa: PLC0415 - only with an admin listener
+    from gateway.observability.metrics.reloads import ReloadCollector  # noqa: PLC0415 - only with an admin listener
+    from gateway.observability.metrics.requests import MetricsCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.shadows import ShadowCollector  # noqa: PLC0415 - only with an admin listener
     from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
 
     def get_pools() -> Mapping[str, PoolStats]:
@@ -288,12 +287,9 @@ def set_up_process_metrics(
 
     The caller starts and stops the returned collector.
     """
-    from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
-    from gateway.observability.metrics.system import (  # noqa: PLC0415 - as above
-        ListenerStats,
-        ProcessCollector,
-        RateLimitCollector,
-    )
+    from gateway.observability.metrics.rate_limits import RateLimitCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.running import RunningRequestCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.system import ListenerStats, ProcessCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
     from gateway.observability.metrics.vllm_compat import VllmCollector  # noqa: PLC0415 - as above
 

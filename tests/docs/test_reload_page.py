@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gateway.observability.metrics.system import ReloadCollector
+from gateway.observability.metrics.reloads import ReloadCollector
 from gateway.runtime.reload import ReloadResult
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("utf-8")

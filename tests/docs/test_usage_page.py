@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gateway.observability.metrics.system import DroppedRecordCollector
+from gateway.observability.metrics.dropped import DroppedRecordCollector
 from gateway.observability.usage import GROUP_COLUMNS, USAGE_COLUMNS
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"

@@ -17,8 +17,9 @@ import httpx
 import pytest
 
 from gateway.config.schema import StoreFailurePolicy
-from gateway.ratelimit import redis_limiter
-from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore
+from gateway.ratelimit import redis_leases
+from gateway.ratelimit.leases import RATE_LEASE_SHARE
+from gateway.ratelimit.redis_leases import RedisLeaseStore
 from tests.conftest import RunningGateway, Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.support.redis_server import RedisServer
@@ -235,9 +236,7 @@ async def test_limits_are_shared_again_after_redis_recovers(serve: Serve) -> Non
         assert PART <= statuses[200] <= 2 * PART
 
         redis.start()
-        await send_until(
-            gateway, lambda: get_store(gateway).up, 2 * redis_limiter.STORE_RETRY_DELAY
-        )
+        await send_until(gateway, lambda: get_store(gateway).up, 2 * redis_leases.STORE_RETRY_DELAY)
         assert (await count_statuses(gateway, 1)) == {200: 1}
         assert redis.call("KEYS", "*") == [b"interlingua:/requests/"]
 
@@ -291,7 +290,7 @@ async def test_gateway_recovers_from_every_redis_failure(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The local limit holds meanwhile, so all clients are served; nothing leaks."""
-    monkeypatch.setattr(redis_limiter, "STORE_RETRY_DELAY", 0.2)
+    monkeypatch.setattr(redis_leases, "STORE_RETRY_DELAY", 0.2)
     with RedisServer("--enable-debug-command", "local") as redis:
         gateway = await serve(
             build_redis_config(redis, {"requests": "1000000/s", "concurrent": 10})

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.shadow import ShadowComparison, ShadowManager
+from gateway.pipeline.shadow import ShadowManager
+from gateway.pipeline.shadow_comparison import ShadowComparison
 from gateway.runtime.gateway import Gateway, build_services
 from tests.support.fakes import (
     CHUNKED,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from backends.interfaces import WorkerFailure
-from gateway.explain.recorder import MAX_EXPLANATIONS
+from gateway.explain.explanation_store import MAX_EXPLANATIONS
 from tests.conftest import RunningGateway, Serve
 from tests.support.fakes import CLOSE, ScriptedWorker, chunked, make_reply
 

@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 
 from backends.pool.settings import ClientTlsSettings
 from gateway.config.schema import SharedStateConfig
-from gateway.ratelimit import redis_limiter
-from gateway.ratelimit.redis_limiter import (
+from gateway.ratelimit import redis_leases
+from gateway.ratelimit.leases import (
     DAILY_LEASE_SHARE,
     LEASE_IDLE_TIMEOUT,
-    LEASE_SECONDS,
-    MAX_LEASES_PER_CALL,
     MIN_RENEW_INTERVAL,
     RATE_LEASE_SHARE,
     RENEW_INTERVAL,
-    STORE_RETRY_DELAY,
-    STORE_TIMEOUT,
     LeaseGrant,
     LeaseRequest,
     LeaseStoreUnavailable,
-    RedisLeaseStore,
     SharedLimit,
+)
+from gateway.ratelimit.redis_leases import (
+    LEASE_SECONDS,
+    MAX_LEASES_PER_CALL,
+    STORE_RETRY_DELAY,
+    STORE_TIMEOUT,
+    RedisLeaseStore,
 )
 from protocols.core.units import Secret
 from tests.support.ports import reserve_port
@@ -474,7 +476,7 @@ async def test_documented_redis_acl_user_has_sufficient_permissions() -> None:
 
 
 async def test_redis_tls_with_a_custom_ca(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_limiter, "STORE_TIMEOUT", 5.0)  # a handshake on a busy machine
+    monkeypatch.setattr(redis_leases, "STORE_TIMEOUT", 5.0)  # a handshake on a busy machine
     port = str(reserve_port())
     keys = ("--tls-cert-file", str(PEM), "--tls-key-file", str(PEM), "--tls-ca-cert-file", str(PEM))
     with RedisServer("--tls-port", port, "--tls-auth-clients", "no", *keys) as tls:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from backends.interfaces import StreamItems
-from gateway.pipeline.shadow import ShadowComparison
+from gateway.pipeline.shadow_comparison import ShadowComparison
 from protocols.core.events import StreamEnd, TextDelta
 from tests.integration.shadow_config import (
     ECHO_AS_SHADOW,

@@ -3,22 +3,34 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.observability.metrics import requests, rollouts, system, upstream, vllm_compat
+from gateway.observability.metrics import (
+    dropped,
+    engines,
+    rate_limits,
+    reloads,
+    requests,
+    rollouts,
+    running,
+    shadows,
+    system,
+    upstream,
+    vllm_compat,
+)
 from gateway.observability.metrics.definition import MetricDefinition
 
 METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
     "Requests": requests.REQUEST_METRICS,
-    "Running requests": requests.RUNNING_REQUEST_METRICS,
-    "Shadow traffic": system.SHADOW_METRICS,
+    "Running requests": running.RUNNING_REQUEST_METRICS,
+    "Shadow traffic": shadows.SHADOW_METRICS,
     "Rollouts": rollouts.ROLLOUT_METRICS,
     "Workers": upstream.UPSTREAM_METRICS,
-    "Local engines": system.ENGINE_METRICS,
-    "Rate limits": (*system.RATE_LIMIT_METRICS, *system.RATE_LIMIT_STORE_METRICS),
+    "Local engines": engines.ENGINE_METRICS,
+    "Rate limits": (*rate_limits.RATE_LIMIT_METRICS, *rate_limits.RATE_LIMIT_STORE_METRICS),
     "Process": system.PROCESS_METRICS,
-    "Feedback": system.FEEDBACK_METRICS,
-    "Recordings": (system.RECORDED_REQUESTS,),
-    "Dropped records": system.DROPPED_RECORD_METRICS,
-    "Configuration": system.RELOAD_METRICS,
+    "Feedback": dropped.FEEDBACK_METRICS,
+    "Recordings": (dropped.RECORDED_REQUESTS,),
+    "Dropped records": dropped.DROPPED_RECORD_METRICS,
+    "Configuration": reloads.RELOAD_METRICS,
     "Serving processes": system.SUPERVISOR_METRICS,
     "vLLM names": vllm_compat.VLLM_METRICS,
 }

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.evidence.observation import describe_prompt, fits_schema, observe
+from gateway.evidence.observation import describe_prompt, observe
+from gateway.evidence.schema_check import fits_schema
 from gateway.observability.recording import (
     RecordedAnswer,
     RecordedChoice,

@@ -11,14 +11,9 @@ from msgspec.structs import replace
 from backends.interfaces import WorkerCandidate, WorkerFailure, WorkerSelection
 from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
-from gateway.explain.dry_run import (
-    PartialRequest,
-    ServersByListener,
-    build_sample_request,
-    complete_request,
-    run_dry,
-)
-from gateway.explain.recorder import ExplanationRecorder, explain_upstream_request, mask_headers
+from gateway.explain.dry_run import ServersByListener, run_dry
+from gateway.explain.parts import explain_upstream_request, mask_headers
+from gateway.explain.recorder import ExplanationRecorder
 from gateway.explain.report import (
     ExplainedAttempt,
     ExplainedLimits,
@@ -26,8 +21,9 @@ from gateway.explain.report import (
     ExplainedTarget,
     ExplainRequest,
     Explanation,
-    format_explanation,
 )
+from gateway.explain.report_text import format_explanation
+from gateway.explain.sample_requests import PartialRequest, build_sample_request, complete_request
 from gateway.observability.record import RequestRecord
 from gateway.routing.paths import AdapterMount
 from gateway.runtime.gateway import build_services

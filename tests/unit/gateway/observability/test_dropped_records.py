@@ -1,6 +1,6 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.observability.metrics.system import DroppedRecordCollector
+from gateway.observability.metrics.dropped import DroppedRecordCollector
 
 
 def test_dropped_record_counters_are_exported() -> None:

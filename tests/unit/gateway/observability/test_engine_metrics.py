@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.observability.metrics.engines import _ENGINE_COUNTERS, _ENGINE_GAUGES, EngineCollector
 from gateway.observability.metrics.requests import MetricsCollector
-from gateway.observability.metrics.system import _ENGINE_COUNTERS, _ENGINE_GAUGES, EngineCollector
 
 
 class FakeEngine:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from gateway.observability import access_log
-from gateway.observability.access_log import LogRateFilter
+from gateway.observability.log_rate import LogRateFilter
 
 
 def make_record(text: str, *args: object, name: str = "a") -> logging.LogRecord:

@@ -2,8 +2,8 @@
 
 from prometheus_client.registry import CollectorRegistry
 
-from gateway.observability.metrics.system import ShadowCollector
-from gateway.pipeline.shadow import ShadowComparison, ShadowOutcome, ShadowSide
+from gateway.observability.metrics.shadows import ShadowCollector
+from gateway.pipeline.shadow_comparison import ShadowComparison, ShadowOutcome, ShadowSide
 
 
 def make_comparison(

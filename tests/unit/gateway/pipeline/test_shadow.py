@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.pipeline.shadow import ResponseSummary, ShadowSide
+from gateway.pipeline.shadow_comparison import ResponseSummary, ShadowSide
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,

@@ -12,13 +12,11 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
-from gateway.observability.metrics.system import RateLimitCollector
-from gateway.ratelimit.limiter import (
+from gateway.observability.metrics.rate_limits import RateLimitCollector
+from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
+from gateway.ratelimit.token_estimate import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ESTIMATED_PROMPT,
-    CounterRegistry,
-    RateLimiter,
-    Reservation,
     estimate_tokens,
 )
 from protocols.core.catalog import ModelInfo

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig, StoreFailurePolicy
-from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
-from gateway.ratelimit.redis_limiter import (
+from gateway.ratelimit.leases import (
     LEASE_IDLE_TIMEOUT,
     LeaseGrant,
     LeaseRenewer,
     LeaseRequest,
     LeaseStoreUnavailable,
 )
+from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage

@@ -1,7 +1,10 @@
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.observability.metrics.system import RATE_LIMIT_STORE_METRICS, RateLimitStoreCollector
+from gateway.observability.metrics.rate_limits import (
+    RATE_LIMIT_STORE_METRICS,
+    RateLimitStoreCollector,
+)
 
 
 class FakeStore(Struct):

@@ -8,7 +8,7 @@ from prometheus_client.exposition import generate_latest
 
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import LoadedConfig, load_bytes
-from gateway.observability.metrics.system import ReloadCollector
+from gateway.observability.metrics.reloads import ReloadCollector
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult, ReloadTrigger
 from tests.support.waiting import PATIENCE
 
