@@ -22,7 +22,7 @@ from gateway.explain.sample_requests import PartialRequest, complete_request
 from gateway.observability.record import ignore_record
 from gateway.pipeline.services import GatewayServices
 from gateway.pipeline.shadow import ShadowManager
-from gateway.ratelimit.limiter import CounterRegistry
+from gateway.ratelimit.counters import CounterRegistry
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.terminal import print_text
 from protocols.core.json_text import decode_json

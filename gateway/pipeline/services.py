@@ -14,7 +14,7 @@ from gateway.pipeline.answer_judge import AnswerJudge
 from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.shadow import ShadowManager
 from gateway.pipeline.state import Stage
-from gateway.ratelimit.limiter import CounterRegistry
+from gateway.ratelimit.counters import CounterRegistry
 from gateway.routing.router import Router
 from gateway.store.references import ReferenceLoader
 from protocols.core.errors import GatewayError

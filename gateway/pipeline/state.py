@@ -37,7 +37,7 @@ from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import HttpRequest, ResponseWriter, ResponseWriterWrapper
 from gateway.pipeline.strategies import TargetAttempt
-from gateway.ratelimit.limiter import Reservation
+from gateway.ratelimit.reservation import Reservation
 from gateway.routing.paths import EndpointMatch
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import Model, Route, RouteObserver

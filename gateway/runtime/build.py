@@ -22,11 +22,8 @@ from gateway.http_server.overview import build_overview
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.http import HttpRequest
 from gateway.pipeline.services import GatewayServices
-from gateway.ratelimit.limiter import (
-    ANONYMOUS_KEY,
-    CounterRegistry,
-    RateLimiter,
-)
+from gateway.ratelimit.counters import CounterRegistry
+from gateway.ratelimit.limiter import ANONYMOUS_KEY, RateLimiter
 from gateway.routing.paths import AdapterMount
 from gateway.routing.router import (
     CATCH_ALL_MODEL,

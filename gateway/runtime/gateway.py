@@ -31,8 +31,8 @@ from gateway.pipeline.answer_judge import JudgeStage
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.shadow import ShadowManager, ShadowStage
 from gateway.pipeline.state import Stage
+from gateway.ratelimit.counters import CounterRegistry
 from gateway.ratelimit.leases import LeasedCounter
-from gateway.ratelimit.limiter import CounterRegistry
 from gateway.routing.failed_models import list_failed_models, list_loading_models
 from gateway.routing.router import Router
 from gateway.runtime.build import build_response_store, cap_connections, compute_memory_limit

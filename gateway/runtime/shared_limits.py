@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gateway.config import schema
 from gateway.pipeline.services import GatewayServices
+from gateway.ratelimit.counters import CounterRegistry
 from gateway.ratelimit.leases import LeasedCounter, LeaseRenewer
-from gateway.ratelimit.limiter import CounterRegistry
 
 if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector

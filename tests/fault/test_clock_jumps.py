@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.loader import load_text
-from gateway.ratelimit.limiter import CounterRegistry
+from gateway.ratelimit.counters import CounterRegistry
 from gateway.runtime.gateway import Gateway, build_services
 from tests.conftest import RunningGateway
 from tests.fault.gateway_process import build_config

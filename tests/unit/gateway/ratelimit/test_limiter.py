@@ -13,7 +13,9 @@ from msgspec.structs import asdict
 
 from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
 from gateway.observability.metrics.rate_limits import RateLimitCollector
-from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
+from gateway.ratelimit.counters import CounterRegistry
+from gateway.ratelimit.limiter import RateLimiter
+from gateway.ratelimit.reservation import Reservation
 from gateway.ratelimit.token_estimate import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ESTIMATED_PROMPT,

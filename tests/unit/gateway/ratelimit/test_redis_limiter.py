@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig, StoreFailurePolicy
+from gateway.ratelimit.counters import CounterRegistry
 from gateway.ratelimit.leases import (
     LEASE_IDLE_TIMEOUT,
     LeaseGrant,
@@ -18,7 +19,7 @@ from gateway.ratelimit.leases import (
     LeaseRequest,
     LeaseStoreUnavailable,
 )
-from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
+from gateway.ratelimit.limiter import RateLimiter
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage
