@@ -37,6 +37,11 @@ backends:
   long: {{kind: echo, script: ["{text}"]}}
   flood: {{protocol: openai, workers: ["{worker}"], health: {{interval: 1h}}}}
   answers: {{protocol: openai, workers: ["{answers}"], health: {{interval: 1h}}}}
+  responses:
+    protocol: openai
+    workers: ["{answers}"]
+    health: {{interval: 1h}}
+    options: {{worker_api: responses}}
   ranks: {{kind: echo}}
 models:
   small: {{backend: script}}
@@ -44,6 +49,8 @@ models:
   large: {{backend: flood}}
   limited: {{backend: script}}
   answered: {{backend: answers}}
+  embedded: {{backend: answers, task: embedding}}
+  responding: {{backend: responses}}
   ranked: {{backend: ranks, task: rerank}}
 defaults: {{limits: {{models: {{limited: {{requests: 60/min}}}}}}}}
 {state}
@@ -92,15 +99,20 @@ class Target:
             return str(response.status_code)
 
 
-async def leave_streams_unread(target: Target) -> str:
+async def leave_streams_unread(target: Target, clients: int = 200) -> str:
     """200 clients read nothing of a long stream."""
     async with AsyncExitStack() as stack:
-        for _ in range(200):
+        for _ in range(clients):
             client = open_unread_stream(target.port, "/v1/chat/completions", _BODY)
             stack.enter_context(closing(client))
             await asyncio.sleep(0.002)
         await wait_until_blocked(target.worker, 0.5)
     return f"the worker sent {target.worker.sent >> 20} MiB"
+
+
+async def leave_many_streams_unread(target: Target) -> str:
+    """2,000 clients read nothing of a long stream."""
+    return await leave_streams_unread(target, 2000)
 
 
 async def send_slowly(target: Target) -> str:
@@ -208,6 +220,29 @@ async def stream_many_calls(target: Target) -> str:
     return ", ".join([await target.post("/v1/chat/completions", body) for _ in range(4)])
 
 
+async def answer_vectors(target: Target) -> str:
+    """A worker answers with 2,048 vectors of 3,072 numbers, 126 MiB, twice."""
+    vector = ",".join(["-0.012345678901234567"] * 3072)
+    item = f'{{"object":"embedding","index":%d,"embedding":[{vector}]}}'
+    listed = ",".join(item % number for number in range(2048))
+    target.answer[:] = [make_reply(f'{{"object":"list","model":"m","data":[{listed}]}}'.encode())]
+    body = json.dumps({"model": "embedded", "input": ["x"] * 2048}).encode()
+    return ", ".join([await target.post("/v1/embeddings", body) for _ in range(2)])
+
+
+async def stream_unknown_elements(target: Target) -> str:
+    """A worker's stream has two events with 190,000 unknown elements."""
+    part = {"type": "unknown", "number": 1}
+    item = {"type": "message", "id": "m", "role": "assistant", "content": [part] * 190_000}
+    text = {"type": "response.output_text.delta", "item_id": "m", "delta": "x"}
+    done = {"type": "response.output_item.done", "output_index": 0, "item": item}
+    end = {"type": "response.completed", "response": {"id": "r", "output": [item]}}
+    events = (json.dumps(event).encode() for event in (text, done, end))
+    target.answer[:] = [chunked(*(b"data: %b\n\n" % event for event in events))]
+    body = _ANSWERED.replace(b"answered", b"responding").replace(b"{", b'{"stream":true,', 1)
+    return await target.post("/v1/chat/completions", body)
+
+
 async def answer_many_choices(target: Target) -> str:
     """A worker answers with 100,000 choices, four times."""
     target.answer[:] = [build_answer('"content":"x"', 100_000)]
@@ -304,6 +339,7 @@ async def replace_often(target: Target) -> str:
 
 ATTACKS: dict[str, Callable[[Target], Awaitable[str]]] = {
     "unread-streams": leave_streams_unread,
+    "many-unread-streams": leave_many_streams_unread,
     "slow-clients": send_slowly,
     "references": name_one_item_often,
     "histories": replay_histories,
@@ -313,6 +349,8 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[str]]] = {
     "many-calls": answer_many_calls,
     "some-calls": answer_some_calls,
     "many-calls-in-an-event": stream_many_calls,
+    "unknown-elements": stream_unknown_elements,
+    "vectors": answer_vectors,
     "many-choices": answer_many_choices,
     "large-documents": rank_large_documents,
     "large-heads": send_large_heads,

@@ -111,13 +111,19 @@ async def measure(
 _BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}],"max_tokens":4}'
 
 
-def _read_queue_time(pid: str) -> float:
-    """Seconds that the first thread of a process has waited for a CPU."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="utf-8")
-    except OSError:  # it has ended, or the system counts nothing
-        return 0.0
-    return int(text.split()[1]) / 1e9
+def _read_queue_times(pid: str) -> dict[str, float]:
+    """Seconds that each thread of a process has waited for a CPU."""
+    times = dict[str, float]()
+    with suppress(OSError):  # it has ended, or the system counts nothing
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            text = (thread / "schedstat").read_text(encoding="utf-8")
+            times[thread.name] = int(text.split()[1]) / 1e9
+    return times
+
+
+def _get_wait(before: dict[str, float], after: dict[str, float]) -> float:
+    """The longest wait of a thread: one that holds the interpreter's lock stops the others."""
+    return max((after[one] - before.get(one, 0.0) for one in after), default=0.0)
 
 
 def _send_probes(host: str, port: int, pid: str) -> None:
@@ -132,7 +138,7 @@ def _send_probes(host: str, port: int, pid: str) -> None:
     longest, longest_on_cpu, requests, failed = 0.0, 0.0, 0, 0
     print("begun", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], PROBE_INTERVAL)[0]:
-        queue_time = _read_queue_time(pid) + _read_queue_time(own_pid)
+        before = _read_queue_times(pid), _read_queue_times(own_pid)
         start = time.monotonic()
         try:
             with socket.create_connection((host, port), _PROBE_TIMEOUT) as client:
@@ -143,9 +149,10 @@ def _send_probes(host: str, port: int, pid: str) -> None:
         except OSError:
             response = b""
         delay = time.monotonic() - start
-        queue_time = _read_queue_time(pid) + _read_queue_time(own_pid) - queue_time
+        after = _read_queue_times(pid), _read_queue_times(own_pid)
+        waited = sum(map(_get_wait, before, after))
         longest = max(longest, delay)
-        longest_on_cpu = max(longest_on_cpu, delay - max(0.0, queue_time))
+        longest_on_cpu = max(longest_on_cpu, delay - waited)
         requests += 1
         failed += not response.startswith(b"HTTP/1.1 200 ")
     report = {"longest": longest, "longest_on_cpu": longest_on_cpu}
