@@ -268,8 +268,8 @@ class RequestHandler:
         except Unauthorized as error:
             if self._failed_keys is None:
                 raise
-            answer = self._failed_keys.count_failure(request.http.peer, error)
-            request.record.is_throttled = answer is not error
+            answer, is_logged = self._failed_keys.count_failure(request.http.peer, error)
+            request.record.is_throttled = not is_logged
             raise answer from None
 
     async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:

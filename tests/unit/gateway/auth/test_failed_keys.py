@@ -17,7 +17,7 @@ ERROR = Unauthorized("the API key is not known", missing=False)
 
 def count_failures(throttle: FailedKeyThrottle, address: str, count: int) -> list[bool]:
     """Return which of the failures are throttled."""
-    answers = [throttle.count_failure(address, ERROR) for _ in range(count)]
+    answers = [throttle.count_failure(address, ERROR)[0] for _ in range(count)]
     assert all(answer is ERROR or isinstance(answer, RateLimitExceeded) for answer in answers)
     return [answer is not ERROR for answer in answers]
 
@@ -39,8 +39,9 @@ async def test_throttled_failure_has_retry_after() -> None:
     throttle = FailedKeyThrottle(FakeClock())
     count_failures(throttle, "10.0.0.1", 100)
 
-    response = throttle.count_failure("10.0.0.1", ERROR)
+    response, is_logged = throttle.count_failure("10.0.0.1", ERROR)
 
+    assert not is_logged
     assert isinstance(response, RateLimitExceeded)
     assert response.retry_after == 1.0
 
@@ -66,6 +67,21 @@ async def test_number_of_networks_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert count_failures(throttle, "10.0.0.1", 1) == [True]
 
 
+async def test_failures_of_many_networks_have_few_lines_and_are_answered_all_the_same() -> None:
+    clock = FakeClock()
+    throttle = FailedKeyThrottle(clock)
+
+    def fail_from(networks: int) -> list[bool]:
+        answers = [throttle.count_failure(f"2001:db8:{i:x}::1", ERROR) for i in range(networks)]
+        assert all(answer is ERROR for answer, _ in answers)
+        return [is_logged for _, is_logged in answers]
+
+    assert fail_from(5000) == [True] * 1000 + [False] * 4000
+
+    clock.now += 1.0
+    assert fail_from(200).count(True) == 100
+
+
 async def test_one_line_tells_how_many_were_throttled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,8 +95,8 @@ async def test_one_line_tells_how_many_were_throttled(
         await asyncio.sleep(0.05)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "30 requests without a valid API key were answered with 429",
-        "1 requests without a valid API key were answered with 429",
+        "30 requests without a valid API key have no line of their own",
+        "1 requests without a valid API key have no line of their own",
     ]
 
 
