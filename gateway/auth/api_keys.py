@@ -141,7 +141,7 @@ def extract_credentials(headers: Mapping[str, str]) -> Sequence[str]:
     credentials: list[str] = []
     if "authorization" in headers:
         scheme, _, value = headers["authorization"].partition(" ")
-        kind, credential = scheme.lower(), value.strip()
+        kind, credential = scheme.lower(), value.strip(" \t")
         if kind == "basic":
             credential = _decode_basic_password(credential) or ""
         if credential and kind in _SCHEMES:
