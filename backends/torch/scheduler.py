@@ -19,6 +19,7 @@ What must never happen:
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -32,7 +33,8 @@ from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
 #
 # Within a priority each tenant has a queue of its own. Tenants take turns by deficit round robin
 # over prompt tokens: each turn adds ``TURN_TOKENS`` to the tenant's budget, and the rest is kept
-# for its next turn. A tenant with many requests delays only itself.
+# for its next turn. A tenant without a slot comes before those that have some. A tenant with many
+# requests delays only itself.
 
 TURN_TOKENS = 256
 """Prompt tokens per turn."""
@@ -51,8 +53,14 @@ class _TenantQueues:
         self._deficits.setdefault(tenant, 0 if self._queues else TURN_TOKENS)
         self._queues.setdefault(tenant, deque()).append(group)
 
-    def head(self) -> SequenceGroup:
-        """The next prompt."""
+    def head(self, served: AbstractSet[str | None]) -> SequenceGroup:
+        """The next prompt: in the order of turns, of a tenant that is not ``served`` if any waits.
+
+        Its turn may come early, but what it takes counts against its later turns.
+        """
+        waiting = [tenant for tenant in self._queues if tenant not in served]
+        if 0 < len(waiting) < len(self._queues):
+            return self._queues[waiting[0]][0]
         while True:
             tenant, line = next(iter(self._queues.items()))
             if len(line[0].prompt) <= self._deficits[tenant]:
@@ -60,13 +68,10 @@ class _TenantQueues:
             self._queues[tenant] = self._queues.pop(tenant)
             self._advance_turn()
 
-    def pop(self) -> SequenceGroup:
-        group = self.head()
-        tenant = group.request.command.tenant
-        self._queues[tenant].popleft()
+    def remove_first(self, tenant: str | None) -> None:
+        group = self._queues[tenant].popleft()
         self._deficits[tenant] -= len(group.prompt)
         self._remove_empty()
-        return group
 
     def filter_groups(self, wanted: Callable[[SequenceGroup], bool]) -> None:
         for tenant, line in self._queues.items():
@@ -102,16 +107,16 @@ class FairQueue:
         self._by_priority.setdefault(group.request.command.priority, _TenantQueues()).add(group)
         self._count += 1
 
-    def head(self) -> SequenceGroup | None:
-        """The next prompt."""
-        return self._by_priority[min(self._by_priority)].head() if self._count else None
+    def head(self, served: AbstractSet[str | None] = frozenset()) -> SequenceGroup | None:
+        """The next prompt; of ``served`` tenants, which have slots, only if no other waits."""
+        return self._by_priority[min(self._by_priority)].head(served) if self._count else None
 
-    def pop(self) -> SequenceGroup:
-        """Remove and return the next prompt."""
-        group = self._by_priority[min(self._by_priority)].pop()
+    def remove_head(self, group: SequenceGroup) -> None:
+        """Remove what ``head`` returned."""
+        command = group.request.command
+        self._by_priority[command.priority].remove_first(command.tenant)
         self._count -= 1
         self._remove_empty()
-        return group
 
     def remove(self, request: EngineRequest) -> None:
         """Remove the prompts of a request."""
@@ -272,7 +277,7 @@ class Scheduler:
             if sequence in self._preempted:
                 self._preempted.remove(sequence)
             else:
-                self._queue.pop()
+                self._queue.remove_head(sequence.group)
             if sequence.group.request.admitted_at is None:
                 sequence.group.request.admitted_at = now
             self.prefilling.append(sequence)
@@ -299,8 +304,8 @@ class Scheduler:
 
         A waiting prompt whose tenant has no slot comes before those of tenants that have some.
         """
-        head = self._queue.head()
         slots = self._count_slots()
+        head = self._queue.head(slots.keys())
         for sequence in self._preempted:
             if sequence.group.request.credit <= 0:
                 continue

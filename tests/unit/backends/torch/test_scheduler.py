@@ -43,7 +43,11 @@ def add_request(line: FairQueue, job: int, tokens: int = 1, **fields: Any) -> En
 
 
 def pop_all(line: FairQueue) -> list[int]:
-    return [line.pop().request.command.request_id for _ in range(len(line))]
+    jobs = []
+    while (group := line.head()) is not None:
+        line.remove_head(group)
+        jobs.append(group.request.command.request_id)
+    return jobs
 
 
 def get_start_order(driven: EngineDriver) -> list[int]:
@@ -84,6 +88,21 @@ def test_long_prompt_waits_for_its_share_of_tokens() -> None:
         add_request(line, job, TURN_TOKENS, tenant="short")
 
     assert pop_all(line).index(1) in range(8, 11)
+
+
+def test_tenant_without_a_slot_comes_first_and_later_waits_for_its_turns() -> None:
+    line = FairQueue()
+    for job in range(1, 4):
+        add_request(line, job, TURN_TOKENS, tenant="served")
+    for job in range(11, 14):
+        add_request(line, job, TURN_TOKENS, tenant="new")
+
+    early = line.head({"served"})
+
+    assert early is not None
+    assert early.request.command.request_id == 11
+    line.remove_head(early)
+    assert pop_all(line) == [1, 2, 12, 3, 13]
 
 
 def test_cancelled_request_does_not_block_the_queue() -> None:
@@ -308,6 +327,21 @@ def test_first_token_of_each_new_tenant_waits_for_no_other_request(driven: Drive
     for job in range(2, 6):
         driver.run(make_command(job, "b", max_tokens=1, tenant=f"tenant {job}"), steps=3)
         assert driver.finished(job).completion_tokens == 1
+
+
+def test_first_token_waits_for_none_of_200_requests_that_another_tenant_has_queued(
+    driven: Drive,
+) -> None:
+    """Of four choices each: the step that runs ends, and the prompt is processed."""
+    queued = [
+        make_command(job, "a" * 30, max_tokens=40, tenant="many", n=4, initial_credit=2000)
+        for job in range(1, 201)
+    ]
+    driver = driven(SchedulerConfig(max_sequences=8)).run(*queued, steps=20)
+
+    driver.run(make_command(1000, "b", max_tokens=1, tenant="one"), steps=3)
+
+    assert driver.finished(1000).completion_tokens == 1
 
 
 def test_only_a_tenant_without_slots_preempts_another_tenant(driven: Drive) -> None:

@@ -101,8 +101,9 @@ async def test_one_line_tells_how_many_were_throttled(
 
 
 async def test_wrong_keys_get_429_and_valid_ones_of_the_same_address_are_served(
-    serve: Serve,
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(failed_keys, "_RATE", 0.001)  # however long the requests take
     digest = hashlib.sha256(b"sk-1").hexdigest()
     gateway = await serve(f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
