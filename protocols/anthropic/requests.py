@@ -155,7 +155,7 @@ def read_request(
         tools=tools,
         tool_choice=choice,
         output=output,
-        extra=_collect_extra(fields, reader),
+        extra=_collect_extra(fields, reader, _UNCOUNTED_FIELDS if counts_only else frozenset()),
         clamped_fields=clamped,
         **values.build_request_arguments(),
     )
@@ -215,12 +215,22 @@ def _check_service_fields(fields: Mapping[str, Raw], rules: RequestRules) -> Non
             raise UnknownParameter(f"{name[:64]} is not a field", param=name[:64])
 
 
-def _collect_extra(fields: Mapping[str, Raw], reader: "ConversationReader") -> dict[str, Raw]:
-    extra = {name: raw for name, raw in fields.items() if name not in _KNOWN_FIELDS}
+_UNCOUNTED_FIELDS: Final = frozenset(param.wire for param in MESSAGE_PARAMS)
+"""Fields of messages that a request for a token count has not."""
+
+
+def _collect_extra(
+    fields: Mapping[str, Raw], reader: "ConversationReader", more: frozenset[str]
+) -> dict[str, Raw]:
+    """What only workers of this protocol know; ``more`` are fields that others know elsewhere."""
+    known_fields = _KNOWN_FIELDS - more
+    extra = {name: raw for name, raw in fields.items() if name not in known_fields}
     extra |= reader.unknown
     for name, known in _OBJECT_KEYS.items():
         if name in fields:
-            add_unknown_keys(extra, decode_fields(fields, name), name, known)
+            value = decode_fields(fields, name)
+            further = _KEYS_OF_TYPES.get((name, str(value.get("type"))))
+            add_unknown_keys(extra, value, name, {**known, further: None} if further else known)
     if extra.get("mcp_servers") == Raw(b"[]"):
         del extra["mcp_servers"]
     return extra
@@ -302,11 +312,17 @@ _MEDIA_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 _TURN_KEYS: Final = dict.fromkeys(("role", "content"))
 _SHARED_KEYS: Final[KeyTree] = {"type": None}
-_SOURCE_KEYS: Final = dict.fromkeys(("type", "media_type", "data", "url", "content", "file_id"))
+_SOURCE_KEYS: Final[Mapping[str, KeyTree]] = {
+    **dict.fromkeys(("base64", "text"), dict.fromkeys(("type", "media_type", "data"))),
+    "url": dict.fromkeys(("type", "url")),
+    "content": dict.fromkeys(("type", "content")),
+    "file": dict.fromkeys(("type", "file_id")),
+}
+"""The keys of sources, by their type."""
 _BLOCK_KEYS: Final[Mapping[str, KeyTree]] = {
     "text": {**_SHARED_KEYS, "text": None},
-    "image": {**_SHARED_KEYS, "source": _SOURCE_KEYS},
-    "document": {**_SHARED_KEYS, "source": _SOURCE_KEYS, "title": None, "context": None},
+    "image": {**_SHARED_KEYS, "source": None},
+    "document": {**_SHARED_KEYS, "source": None, "title": None, "context": None},
     "search_result": {**_SHARED_KEYS, **dict.fromkeys(("source", "title", "content"))},
     "tool_use": {**_SHARED_KEYS, **dict.fromkeys(("id", "name", "input"))},
     "tool_result": {**_SHARED_KEYS, **dict.fromkeys(("tool_use_id", "content", "is_error"))},
@@ -316,12 +332,17 @@ _BLOCK_KEYS: Final[Mapping[str, KeyTree]] = {
 }
 """The keys of blocks; what a service's own tools did is only shown."""
 _OBJECT_KEYS: Final[Mapping[str, KeyTree]] = {
-    "thinking": dict.fromkeys(("type", "budget_tokens", "display")),
-    "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
+    "thinking": dict.fromkeys(("type", "display")),
+    "tool_choice": dict.fromkeys(("type", "disable_parallel_tool_use")),
     "output_config": {"effort": None, "format": dict.fromkeys(("type", "schema"))},
     "output_format": dict.fromkeys(("type", "schema")),
 }
 """The keys of the objects beside the conversation."""
+_KEYS_OF_TYPES: Final[Mapping[tuple[str, str], str]] = {
+    ("thinking", "enabled"): "budget_tokens",
+    ("tool_choice", "tool"): "name",
+}
+"""The further key of an object of a type."""
 _TOOL_KEYS: Final = dict.fromkeys(("type", "name", "description", "input_schema", "strict"))
 
 
@@ -419,6 +440,9 @@ class ConversationReader:
                 block = {name: one for name, one in block.items() if name != "citations"}
             if (known := _BLOCK_KEYS.get(kind)) is not None:
                 add_unknown_keys(self.unknown, block, f"{at}[{k}]", known)
+            source = block.get("source")
+            if isinstance(source, dict) and (keys := _SOURCE_KEYS.get(str(source.get("type")))):
+                add_unknown_keys(self.unknown, source, f"{at}[{k}].source", keys)
             yield k, block, kind
 
     # --- assistant messages -----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from protocols.core.call_arguments import make_function_call
+from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import ChoiceEnd, Event, ToolCallDelta, ToolCallStart
 from protocols.core.extra import list_paths
 from protocols.core.json_text import JsonDecoder
@@ -61,8 +62,14 @@ def replace_custom_tools(
 ) -> tuple[RequestT, tuple[UnsupportedParameter, ...]]:
     """The request with functions in the place of custom tools and their calls, and the losses.
 
-    A grammar is a hint in the function's description: the target does not enforce it.
+    A grammar is a hint in the function's description: the target does not enforce it. Raises
+    UnsupportedFeature if a function has the name of a custom tool.
     """
+    functions = {one.name for one in request.tools if one.kind == "function"}
+    for i, one in enumerate(request.tools):
+        if one.kind == "custom" and one.name in functions:
+            text = f"The model's workers know functions only, and one is called {one.name[:64]!r}."
+            raise UnsupportedFeature(text, param=f"tools[{i}].custom.name")
     losses = tuple(_find_losses(request))
     tools = [make_text_function(one) if one.kind == "custom" else one for one in request.tools]
     messages = [_replace_calls(message) for message in request.messages]

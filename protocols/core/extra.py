@@ -171,8 +171,8 @@ def remove_extra_fields(
 ) -> tuple[RequestT, tuple[UnsupportedParameter, ...]]:
     """The request without the keys inside its messages and tools, and these keys as losses.
 
-    ``keeps`` are keys that the target has, too; None: it has all, since it speaks the client's
-    protocol.
+    ``keeps`` are keys that the target has in messages and tools, too; None: it has all, since it
+    speaks the client's protocol.
     """
     removed: list[ExtraFields] = []
     changes: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def remove_extra_fields(
         )
         changes["tools"] = tuple([_strip(one, keeps, removed) for one in request.tools])
     if keeps is not None and isinstance(request, _WITH_FIELD_EXTRA) and request.field_extra:
-        fields = [_split(one, keeps, removed) for one in request.field_extra]
+        fields = [_split(one, frozenset(), removed) for one in request.field_extra]
         changes["field_extra"] = tuple([one for one in fields if one is not None])
     if not removed:
         return request, ()

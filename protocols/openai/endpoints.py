@@ -111,6 +111,7 @@ from protocols.openai.responses_api.params import RESPONSES_PARAMS, RESPONSES_ST
 from protocols.openai.responses_api.requests import (
     COMPACTION_REFUSAL,
     ResponsesRequest,
+    find_uncounted_fields,
     read_request,
 )
 from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
@@ -509,7 +510,8 @@ class OpenAI:
             return self._decode_responses_request(call, timeout).request
         if call.endpoint.operation == "response tokens":
             request = self._decode_responses_request(call, timeout).request
-            return build_tokenize_request(request, request.extra)
+            extra = {**request.extra, **find_uncounted_fields(call)}
+            return build_tokenize_request(request, extra)
         read = _READERS[call.endpoint.operation]
         if not self._is_azure:
             return read(

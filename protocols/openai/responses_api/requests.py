@@ -26,6 +26,7 @@ from protocols.chat.requests import read_metadata
 from protocols.chat.tools import FORMAT_NAME
 from protocols.core.errors import StoredObjectNotFound, UnknownParameter, UnsupportedFeature
 from protocols.core.extra import add_unknown_keys
+from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     GenerationRequest,
     JsonObjectFormat,
@@ -34,7 +35,7 @@ from protocols.core.request import (
     OutputFormat,
     TextPart,
 )
-from protocols.json_body import decode_value
+from protocols.json_body import decode_value, read_fields
 from protocols.openai.responses_api.items import ConversationReader, Item, is_skipped_item
 from protocols.openai.responses_api.params import (
     INCLUDE_LOGPROBS,
@@ -186,6 +187,22 @@ def read_request(
         history=history,
         input=own_items,
     )
+
+
+_COUNTED_FIELDS: Final = frozenset(
+    {"instructions", "previous_response_id", "parallel_tool_calls", "truncation", "store"}
+)
+"""The scalar parameters of a request for a token count, and the one that names no stored object."""
+
+
+def find_uncounted_fields(call: ClientRequest) -> dict[str, Raw]:
+    """The fields of a request for a token count that only one for a response has."""
+    rows = RESPONSES_PARAMS.by_wire
+    return {
+        name: raw
+        for name, raw in read_fields(call).items()
+        if name in rows and name not in _COUNTED_FIELDS and raw != NULL
+    }
 
 
 def _read_scalars(fields: Mapping[str, Raw], timeout: float | None) -> ParsedParams:

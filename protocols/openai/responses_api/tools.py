@@ -87,7 +87,8 @@ class ToolCatalog:
         self._identities: dict[str, ToolIdentity] = {}
         self._flat_names: dict[tuple[str | None, str], str] = {}
         self.dropped_tools: dict[str, Raw] = {}
-        """Hosted tools that workers of other protocols do not get, by ``tools.KIND``."""
+        """What workers of other protocols do not get: hosted tools, by ``tools.KIND``, and the
+        grammars of custom tools, by their path."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -124,6 +125,9 @@ class ToolCatalog:
                 tool = _add_extra(_read_function_tool(fields, at), fields, at, "parameters")
                 self._add(tool, "function", namespace, at, replaces=replaces)
             case "custom":
+                form = _find_grammar(fields)
+                if form is not None:
+                    self.dropped_tools[f"{at}.format"] = form
                 tool = _add_extra(_read_custom_tool(fields, at), fields, at, "format")
                 self._add(tool, "custom", namespace, at, replaces=replaces)
             case "namespace" if namespace is None:
@@ -168,7 +172,7 @@ class ToolCatalog:
         space = None if namespace is None else namespace[0]
         identity = ToolIdentity(kind, tool.name, space)
         flat = self._flat_names.get((space, tool.name))
-        if flat is not None and not replaces:
+        if flat is not None and not (replaces and self._identities[flat].kind == kind):
             text = f"Duplicate tool name: '{tool.name[:64]}'."
             raise InvalidParameter(text, param=f"{at}.name", problem="value", got=tool.name)
         if flat is None:
@@ -302,6 +306,15 @@ def _read_function_tool(fields: Mapping[str, Raw], at: str) -> Tool:
     if "name" not in fields and "function" in fields:
         return read_function(as_object_field(fields, "function", at), f"{at}.function")
     return read_function(fields, at)
+
+
+def _find_grammar(fields: Mapping[str, Raw]) -> Raw | None:
+    """The grammar that a custom tool's input has to match, of which functions get a hint."""
+    if "name" not in fields and "custom" in fields:
+        fields = as_object_field(fields, "custom", "")
+    form = null_to_none(fields.get("format"))
+    value = None if form is None else decode_value(form)
+    return form if isinstance(value, dict) and value.get("type") == "grammar" else None
 
 
 def _read_custom_tool(fields: Mapping[str, Raw], at: str) -> Tool:
