@@ -480,7 +480,7 @@ class RequestWriter:
         for name, raw in request.extra.items():
             if self.forwards_field(name, is_own=is_own):
                 body.setdefault(name, raw)
-        for extra in getattr(request, "field_extra", ()):
+        for extra in request.field_extra:
             list(write_field_extra(body, extra))
         return path, body
 
@@ -536,9 +536,10 @@ class RequestWriter:
                 losses = self._find_losses(request, self._classify_support, names)
             case _:
                 losses = self._find_losses(request, self._tokenize_support, names)
-        if field_extra := getattr(request, "field_extra", ()):
+        if request.field_extra:
             # Fields that the workers get in another form, or not at all.
-            losses += find_lost_keys(self._write_known_fields(request)[1], field_extra)
+            _, body = self._write_known_fields(request)
+            losses += find_lost_keys(body, request.field_extra)
         if not request.extra:
             return losses
         is_own = self._is_own(request)

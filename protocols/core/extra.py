@@ -17,12 +17,10 @@ from msgspec.structs import replace
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
-    EmbeddingRequest,
     ExtraFields,
     FieldPath,
     GenerationRequest,
     Message,
-    RerankRequest,
     TokenizeRequest,
 )
 
@@ -162,7 +160,6 @@ def list_paths(
 
 
 _WITH_MESSAGES: Final = GenerationRequest | TokenizeRequest
-_WITH_FIELD_EXTRA: Final = GenerationRequest | EmbeddingRequest | RerankRequest | TokenizeRequest
 RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
@@ -181,7 +178,7 @@ def remove_extra_fields(
             [_strip_message(one, keeps, removed) for one in request.messages]
         )
         changes["tools"] = tuple([_strip(one, keeps, removed) for one in request.tools])
-    if keeps is not None and isinstance(request, _WITH_FIELD_EXTRA) and request.field_extra:
+    if keeps is not None and request.field_extra:
         fields = [_split(one, frozenset(), removed) for one in request.field_extra]
         changes["field_extra"] = tuple([one for one in fields if one is not None])
     if not removed:

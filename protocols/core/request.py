@@ -320,6 +320,8 @@ class _BaseRequest(Struct, frozen=True, kw_only=True, dict=True, repr_omit_defau
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    field_extra: tuple[ExtraFields, ...] = ()
+    """Unknown keys of fields that are objects, such as ``tool_choice`` or ``response_format``."""
     context_length: int | None = None
     """The target model's, if known: no plausible token count is larger."""
     source: str = ""
@@ -409,8 +411,6 @@ class GenerationRequest(_BaseRequest, frozen=True):
     keep_alive: float | None = None
     """How long a model that is loaded on demand stays after this request, in seconds; negative: for
     ever."""
-    field_extra: tuple[ExtraFields, ...] = ()
-    """Unknown keys of fields that are objects, such as ``tool_choice`` or ``response_format``."""
     fills_context: bool = False
     """The client's protocol has no limit but the context where the client sets no ``max_tokens``:
     a worker's own default would cut the response short."""
@@ -449,7 +449,6 @@ class EmbeddingRequest(_BaseRequest, frozen=True):
     truncate: int | None = None
     overflow: Literal["error", "truncate"] | None = None
     keep_alive: float | None = None
-    field_extra: tuple[ExtraFields, ...] = ()
     stream: Literal[False] = False
 
 
@@ -474,7 +473,6 @@ class RerankRequest(_BaseRequest, frozen=True):
     return_documents: bool | None = None
     truncate: int | None = None
     """Keep the first so many tokens of a query with its document; -1 keeps as many as fit."""
-    field_extra: tuple[ExtraFields, ...] = ()
     stream: Literal[False] = False
 
 
@@ -501,7 +499,6 @@ class TokenizeRequest(_BaseRequest, frozen=True):
     templating: PromptOptions = PromptOptions()
     return_texts: bool = False
     """Return the text of each token, too."""
-    field_extra: tuple[ExtraFields, ...] = ()
     stream: Literal[False] = False
 
 

@@ -117,7 +117,8 @@ class TritonUpstream:
     def encode_request(self, request: Request | RerankRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         path, body = self._write_body(request)
-        list(write_unknown_keys(body, request.field_extra))
+        if request.field_extra:
+            list(write_unknown_keys(body, request.field_extra))
         return UpstreamRequest(path, _encode(body), JSON_HEADERS)
 
     def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
@@ -153,13 +154,12 @@ class TritonUpstream:
         self, request: Request | RerankRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        lost = []
+        unsupported = tuple(self._find_field_losses(request, names))
         if request.field_extra:
-            lost = [*write_unknown_keys(self._write_body(request)[1], request.field_extra)]
-        return (
-            *self._find_field_losses(request, names),
-            *(UnsupportedParameter(path, "dropped") for path in lost),
-        )
+            _, body = self._write_body(request)
+            lost = write_unknown_keys(body, request.field_extra)
+            unsupported += tuple([UnsupportedParameter(path, "dropped") for path in lost])
+        return unsupported
 
     def _find_field_losses(
         self, request: Request | RerankRequest, names: Mapping[str, str]
@@ -301,9 +301,9 @@ def _uses_infer(adapter: ModelAdapter, request: GenerationRequest) -> bool:
 
     A model that may stream refuses infer.
     """
-    model = adapter.model
-    may_stream = request.stream or model.decoupled is True
-    return not model.has_generate or (bool(request.field_extra) and not may_stream)
+    if not adapter.model.has_generate:
+        return True
+    return request.field_extra != () and not request.stream and not adapter.model.decoupled
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_MODELS)
