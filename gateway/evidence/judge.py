@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.evidence.measures import MeasureResult, judge
-from gateway.evidence.observation import Pair, describe_prompt
+from gateway.evidence.observation import Observation, Pair, describe_prompt
 from gateway.evidence.sequential import Tally, rate_interval
 from gateway.evidence.statistics import Interval
 
@@ -142,7 +142,13 @@ def select_pairs(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _is_text(pair: Pair) -> bool:
-    return all(one.is_answered and one.text.strip() and not one.calls_tools for one in pair)
+    return all(one.is_answered and one.text.strip() and not _has_calls(one) for one in pair)
+
+
+def _has_calls(one: Observation) -> bool:
+    """Whether the answer has tool calls, also those of tools that the request does not name."""
+    answer = one.recorded.answer
+    return answer is not None and any(choice.tool_calls for choice in answer.choices)
 
 
 def _count_characters(pair: Pair) -> int:

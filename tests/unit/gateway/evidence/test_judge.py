@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -20,21 +20,28 @@ from gateway.evidence.judge import (
     select_pairs,
 )
 from gateway.evidence.observation import Pair, observe
-from gateway.observability.recording import RecordedAnswer, RecordedChoice, RecordedRequest
+from gateway.observability.recording import (
+    RecordedAnswer,
+    RecordedChoice,
+    RecordedRequest,
+    RecordedToolCall,
+)
 
 
-def make_pair(a: str, b: str) -> Pair:
+def make_pair(a: str, b: str, *calls_of_b: RecordedToolCall, **fields: object) -> Pair:
     first, second = (
         observe(
             RecordedRequest(
                 id=name,
                 at=0.0,
                 status=200,
-                request={"messages": [{"role": "user", "content": "question"}]},
-                answer=RecordedAnswer([RecordedChoice(text=text, finish_reason="eos")]),
+                request={"messages": [{"role": "user", "content": "question"}], **fields},
+                answer=RecordedAnswer(
+                    [RecordedChoice(text=text, tool_calls=calls, finish_reason="eos")]
+                ),
             )
         )
-        for name, text in (("a", a), ("b", b))
+        for name, text, calls in (("a", a, []), ("b", b, [*calls_of_b]))
     )
     return first, second
 
@@ -143,9 +150,46 @@ def test_equal_texts_are_ties_without_a_request() -> None:
     assert (judging.ties, bodies) == (1, [])
 
 
-def test_pairs_without_text_or_too_long_are_not_judged() -> None:
-    whole = make_pair("a", "b")
-    assert select_pairs([whole, make_pair("a", " "), make_pair("a", "b" * 100_000)]) == [whole]
+TOOLS: Final = {"tools": [{"type": "function", "function": {"name": "look"}}]}
+CALL: Final = RecordedToolCall("look", "{}")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(make_pair("a", " "), id="no text"),
+        pytest.param(make_pair("a", "b" * 100_000), id="too long"),
+        pytest.param(make_pair("a", "b", CALL, **TOOLS), id="tool call"),
+        pytest.param(make_pair("a", "b", CALL), id="call of a tool of the worker"),
+    ],
+)
+def test_pair_that_is_no_text_or_too_long_is_not_judged(pair: Pair) -> None:
+    whole = make_pair("a", "b", **TOOLS)
+    assert select_pairs([pair, whole]) == [whole]
+
+
+def test_judging_that_is_cancelled_sends_no_further_request() -> None:
+    bodies = []
+
+    async def complete(body: dict[str, Any]) -> JudgeReply:
+        bodies.append(body)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run_and_cancel() -> None:
+        pairs = [make_pair("a", f"longer {n}") for n in range(20)]
+        task = asyncio.create_task(
+            judge_pairs(pairs, complete, model="m", rubric="RUBRIC", max_requests=1000)
+        )
+        while not bodies:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run_and_cancel())
+    assert 0 < len(bodies) <= 4
 
 
 class FailingJudge:
