@@ -151,6 +151,11 @@ class OutputParser:
         self.calls = 0
         """The number of calls that have started."""
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the arguments of a call have started and are not complete."""
+        return self._state == "arguments"
+
     def feed(self, ready: ReadyText) -> Iterator[ParsedOutput]:
         """Add text; return what can be parsed so far."""
         self._text += ready.text

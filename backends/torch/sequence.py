@@ -253,7 +253,8 @@ class TokenSequence:
         reason: StopReason = self.reason
         if self.output_parser is not None:
             yield from (self._map_output(output, choice) for output in self.output_parser.close())
-            reason = "tool_calls" if reason == "eos" and self.output_parser.calls else reason
+            if self.output_parser.calls and not self.output_parser.is_in_call:
+                reason = "tool_calls" if reason in ("eos", "stop") else reason
         yield ChoiceEndEvent(self.group.request.command.request_id, choice, reason, self.stop)
 
     def _map_output(

@@ -6,7 +6,7 @@ and calls are part of their message, in the family's format if it has one, else 
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -153,6 +153,9 @@ class ResponseTemplateRules(Struct, frozen=True):
 
 class ResponseTemplateParser:
     """Parses the output of one choice with a response template."""
+
+    is_in_call: Final = False
+    """Calls are returned when they are complete."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser

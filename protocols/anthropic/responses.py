@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from protocols.anthropic import errors
 from protocols.anthropic.decoder import SOURCE
 from protocols.anthropic.requests import OWN_SIGNATURE
-from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.aggregate import UnaryChoice, UnaryResponse, is_end_of_calls
 from protocols.core.call_arguments import make_function_call
 from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import (
@@ -323,7 +323,7 @@ class MessageEncoder:
             return reason, None
         if self._has_refused or reason == "refusal":
             return "refusal", None
-        if called:
+        if is_end_of_calls(end, called=called):
             return "tool_use", None
         if end.finish_reason == "stop" and isinstance(end.matched_stop, str):
             return "stop_sequence", end.matched_stop

@@ -24,7 +24,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from protocols.chat import errors
 from protocols.chat.extra_keys import ExtraKeyWriter
 from protocols.core import sse
-from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.aggregate import UnaryChoice, UnaryResponse, is_end_of_calls
 from protocols.core.errors import GatewayError
 from protocols.core.events import (
     ChoiceEnd,
@@ -193,7 +193,7 @@ def map_finish_reason(
     if end.own_word is not None:
         return end.own_word
     reason = end.finish_reason
-    if called and reason in ("eos", "stop", "tool_calls"):
+    if reason in ("eos", "stop", "tool_calls") and is_end_of_calls(end, called=called):
         return "function_call" if legacy else reasons["tool_calls"]
     return reasons[reason]
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from protocols.chat.responses import ResponseStyle
 from protocols.cohere import errors
 from protocols.cohere.decoder import SOURCE
-from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.aggregate import UnaryChoice, UnaryResponse, is_end_of_calls
 from protocols.core.call_arguments import make_function_call, write_text_argument
 from protocols.core.errors import GatewayError
 from protocols.core.events import (
@@ -291,7 +291,7 @@ def _format_end(kind: str, index: int) -> bytes:
 def _get_finish_reason(end: ChoiceEnd, *, called: bool) -> str:
     if end.own_word is not None:
         return end.own_word
-    if called and end.finish_reason in ("eos", "stop", "unknown"):
+    if end.finish_reason in ("eos", "stop", "unknown") and is_end_of_calls(end, called=called):
         return FINISH_REASONS["tool_calls"]
     return FINISH_REASONS[end.finish_reason]
 

@@ -56,6 +56,12 @@ class UnaryChoice(Struct):
     """See ``ChoiceEnd``."""
 
 
+def is_end_of_calls(end: ChoiceEnd | UnaryChoice, *, called: bool) -> bool:
+    """Whether a choice with tool calls ends after them: a stop string may have cut one off."""
+    is_cut = end.finish_reason == "stop" and isinstance(end.matched_stop, str)
+    return called and not is_cut
+
+
 class UnaryResponse(Struct):
     """A complete response: choices of a GenerationRequest or embeddings, ordered by index.
 

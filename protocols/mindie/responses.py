@@ -23,7 +23,7 @@ from protocols.chat.responses import (
     ToolCallItem,
     build_tool_calls,
 )
-from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.aggregate import UnaryChoice, UnaryResponse, is_end_of_calls
 from protocols.core.errors import ClientDisconnected, GatewayError
 from protocols.core.events import (
     ChoiceEnd,
@@ -396,7 +396,7 @@ class ResponseVariant(Struct, frozen=True):
             return end.own_word
         if self.early:
             return EARLY_FINISH_REASONS[end.finish_reason]
-        if called and end.finish_reason != "length":
+        if end.finish_reason != "length" and is_end_of_calls(end, called=called):
             return "tool_calls"
         return OPENAI_FINISH_REASONS[end.finish_reason]
 

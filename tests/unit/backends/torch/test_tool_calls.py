@@ -282,6 +282,21 @@ def test_text_without_a_tool_call_stays_text(scripted: Drive) -> None:
         assert bytes(driver.ids()[: len(text)]) == text.encode()
 
 
+@pytest.mark.parametrize(
+    ("call", "stop", "reason"),
+    [(CALLS[0], "city", "stop"), (CALLS[1], "</tool_call>", "tool_calls")],
+)
+def test_stop_string_in_the_arguments_ends_a_choice_with_stop(
+    scripted: Drive, call: FunctionCall, stop: str, reason: Any
+) -> None:
+    """Given a stop string in the arguments, or behind complete ones."""
+    script = HERMES_FORMAT.format_calls([call])
+    driver = run_script(scripted, script, ending=StopParams(max_tokens=400, stop=(stop,)))
+
+    assert [one.name for one in driver.select(ToolCallEvent)] == [call.name]
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, reason, stop)}
+
+
 def test_text_followed_by_tool_calls(scripted: Drive) -> None:
     script = "Let me see. \n" + HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
     driver = run_script(scripted, script)
