@@ -1,6 +1,8 @@
 """Attacks a gateway, and prints what each attack cost: make attack.
 
-python -m tests.attack [NAME …] [--redis URL]
+python -m tests.attack [NAME …] [--redis]
+
+Without names it runs all attacks, and those on stored responses and rate limits with Redis again.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import httpx
 from tests.attack.measurement import Measurement, measure
 from tests.fault.gateway_process import GatewayProcess
 from tests.support.fakes import ScriptedWorker, chunk, chunked, make_reply
+from tests.support.redis_server import RedisServer
 from tests.support.slow_readers import (
     FloodingWorker,
     open_unread_stream,
@@ -383,9 +386,9 @@ def _build_handover(folder: str) -> tuple[str, str]:
     return "--handover", f"{folder}/handover"
 
 
-def format_row(name: str, result: Measurement) -> str:
+def format_row(name: str, result: Measurement, *, uses_redis: bool = False) -> str:
     """A row of the table of ``docs/threats.md``."""
-    text = (ATTACKS[name].__doc__ or "").strip().rstrip(".")
+    text = (ATTACKS[name].__doc__ or "").strip().rstrip(".") + " (Redis)" * uses_redis
     return (
         f"| {text} | {result.memory_before >> 20} → {result.memory_peak >> 20} MiB "
         f"| {1000 * result.delay_before:.0f} → {1000 * result.longest_delay:.0f} ms "
@@ -393,22 +396,31 @@ def format_row(name: str, result: Measurement) -> str:
     )
 
 
+WITH_REDIS = ("references", "histories", "rate-limit")
+"""The attacks on what Redis may hold."""
+
+
 def main() -> int:
     """Print a table; the exit code tells whether another client's request failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ATTACKS))
-    parser.add_argument("--redis", default="", help="the server of responses and rate limits")
+    text = "keep responses and rate limits in a Redis, which is started"
+    parser.add_argument("--redis", action="store_true", help=text)
     options = parser.parse_args()
+    runs = [(name, options.redis) for name in options.names or ATTACKS]
+    if not (options.names or options.redis):
+        runs += [(name, True) for name in WITH_REDIS]
     failed = 0
     print(  # noqa: T201
         "| attack | memory, before → peak | longest response of others, before → during "
         "| of this, not waiting for a CPU | outcome |"
     )
     print("|---|---|---|---|---|", flush=True)  # noqa: T201
-    for name in options.names or ATTACKS:
-        result = asyncio.run(run_attack(name, options.redis))
+    for name, uses_redis in runs:
+        with RedisServer() if uses_redis else nullcontext() as redis:
+            result = asyncio.run(run_attack(name, redis.url if redis else ""))
         failed += result.failed
-        print(format_row(name, result), flush=True)  # noqa: T201
+        print(format_row(name, result, uses_redis=uses_redis), flush=True)  # noqa: T201
     return 1 if failed else 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.attack.__main__ import format_row, run_attack
+from tests.attack.__main__ import ATTACKS, WITH_REDIS, format_row, main, run_attack
 from tests.attack.measurement import Measurement
 
 
@@ -53,3 +53,22 @@ def test_row_has_memory_and_delay() -> None:
     assert row == (
         "| A body of 8 MiB with four million token ids | 46 → 89 MiB | 20 → 123 ms | 46 ms | 413 |"
     )
+    assert " (Redis) | 46 → 89 MiB" in format_row("histories", result, uses_redis=True)
+
+
+def test_command_measures_with_a_redis_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All attacks run without it, and those on what it holds with it, too."""
+    runs = list[tuple[str, bool]]()
+
+    async def note_attack(name: str, redis_url: str) -> Measurement:
+        runs.append((name, redis_url.startswith("unix://")))
+        return Measurement(1, 2, 0.1, 0.2, 0.1, 3, 0, "200")
+
+    monkeypatch.setattr("tests.attack.__main__.run_attack", note_attack)
+    monkeypatch.setattr("sys.argv", ["attack"])
+
+    assert main() == 0
+    assert runs == [*((name, False) for name in ATTACKS), *((name, True) for name in WITH_REDIS)]
+    assert capsys.readouterr().out.count("\n") == 2 + len(runs)
