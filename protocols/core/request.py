@@ -289,6 +289,8 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True, repr_omit_default
     """The response names the stop string that ended it."""
     hides_reasoning: bool = False
     """The response has no reasoning, although the worker may reason."""
+    has_items: bool = False
+    """The response is a list of items, as in the Responses API."""
 
 
 Prompt = str | tuple[int, ...]

@@ -95,6 +95,10 @@ from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import azure
+from protocols.openai.annotations import (
+    ChatAnnotationDecoder,
+    ResponsesAnnotationDecoder,
+)
 from protocols.openai.hosted_apis import HOSTED_PROFILES
 from protocols.openai.proxied import PATHS as PROXIED_PATHS
 from protocols.openai.proxied import (
@@ -813,9 +817,13 @@ class OpenAI:
 
     def _create_generation_decoder(self, request: GenerationRequest) -> ResponseDecoder:
         if self._uses_responses_api(request):
-            return ResponsesDecoder(request)
+            items = ResponsesDecoder(request)
+            is_chat = request.source == self.name and not request.response_options.has_items
+            return ChatAnnotationDecoder(items, self.name) if is_chat else items
         echoes = self._request_writer.expects_echo(request)
-        return GenerationDecoder(request, echoes=echoes, source=self.name)
+        choices = GenerationDecoder(request, echoes=echoes, source=self.name)
+        has_items = request.response_options.has_items
+        return ResponsesAnnotationDecoder(choices, self.name) if has_items else choices
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

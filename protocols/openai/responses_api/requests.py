@@ -211,6 +211,7 @@ def _read_scalars(fields: Mapping[str, Raw], timeout: float | None) -> ParsedPar
         raise missing_error("model")
     values = params.read_params(RESPONSES_PARAMS, fields)
     values.provided_fields = set(fields)
+    values["response_options.has_items"] = True
     for one in _REFUSED_FIELDS:
         if one.field in fields and values.get(f"request.{one.field}") is not False:
             raise UnsupportedFeature(one.refusal, param=one.field)

@@ -53,6 +53,7 @@ def test_scalars_have_their_place() -> None:
         "model": "m",
         "kind": "chat",
         "messages": request.messages,
+        "response_options.has_items": True,
         "stopping.max_tokens": 5,
         "stopping.stop": ("x",),
         "stopping.overflow": "truncate",
