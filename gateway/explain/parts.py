@@ -19,7 +19,7 @@ from gateway.explain.report import (
     ExplainedUpstreamRequest,
     ExplainedVersion,
 )
-from gateway.pipeline.strategies import select_unset_defaults
+from gateway.pipeline.model_settings import select_unset_defaults
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import Model, Route
 from gateway.routing.rules import RouteRule, RuleMatch

@@ -28,9 +28,10 @@ from gateway.evidence.observation import describe_prompt
 from gateway.memory import MemoryBudget
 from gateway.observability.record import Feedback, RecordObserver, RequestRecord
 from gateway.pipeline.feedback import FeedbackStore
+from gateway.pipeline.model_settings import apply_model_settings
 from gateway.pipeline.shadow_comparison import ShadowSide, classify_error
 from gateway.pipeline.state import RequestState, RouteStage, Stage
-from gateway.pipeline.strategies import TargetAttempt, apply_model_settings
+from gateway.pipeline.strategies import TargetAttempt
 from gateway.ratelimit.buckets import BucketState, LimitCounter, TokenBucket
 from gateway.routing.router import Model, Route, Router
 from protocols.core.catalog import ModelInfo

@@ -25,6 +25,7 @@ from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import EmulationPlan, plan_emulation
 from gateway.memory import MemoryBudget
 from gateway.pipeline.measures import BudgetedMeasure
+from gateway.pipeline.model_settings import apply_model_settings
 from gateway.pipeline.shadow_comparison import (
     ResponseSummary,
     ShadowComparison,
@@ -33,7 +34,7 @@ from gateway.pipeline.shadow_comparison import (
     classify_error,
 )
 from gateway.pipeline.state import RequestState, RouteStage, Stage
-from gateway.pipeline.strategies import TargetAttempt, apply_model_settings
+from gateway.pipeline.strategies import TargetAttempt
 from gateway.routing.router import Model, Route, Router, ShadowRule
 from protocols.core.errors import (
     ClientDisconnected,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from protocols.anthropic.params import TYPE_TEXTS, format_path, join_choices
-from protocols.chat.errors import read_worker_error as read_chat_worker_error
+from protocols.chat.worker_errors import read_worker_error as read_chat_worker_error
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,

@@ -62,12 +62,8 @@ from protocols.core.request import (
 from protocols.core.token_counts import has_implausible_counts
 from protocols.json_body import JSON_ERRORS, build_answer_error, read_fields
 from protocols.params import Param, ParamTable
-from protocols.passthrough import (
-    JSON_HEADERS,
-    NameReplacer,
-    VerbatimStreamReader,
-    apply_model_settings,
-)
+from protocols.passthrough import JSON_HEADERS, apply_model_settings
+from protocols.passthrough_readers import NameReplacer, VerbatimStreamReader
 from protocols.prompt import find_conversation_losses, list_messages, require_generation
 
 _encode = msgspec.json.Encoder().encode

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocols import params
-from protocols.chat.errors import raise_worker_error
 from protocols.chat.params import NULL
 from protocols.chat.requests import (
     DEFAULT_REQUEST_RULES,
@@ -30,6 +29,7 @@ from protocols.chat.unary import (
     list_unknown_keys,
 )
 from protocols.chat.wire_responses import read_text
+from protocols.chat.worker_errors import raise_worker_error
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import Classification, Event, ResponseMetadata, StreamEnd, Usage

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
 from protocols.chat.unary import (
     UnaryBodyDecoder,
@@ -25,6 +24,7 @@ from protocols.chat.wire_responses import (
     read_text,
     read_usage,
 )
+from protocols.chat.worker_errors import raise_worker_error
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, FieldValues, ResponseExtra, ResponseMetadata

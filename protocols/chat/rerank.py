@@ -13,7 +13,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from protocols import params
-from protocols.chat.errors import raise_worker_error
 from protocols.chat.params import (
     NULL,
     as_array,
@@ -42,6 +41,7 @@ from protocols.chat.unary import (
     list_unknown_keys,
 )
 from protocols.chat.wire_responses import read_text
+from protocols.chat.worker_errors import raise_worker_error
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import (

@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
-from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import ResponseStyle, create_header_builder, encode_json
+from protocols.chat.worker_errors import raise_worker_error
 from protocols.core import sse
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed

@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from protocols.chat.errors import find_worker_error, map_worker_error, raise_worker_error
 from protocols.chat.wire_responses import read_required_text
+from protocols.chat.worker_errors import find_worker_error, map_worker_error, raise_worker_error
 from protocols.core.call_ids import CallIds
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qs
 
-from protocols.chat.errors import read_worker_error
 from protocols.chat.params import invalid_value_error
 from protocols.chat.requests import read_model
 from protocols.chat.rerank import RERANK_PARAMS, RerankDecoder, RerankEncoder, read_rerank
+from protocols.chat.worker_errors import read_worker_error
 from protocols.cohere import errors, openapi, upstream
 from protocols.cohere.decoder import ChatDecoder
 from protocols.cohere.params import CHAT_PARAMS, FIELD_NAMES, STREAM_PARAM

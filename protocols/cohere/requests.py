@@ -17,15 +17,13 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from protocols.chat.messages import (
-    check_tool_results,
-    read_content,
+from protocols.chat.content_parts import (
     read_object_field,
     read_optional_string,
     read_part,
     read_string,
-    read_tool_calls,
 )
+from protocols.chat.messages import check_tool_results, read_content, read_tool_calls
 from protocols.chat.params import (
     as_object,
     as_text,

@@ -57,13 +57,8 @@ from protocols.core.request import (
     VideoPart,
 )
 from protocols.json_body import JSON_ERRORS, read_fields
-from protocols.passthrough import (
-    JSON_HEADERS,
-    NameReplacer,
-    UnaryPassthroughReader,
-    VerbatimStreamReader,
-    apply_model_settings,
-)
+from protocols.passthrough import JSON_HEADERS, apply_model_settings
+from protocols.passthrough_readers import NameReplacer, UnaryPassthroughReader, VerbatimStreamReader
 from protocols.prompt import find_conversation_losses, list_messages, require_generation
 
 _encode = msgspec.json.Encoder().encode

@@ -13,10 +13,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from protocols.chat import errors
+from protocols.chat import worker_errors
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder
-from protocols.chat.errors import WorkerErrorBody
 from protocols.chat.field_types import (
     INPUTS,
     OPTIONAL_BOOL,
@@ -28,15 +27,11 @@ from protocols.chat.field_types import (
 )
 from protocols.chat.messages import MessageStyle
 from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
+from protocols.chat.request_reducer import RequestReducer, remove_logprobs, remove_parts
 from protocols.chat.responses import create_header_builder
 from protocols.chat.tools import is_valid_chat, restrict_tools
-from protocols.chat.upstream import (
-    RequestReducer,
-    RequestWriter,
-    WorkerProfile,
-    remove_logprobs,
-    remove_parts,
-)
+from protocols.chat.upstream import RequestWriter, WorkerProfile
+from protocols.chat.worker_errors import WorkerErrorBody
 from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
 from protocols.core.interfaces import (
     ClientRequest,
@@ -213,7 +208,7 @@ class DatabricksUpstream:
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        complaint = partial(errors.raise_worker_error, judge=map_worker_error)
+        complaint = partial(worker_errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint, self._source)
         reducer = self._reduce_request(request, {})
@@ -224,7 +219,7 @@ class DatabricksUpstream:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body, map_worker_error)
+        return worker_errors.read_worker_error(status, headers, body, map_worker_error)
 
     def _select_writer(self, request: Request) -> RequestWriter:
         return self._writers[self._extra_params or request.source == self._source]
@@ -363,7 +358,7 @@ def map_worker_error(
     status = _STATUS_BY_CODE.get(str(fault.code), status)
     if match := _PROMPT_TOO_LONG.search(fault.text):
         return ContextTooLong(fault.text, tokens=int(match[1]), limit=int(match[2]))
-    return errors.map_worker_error(status, fault, retry_after)
+    return worker_errors.map_worker_error(status, fault, retry_after)
 
 
 # --- pass-through ---------------------------------------------------------------------------------
@@ -460,7 +455,7 @@ def build_passthrough_rules() -> PassthroughRules:
         },
         create_decoder=partial(
             create_passthrough_decoder,
-            complaint=partial(errors.raise_worker_error, judge=map_worker_error),
+            complaint=partial(worker_errors.raise_worker_error, judge=map_worker_error),
             source="databricks",
         ),
     )

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from protocols.chat import errors
-from protocols.chat.errors import WorkerErrorBody, map_worker_error
+from protocols.chat import worker_errors
+from protocols.chat.worker_errors import WorkerErrorBody, map_worker_error
 from protocols.core.errors import (
     ContentFiltered,
     ContextTooLong,
@@ -234,7 +234,7 @@ _STREAM_ERROR_PATTERN = re.compile(
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """Map a worker's error response to an error. Names in ``headers`` are lower case."""
-    return errors.read_worker_error(status, headers, body, _map_worker_error)
+    return worker_errors.read_worker_error(status, headers, body, _map_worker_error)
 
 
 def raise_worker_error(body: bytes) -> None:
@@ -242,7 +242,7 @@ def raise_worker_error(body: bytes) -> None:
 
     Returns if there is none.
     """
-    errors.raise_worker_error(body, _map_worker_error)
+    worker_errors.raise_worker_error(body, _map_worker_error)
     if (match := _STREAM_ERROR_PATTERN.search(body)) is not None:
         error = WorkerFailed("The worker broke off its answer.")
         error.worker_text = match[0].decode()

@@ -84,15 +84,17 @@ from protocols.mindie.responses import STREAM_CONTENT_TYPE, TextEncoder, build_h
 from protocols.params import Param
 from protocols.passthrough import (
     JSON_HEADERS,
-    NameReplacer,
     PassthroughResponse,
     PassthroughRule,
     PassthroughRules,
+    build_body_decoder,
+    list_body_fields,
+)
+from protocols.passthrough_readers import (
+    NameReplacer,
     RunningCountCorrection,
     UnaryPassthroughReader,
     VerbatimStreamReader,
-    build_body_decoder,
-    list_body_fields,
 )
 
 # Parameters that workers accept: the parameter tables of their endpoints.

@@ -53,7 +53,7 @@ from protocols.core.request import Request
 from protocols.core.token_counts import has_implausible_counts
 from protocols.json_body import decode_value, read_object, read_unchecked_fields
 from protocols.openai.proxied import DEPLOYMENT_OPERATIONS, PATHS
-from protocols.passthrough import NameReplacer, VerbatimStreamReader
+from protocols.passthrough_readers import NameReplacer, VerbatimStreamReader
 
 PROFILE: Final = "azure"
 ROOT: Final = "/openai"

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protocols import params
-from protocols.chat import errors, openapi
+from protocols.chat import errors, openapi, worker_errors
 from protocols.chat.classification import (
     CLASSIFY_PARAMS,
     ClassificationDecoder,
@@ -827,7 +827,7 @@ class OpenAI:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        error = errors.read_worker_error(status, headers, body)
+        error = worker_errors.read_worker_error(status, headers, body)
         if self._is_azure and isinstance(error, ContentFiltered):
             error.filter_results = azure.read_filter_results(body)
         return error

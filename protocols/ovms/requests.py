@@ -10,8 +10,9 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 from msgspec import Raw
 
+from protocols.chat.content_parts import PART_KEYS
 from protocols.chat.field_keys import read_field_extra
-from protocols.chat.messages import CALL_KEYS, PART_KEYS
+from protocols.chat.messages import CALL_KEYS
 from protocols.chat.tools import FUNCTION_TOOL_KEYS
 from protocols.core.errors import InvalidParameter
 from protocols.core.extra import KeyTree, read_extra_fields

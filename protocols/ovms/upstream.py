@@ -9,10 +9,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from protocols.chat import errors
+from protocols.chat import worker_errors
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder
-from protocols.chat.errors import WorkerErrorBody
 from protocols.chat.field_types import (
     ENCODINGS,
     MESSAGES,
@@ -24,17 +23,16 @@ from protocols.chat.field_types import (
     TOOL_FIELDS,
 )
 from protocols.chat.messages import MessageStyle
-from protocols.chat.rerank import RerankDecoder
-from protocols.chat.tools import is_valid_chat
-from protocols.chat.upstream import (
+from protocols.chat.request_reducer import (
     RequestReducer,
-    RequestWriter,
-    WorkerProfile,
     keep_first_prompt,
     remove_logprobs,
     remove_parts,
-    uses_chat_endpoint,
 )
+from protocols.chat.rerank import RerankDecoder
+from protocols.chat.tools import is_valid_chat
+from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
+from protocols.chat.worker_errors import WorkerErrorBody
 from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeature, WorkerFailed
 from protocols.core.interfaces import BASIC_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter, find_lost_calls
@@ -195,7 +193,7 @@ class OvmsUpstream:
 
     def create_decoder(self, request: Request | RerankRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        complaint = partial(errors.raise_worker_error, judge=map_worker_error)
+        complaint = partial(worker_errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint, self._protocol_name)
         if isinstance(request, RerankRequest):
@@ -208,7 +206,7 @@ class OvmsUpstream:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body, map_worker_error)
+        return worker_errors.read_worker_error(status, headers, body, map_worker_error)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -339,7 +337,9 @@ def map_worker_error(
         error = WorkerFailed("The worker does not know the gateway's path.", status=status)
         error.worker_text = text
         return error
-    return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
+    return worker_errors.map_worker_error(
+        status, msgspec.structs.replace(fault, text=text), retry_after
+    )
 
 
 # Pass-through to a worker of the same release. See ``protocols.passthrough``.
@@ -412,7 +412,7 @@ def build_passthrough(release: str) -> PassthroughRules:
         },
         create_decoder=partial(
             create_passthrough_decoder,
-            complaint=partial(errors.raise_worker_error, judge=map_worker_error),
+            complaint=partial(worker_errors.raise_worker_error, judge=map_worker_error),
             source="ovms",
         ),
         stream_headers=_EVENT_STREAM_HEADERS,

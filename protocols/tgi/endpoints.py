@@ -43,7 +43,7 @@ from protocols.json_body import (
     read_unchecked_fields,
 )
 from protocols.params import Param
-from protocols.passthrough import (
+from protocols.passthrough_readers import (
     NameReplacer,
     RunningCountCorrection,
     UnaryPassthroughReader,

@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from protocols.chat import errors
-from protocols.chat.errors import WorkerErrorBody, map_worker_error
+from protocols.chat import errors, worker_errors
+from protocols.chat.worker_errors import WorkerErrorBody, map_worker_error
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
@@ -159,12 +159,12 @@ _STATUS_BY_PREFIX: Final[Mapping[str, int]] = {
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """See ``protocols.core.interfaces.UpstreamAdapter``."""
-    return errors.read_worker_error(status, headers, body, _map_worker_error)
+    return worker_errors.read_worker_error(status, headers, body, _map_worker_error)
 
 
 def raise_worker_error(body: bytes) -> None:
     """Raise the error in a body; returns if there is none."""
-    errors.raise_worker_error(body, _map_worker_error)
+    worker_errors.raise_worker_error(body, _map_worker_error)
 
 
 def _map_worker_error(

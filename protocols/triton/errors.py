@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
 
-from protocols.chat import errors
-from protocols.chat.errors import WorkerErrorBody
+from protocols.chat import worker_errors
+from protocols.chat.worker_errors import WorkerErrorBody
 from protocols.core import sse
 from protocols.core.errors import (
     ClientError,
@@ -271,7 +271,7 @@ _PARAMETER_ERROR_PATTERN: Final = re.compile(
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """Map a worker's error response. The first failure of a stream has the format of an event."""
     payload = body.removeprefix(b"data:").strip()
-    return errors.read_worker_error(status, headers, payload, map_worker_error)
+    return worker_errors.read_worker_error(status, headers, payload, map_worker_error)
 
 
 def needs_stream(error: GatewayError) -> bool:
@@ -284,24 +284,24 @@ def raise_response_error(response: Any, text: str) -> None:
     error = response.get("error") if isinstance(response, dict) else None
     if error is None and isinstance(response, dict) and text in response:
         return
-    fault = errors.find_worker_error(response)
+    fault = worker_errors.find_worker_error(response)
     if fault is not None or error is not None:
         raise map_model_error(fault or WorkerErrorBody())
 
 
 def raise_worker_error(body: bytes) -> None:
     """Raise the error in a line that is not an event; returns if there is none."""
-    errors.raise_worker_error(body, map_worker_error)
+    worker_errors.raise_worker_error(body, map_worker_error)
 
 
 def map_model_error(fault: WorkerErrorBody) -> GatewayError:
     """Map a failure of a model or of the server."""
     text = fault.text
     if _BUSY_PATTERN.search(text):
-        return errors.map_worker_error(HTTPStatus.SERVICE_UNAVAILABLE, fault)
+        return worker_errors.map_worker_error(HTTPStatus.SERVICE_UNAVAILABLE, fault)
     if _CONTEXT_LENGTH_PATTERN.search(text):
         fault = structs.replace(fault, code="context_length_exceeded")
-    error = errors.map_worker_error(HTTPStatus.BAD_REQUEST, fault)
+    error = worker_errors.map_worker_error(HTTPStatus.BAD_REQUEST, fault)
     if isinstance(error, ContextTooLong) or (
         _PARAMETER_ERROR_PATTERN.search(text) and not _SERVER_ERROR_PATTERN.search(text)
     ):
@@ -317,4 +317,4 @@ def map_worker_error(
     """Map an error text with this status; 0: reported inside a response."""
     if status in (0, HTTPStatus.BAD_REQUEST):
         return map_model_error(fault)
-    return errors.map_worker_error(status, fault, retry_after)
+    return worker_errors.map_worker_error(status, fault, retry_after)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from protocols.chat import errors
-from protocols.chat.errors import WorkerErrorBody
+from protocols.chat import worker_errors
+from protocols.chat.worker_errors import WorkerErrorBody
 from protocols.core import sse
 from protocols.core.errors import (
     GatewayError,
@@ -40,12 +40,12 @@ from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS, build_answer_error
 from protocols.params import Param
-from protocols.passthrough import (
+from protocols.passthrough import apply_model_settings
+from protocols.passthrough_readers import (
     NameReplacer,
     TokenCountReplacer,
     UnaryPassthroughReader,
     VerbatimStreamReader,
-    apply_model_settings,
 )
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
@@ -114,7 +114,7 @@ def read_passthrough_error(
     framed = body.startswith(b"data:")
     if framed:
         body = body.removeprefix(b"data:").partition(b"\n\n")[0]
-    return errors.read_worker_error(
+    return worker_errors.read_worker_error(
         status, headers, body.strip(), partial(_map_passthrough_error, names, framed)
     )
 
@@ -144,7 +144,7 @@ def _raise_response_error(
     """Raise the error in a response; returns if there is none."""
     if fields.get("error") is not None:
         raise _map_passthrough_error(
-            names, framed, status, errors.find_worker_error(fields) or WorkerErrorBody()
+            names, framed, status, worker_errors.find_worker_error(fields) or WorkerErrorBody()
         )
 
 

@@ -33,7 +33,7 @@ from gateway.pipeline.strategies import TargetAttempt
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.chat.decoder import GenerationDecoder
-from protocols.passthrough import StreamPassthroughReader
+from protocols.passthrough_readers import StreamPassthroughReader
 from tests.integration.test_call_counts import CONFIG, build_token_chunk
 from tests.support.fakes import CHUNKED
 

@@ -16,7 +16,7 @@ import pytest
 from gateway.emulation.fan_out import FAN_OUT_FIELDS, FanOut
 from gateway.runtime.build import build_adapter
 from protocols.chat.embeddings import EmbeddingCounter
-from protocols.chat.errors import raise_worker_error
+from protocols.chat.worker_errors import raise_worker_error
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import WorkerError
 from protocols.core.events import Event, ResponseExtra

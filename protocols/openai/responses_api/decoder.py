@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from protocols.chat.errors import raise_worker_error
 from protocols.chat.wire_responses import WireLogprobs, read_logprobs, read_text
+from protocols.chat.worker_errors import raise_worker_error
 from protocols.core import sse
 from protocols.core.call_ids import CallIds
 from protocols.core.errors import StreamBroken, WorkerFailed

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from protocols.chat.messages import read_object_field, read_optional_string, read_string
+from protocols.chat.content_parts import read_object_field, read_optional_string, read_string
 from protocols.chat.params import (
     conflict_error,
     invalid_type_error,

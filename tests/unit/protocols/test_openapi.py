@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols import params
-from protocols.chat.messages import _PART_READERS, DEFAULT_MESSAGE_RULES, MessageRules
+from protocols.chat.content_parts import _PART_READERS
+from protocols.chat.messages import DEFAULT_MESSAGE_RULES, MessageRules
 from protocols.chat.openapi import PART_SCHEMAS, build_messages
 from protocols.chat.params import (
     CHAT_EXTENSION_PARAMS,

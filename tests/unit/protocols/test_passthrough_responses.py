@@ -16,7 +16,7 @@ from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
-from protocols.passthrough import NameReplacer, UnaryPassthroughReader
+from protocols.passthrough_readers import NameReplacer, UnaryPassthroughReader
 from tests.unit.protocols.chat.streams import (
     build_chunk,
     flatten,

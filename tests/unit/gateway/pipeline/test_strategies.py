@@ -16,12 +16,8 @@ from backends.interfaces import (
     collect_items,
 )
 from gateway.config.schema import OnLoss
-from gateway.pipeline.strategies import (
-    MAX_CHOICES,
-    MAX_TOP_LOGPROBS,
-    TargetAttempt,
-    apply_model_settings,
-)
+from gateway.pipeline.model_settings import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
+from gateway.pipeline.strategies import TargetAttempt
 from gateway.routing.router import Route, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import InvalidParameter, UnsupportedFeature

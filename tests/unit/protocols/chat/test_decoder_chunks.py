@@ -16,7 +16,7 @@ from protocols.core.errors import GatewayError
 from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
 from protocols.core.interfaces import ResponseContext, ResponseDecoder
 from protocols.core.request import ResponseOptions
-from protocols.passthrough import StreamPassthroughReader
+from protocols.passthrough_readers import StreamPassthroughReader
 from tests.unit.protocols.chat.streams import (
     HEADING,
     STREAMED,

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from protocols.chat.messages import read_part
+from protocols.chat.content_parts import read_part
 from protocols.chat.requests import read_chat
 from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import build_kept_keys_reader

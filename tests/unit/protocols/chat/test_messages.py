@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from protocols.chat.content_parts import read_part, write_part
 from protocols.chat.messages import (
     USER_PART_TYPES,
     MessageRules,
     MessageStyle,
     read_messages,
-    read_part,
     write_messages,
-    write_part,
 )
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import (

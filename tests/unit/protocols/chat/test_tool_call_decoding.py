@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocols.chat.decoder import ToolCallAssembler
+from protocols.chat.tool_call_assembler import ToolCallAssembler
 from protocols.chat.wire_responses import WireDelta
 from protocols.core.events import Event, ToolCallDelta, ToolCallStart
 
