@@ -303,7 +303,7 @@ async def test_passthrough_body_is_only_decoded_for_a_fallback(
         read.append(route.target_name)
         return apply_model_settings(request, route, *rest)
 
-    monkeypatch.setattr("gateway.pipeline.model_settings.apply_model_settings", reading)
+    monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", reading)
     reply = make_reply(
         b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'

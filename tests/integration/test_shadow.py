@@ -325,7 +325,7 @@ async def test_internal_error_in_the_primary_is_reported_as_gateway_error(
         raise RuntimeError("a bug")
 
     gateway = await start_gateway(build_echo_config())
-    monkeypatch.setattr("gateway.pipeline.model_settings.apply_model_settings", never)
+    monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", never)
     response = await gateway.ask()
 
     comparison = await gateway.wait_for_comparison()

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.observability import access_log
+from gateway.observability import log_rate
 from gateway.observability.log_rate import LogRateFilter
 
 
@@ -47,7 +47,7 @@ def test_traceback_is_logged_once_per_error_type() -> None:
 
 
 def test_tracked_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "_MAX_TRACKED_MESSAGES", 2)
+    monkeypatch.setattr(log_rate, "_MAX_TRACKED_MESSAGES", 2)
     one = LogRateFilter(lambda: 0.0)
 
     assert [log_message(one, "x") for _ in range(3)] == ["x"] * 2 + [None]
