@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -77,6 +78,9 @@ class JudgedAnswer(Struct, frozen=True):
     version: str
     prompt: str
     text: str
+
+
+StartJudging = Callable[[JudgedAnswer], None]
 
 
 def build_judge_request(model: ModelInfo, rubric: str, answer: JudgedAnswer) -> GenerationRequest:
@@ -312,7 +316,7 @@ class JudgeStage(RouteStage):
         if config is None or request.is_dry_run or not request.is_inference:
             return
         if self._draw() < config.share:
-            request.add_stage(_AnswerReader(self._router, self._judge, config, self._memory))
+            request.add_stage(_AnswerReader(self._bind(config), self._memory))
 
     def read_copy(self, route: Route) -> "_CopyReader | None":
         """Read the response to a copy of a request on this route; None if it is not judged.
@@ -323,7 +327,10 @@ class JudgeStage(RouteStage):
         config = None if route.target.version in model.split.weights else model.judge
         if config is None or self._draw() >= config.share:
             return None
-        return _CopyReader(self._router, self._judge, config, self._memory)
+        return _CopyReader(self._bind(config), self._memory)
+
+    def _bind(self, config: JudgeConfig) -> StartJudging:
+        return partial(self._judge.start, self._router, config)
 
 
 class _AnswerText:
@@ -365,12 +372,8 @@ class _AnswerReader(Stage):
 
     observes_events = True
 
-    def __init__(
-        self, router: Router, judge: AnswerJudge, config: JudgeConfig, memory: MemoryBudget
-    ) -> None:
-        self._router = router
-        self._judge = judge
-        self._config = config
+    def __init__(self, start: StartJudging, memory: MemoryBudget) -> None:
+        self._start = start
         self._text = _AnswerText(memory)
 
     def on_attempt(self, _: RequestState, __: TargetAttempt) -> None:
@@ -387,18 +390,14 @@ class _AnswerReader(Stage):
         if record.outcome == "ok" and not record.fallback_from:
             prompt = _read_prompt(request.client_request.body)
             answer = JudgedAnswer(record.id, record.model, record.version, prompt, text)
-            self._judge.start(self._router, self._config, answer)
+            self._start(answer)
 
 
 class _CopyReader:
     """Has the response to a copy of a request judged: a ``CopyReader`` of shadow traffic."""
 
-    def __init__(
-        self, router: Router, judge: AnswerJudge, config: JudgeConfig, memory: MemoryBudget
-    ) -> None:
-        self._router = router
-        self._judge = judge
-        self._config = config
+    def __init__(self, start: StartJudging, memory: MemoryBudget) -> None:
+        self._start = start
         self._text = _AnswerText(memory)
 
     def add_events(self, events: Sequence[Event]) -> None:
@@ -410,7 +409,7 @@ class _CopyReader:
         text = self._text.take()
         if copy.outcome == "ok":
             answer = JudgedAnswer(request_id, copy.model, copy.version, _read_prompt(body), text)
-            self._judge.start(self._router, self._config, answer)
+            self._start(answer)
 
 
 def _read_prompt(body: bytes) -> str:
