@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from gateway.cli import main
 from tests.conftest import RunningGateway, Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.support.fakes import ScriptedWorker, make_reply
 from tests.support.feedback_traffic import write_traffic
 from tests.support.postgres_server import PostgresServer
 from tests.support.waiting import wait_until
@@ -147,6 +148,35 @@ async def test_ids_of_all_protocols_and_streams_name_the_response(
     sent = await judge(keyless.http, request_id=ollama.headers["x-request-id"])
     assert sent.status_code == 200
     assert len(await wait_for_rows(tmp_path / "u.sqlite", 7)) == 7
+
+
+WORKER_CONFIG = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends: {{pool: {{protocol: openai, workers: ["{url}"], health: {{interval: 1h}}}}}}
+models: {{chat: {{backend: pool, model: w}}}}
+observe: {{usage: {file}, feedback: {{requests: 1000/min}}}}
+"""
+ANSWER: dict[str, Any] = {
+    "id": "the-worker-s-id",
+    "created": 7,
+    "model": "w",
+    "choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}],
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"suffix": None}], ids=["passed through", "translated"])
+async def test_worker_s_own_id_names_the_response(
+    serve: Serve, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    reply = make_reply(msgspec.json.encode(ANSWER))
+    async with ScriptedWorker([reply]) as worker:
+        gateway = await serve(WORKER_CONFIG.format(file=tmp_path / "u.sqlite", url=worker.url))
+        body = {"model": "chat", "messages": HELLO, **more}
+        answer = (await gateway.http.post("/v1/chat/completions", json=body)).json()
+        judged = await judge(gateway.http, response_id=answer["id"])
+
+    assert (answer["id"], answer["created"]) == ("the-worker-s-id", 7)
+    assert judged.status_code == 200
 
 
 async def test_unknown_id_gets_404_and_invalid_fields_their_names(keyless: RunningGateway) -> None:

@@ -125,3 +125,33 @@ async def test_event_of_two_mebibytes_passes(serve: Serve, client: str, *, is_fi
 
     assert response.text.count("x" * (2 << 20)) >= 1
     assert gateway.records[0].outcome == "ok"
+
+
+def number(event: bytes, index: int) -> bytes:
+    """The event with another index of its choice."""
+    return event.replace(b'"index": 0', b'"index": %d' % index)
+
+
+ODD_STREAMS: Final = {
+    "a finish reason each": [build_event("stop", one) for one in ("first", " second", " third")],
+    "a number each": [
+        number(build_event(reason, text), i)
+        for i, (text, reason) in enumerate([("first", None), (" second", None), (" third", "stop")])
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ODD_STREAMS)
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_odd_stream_reaches_every_client_whole(serve: Serve, client: str, name: str) -> None:
+    path, body = CLIENTS[client]
+    events = [*ODD_STREAMS[name], b"data: [DONE]"]
+    async with ScriptedWorker([CHUNKED, *(chunk(one + b"\n\n") for one in events), END]) as worker:
+        gateway = await serve(CONFIGURATION % worker.url)
+        response = await gateway.http.post(path, json=body)
+
+    assert response.status_code == 200
+    for text in ("first", " second", " third"):
+        assert text in response.text
+    assert gateway.records[0].outcome == "ok"
+    assert gateway.records[0].finish_reasons == ("eos",)
