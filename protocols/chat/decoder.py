@@ -7,7 +7,8 @@ refuses is read by the types that accept all that real servers send. Both make t
 What must never happen:
 
 - A response that ends well without each requested choice and its finish reason, or goes on after
-  one; a choice that nobody asked for, which the rest of the gateway has no place for.
+  one that came alone; a choice that nobody asked for, which the rest of the gateway has no place
+  for.
 - A failure of the worker, or a word that no table knows, that becomes a harmless end.
 - Two tool calls that become one, whatever ids a worker sends, or a count that no request can have.
 """
