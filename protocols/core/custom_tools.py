@@ -15,7 +15,14 @@ from msgspec.structs import replace
 
 from protocols.core.call_arguments import make_function_call
 from protocols.core.errors import UnsupportedFeature
-from protocols.core.events import ChoiceEnd, Event, ToolCallDelta, ToolCallStart
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FieldValues,
+    ResponseExtra,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from protocols.core.extra import list_paths
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import UnsupportedParameter
@@ -159,8 +166,11 @@ class CustomCallReader:
                     yield ToolCallDelta(index, call_index, piece)
             case ChoiceEnd():
                 for key in [one for one in self._readers if one[0] == event.index]:
-                    if piece := self._readers.pop(key).close():
+                    reader = self._readers.pop(key)
+                    if piece := reader.close():
                         yield ToolCallDelta(*key, piece)
+                    if values := reader.list_further_arguments():
+                        yield ResponseExtra("", "tool_call", values, *key)
                 yield event
             case _:
                 yield event
@@ -216,6 +226,17 @@ class CustomInputReader:
             self._position = broken.end()
             pieces += ["\ufffd", self._decode_complete()]
         return "".join(pieces)
+
+    def list_further_arguments(self) -> FieldValues:
+        """The arguments beside the input, which a custom tool has not."""
+        try:
+            arguments = _decode_object(self._text.encode())
+        except msgspec.DecodeError:
+            return ()
+        if not isinstance(arguments.get("input"), str):
+            return ()  # the arguments are the input themselves
+        found = ((name, value) for name, value in arguments.items() if name != "input")
+        return tuple([(("function", "arguments", name), value) for name, value in found])
 
     def _decode_complete(self) -> str:
         start = self._position

@@ -13,7 +13,7 @@ from protocols.core.custom_tools import (
     has_custom_tools,
     replace_custom_tools,
 )
-from protocols.core.events import ChoiceEnd, Event, ToolCallDelta, ToolCallStart
+from protocols.core.events import ChoiceEnd, Event, ResponseExtra, ToolCallDelta, ToolCallStart
 from protocols.core.interfaces import build_custom_tools_check
 from protocols.core.request import (
     EmbeddingRequest,
@@ -139,6 +139,31 @@ def test_calls_of_text_functions_are_those_of_custom_tools() -> None:
         ToolCallDelta(1, 0, "text"),
         ChoiceEnd("tool_calls", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        ('{"input":"a","x":1}', ((("function", "arguments", "x"), 1),)),
+        ('{"x":{},"input":"a"}', ((("function", "arguments", "x"), {}),)),
+        ('{"input":"a"}', ()),
+        ('{"input":5,"x":1}', ()),
+        ('{"input":"a', ()),
+    ],
+)
+def test_arguments_that_a_custom_tool_has_not_are_reported(arguments: str, values: Any) -> None:
+    reader = CustomCallReader([Tool("f", wraps_text=True)])
+
+    events = reader.apply(
+        [
+            ToolCallStart(0, 0, "c1", "f"),
+            ToolCallDelta(0, 0, arguments),
+            ChoiceEnd("tool_calls"),
+        ]
+    )
+
+    extras = [one for one in events if isinstance(one, ResponseExtra)]
+    assert extras == ([ResponseExtra("", "tool_call", values)] if values else [])
 
 
 def read_input(*pieces: str) -> tuple[list[str], str]:
