@@ -68,3 +68,24 @@ async def test_a_call_comes_back_as_one_of_the_custom_tool(
     assert (calls[0]["id"], calls[0]["type"]) == ("c9", "custom")
     lost = "tools[0].custom=emulated,messages[1].tool_calls[0].custom=emulated"
     assert response.headers["x-interlingua-loss"] == lost
+
+
+async def test_an_argument_that_the_custom_tool_has_not_is_reported(serve: Serve) -> None:
+    function = {"name": "f", "arguments": '{"input":"go","x":1}'}
+    message = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": function}]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    reply = make_reply(json.dumps({"id": "x", "model": "w", "choices": [choice]}).encode())
+    async with ScriptedWorker([reply]) as worker:
+        config = {
+            "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+            "backends": {"w": {"protocol": "openai", "profile": "vllm", "workers": [worker.url]}},
+            "models": {"m": {"backend": "w"}},
+            "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+        }
+        gateway = await serve(json.dumps(config))
+        response = await gateway.http.post("/v1/chat/completions", json=CUSTOM_TOOLS)
+
+    calls = response.json()["choices"][0]["message"]["tool_calls"]
+    assert calls[0]["custom"] == {"name": "f", "input": "go"}
+    lost = "response.choices[0].message.tool_calls[0].function.arguments.x=dropped"
+    assert lost in response.headers["x-interlingua-loss"]
