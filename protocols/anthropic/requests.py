@@ -329,8 +329,12 @@ _BLOCK_KEYS: Final[Mapping[str, KeyTree]] = {
     "tool_reference": {**_SHARED_KEYS, "tool_name": None},
     "thinking": {**_SHARED_KEYS, "thinking": None, "signature": None},
     "redacted_thinking": {**_SHARED_KEYS, "data": None},
+    "server_tool_use": {**_SHARED_KEYS, **dict.fromkeys(("id", "name", "input"))},
 }
-"""The keys of blocks; what a service's own tools did is only shown."""
+"""The keys of blocks."""
+_SERVER_RESULT_KEYS: Final = {**_SHARED_KEYS, **dict.fromkeys(("tool_use_id", "content"))}
+_SHOWN_RESULT_KEYS: Final = {**_SHARED_KEYS, **dict.fromkeys(("title", "url"))}
+"""What is shown of each item that a service's own tool found."""
 _OBJECT_KEYS: Final[Mapping[str, KeyTree]] = {
     "thinking": dict.fromkeys(("type", "display")),
     "tool_choice": dict.fromkeys(("type", "disable_parallel_tool_use")),
@@ -486,7 +490,13 @@ class ConversationReader:
                 name = read_string(block, "name", at)
                 turn.parts.append(TextPart(f"[{name}: {_encode(block.get('input')).decode()}]"))
             case _ if kind.endswith(_SERVER_RESULTS) and kind not in _UNSUPPORTED_BLOCKS:
-                turn.parts.append(TextPart(_format_server_result(kind, block.get("content"))))
+                content = block.get("content")
+                add_unknown_keys(self.unknown, block, at, _SERVER_RESULT_KEYS)
+                for k, one in enumerate(content if isinstance(content, list) else ()):
+                    if isinstance(one, dict):
+                        place = f"{at}.content[{k}]"
+                        add_unknown_keys(self.unknown, one, place, _SHOWN_RESULT_KEYS)
+                turn.parts.append(TextPart(_format_server_result(kind, content)))
             case _:
                 raise _unknown_block_error(kind, at)
 

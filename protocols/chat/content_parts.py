@@ -176,6 +176,8 @@ def _write_known_part(part: ContentPart) -> dict[str, Any]:
         case FilePart():
             file = {name: value for name in _FILE_KEYS if (value := getattr(part, name))}
             return {"type": "file", "file": file}
+        case RefusalPart(text):
+            return {"type": "refusal", "refusal": text}
         case _:
             return {"type": "text", "text": part.text}
 

@@ -403,9 +403,10 @@ def _write_message(message: Message, style: MessageStyle) -> WireMessage | dict[
 
 
 def _write_known_message(message: Message, style: MessageStyle) -> WireMessage:
-    parts = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
+    aside = [p for p in message.parts if isinstance(p, RefusalPart) and p.extra is None]
+    parts = [p for p in message.parts if p not in aside and not isinstance(p, ReasoningPart)]
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
-    refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
+    refusal = "".join(p.text for p in aside)
     sends_reasoning = thought and style.includes_reasoning
     wire = WireMessage(
         role=dict(style.role_mapping).get(message.role, message.role),

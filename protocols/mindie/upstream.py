@@ -308,10 +308,13 @@ class _RequestAdaptation:
                 adapted = replace(adapted, tool_calls=())
             if _has_content(adapted) or not (early or message.role == "assistant"):
                 messages.append(adapted)
-            elif any(isinstance(part, ReasoningPart) for part in message.parts):
+                continue
+            if any(isinstance(part, ReasoningPart) for part in message.parts):
                 self._unsupported.append(
                     UnsupportedParameter(adapted.at, "dropped", loss.REASONING, "messages")
                 )
+            if message.extra is not None:
+                self._unsupported.append(UnsupportedParameter(adapted.at, "dropped"))
         if messages:
             self._replace_fields(messages=tuple(messages))
 

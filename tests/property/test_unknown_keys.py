@@ -164,6 +164,69 @@ MESSAGES: dict[str, Any] = {
     "tool_choice": {"type": "auto"},
     "thinking": {"type": "disabled"},
 }
+DOCUMENTS: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 9,
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "hi"},
+                {
+                    "type": "document",
+                    "source": {"type": "text", "media_type": "text/plain", "data": "d"},
+                    "title": "t",
+                },
+                {
+                    "type": "document",
+                    "source": {"type": "content", "content": [{"type": "text", "text": "e"}]},
+                },
+                {
+                    "type": "search_result",
+                    "title": "t",
+                    "source": "s",
+                    "content": [{"type": "text", "text": "r"}],
+                },
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+                {
+                    "type": "web_search_tool_result",
+                    "tool_use_id": "s1",
+                    "content": [{"type": "web_search_result", "title": "t", "url": "u"}],
+                },
+                {"type": "tool_use", "id": "c1", "name": "f", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [
+                        {
+                            "type": "image",
+                            "source": {
+                                "type": "base64",
+                                "media_type": "image/png",
+                                "data": "aGk=",
+                            },
+                        }
+                    ],
+                }
+            ],
+        },
+        {"role": "system", "content": [{"type": "text", "text": "s"}]},
+    ],
+    "tools": [{"name": "f", "input_schema": SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+}
 OLLAMA: dict[str, Any] = {
     "model": "m",
     "messages": [
@@ -195,6 +258,66 @@ RESPONSES: dict[str, Any] = {
     "reasoning": {"effort": "low"},
     "text": {"format": {"type": "text"}},
 }
+CUSTOM_ITEMS: dict[str, Any] = {
+    "model": "m",
+    "input": [
+        {
+            "type": "message",
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "hi"},
+                {"type": "input_image", "image_url": IMAGE},
+                {"type": "input_file", "filename": "a.pdf", "file_data": "data:,aGk="},
+            ],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": "a", "annotations": []},
+                {"type": "refusal", "refusal": "no"},
+            ],
+        },
+        {"type": "custom_tool_call", "call_id": "c1", "name": "g", "input": "a"},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "c1",
+            "output": [{"type": "input_text", "text": "1"}],
+        },
+    ],
+    "tools": [
+        {"type": "custom", "name": "g", "format": {"type": "text"}},
+        {
+            "type": "namespace",
+            "name": "n",
+            "description": "d",
+            "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+        },
+    ],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "custom", "name": "g"}, {"type": "function", "name": "f"}],
+    },
+    "text": {"format": {"type": "json_schema", "name": "o", "schema": SCHEMA}},
+}
+MEDIA: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "hi"},
+                {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+                {"type": "file", "file": {"file_data": "data:,aGk=", "filename": "a.pdf"}},
+                {"type": "video_url", "video_url": {"url": "https://x/v.mp4"}},
+            ],
+        },
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "user", "content": "so?"},
+    ],
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "a"}]},
+}
 TENSORS: dict[str, Any] = {
     "inputs": [
         {
@@ -219,8 +342,10 @@ DETAILED_REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 5}),
         ("/v1/embeddings", {"model": "m", "input": "hi"}),
         ("/v1/responses", RESPONSES),
+        ("/v1/responses", CUSTOM_ITEMS),
+        ("/v1/chat/completions", MEDIA),
     ),
-    "anthropic": (("/v1/messages", MESSAGES),),
+    "anthropic": (("/v1/messages", MESSAGES), ("/v1/messages", DOCUMENTS)),
     "ollama": (("/api/chat", OLLAMA), ("/api/generate", {"model": "m", "prompt": "hi"})),
     "tgi": (
         ("/v1/chat/completions", CHAT),

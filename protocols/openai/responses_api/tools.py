@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from protocols.chat.params import (
+    NULL,
     as_array,
     as_object,
     as_object_field,
@@ -28,7 +29,7 @@ from protocols.chat.tool_names import limit_name, shorten_name
 from protocols.chat.tools import read_function
 from protocols.core.custom_tools import make_text_function
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.extra import find_unknown_keys
+from protocols.core.extra import KeyTree, find_unknown_keys
 from protocols.core.request import AllowedTools, ExtraFields, NamedTool, Tool, ToolChoice
 from protocols.json_body import decode_value
 
@@ -87,8 +88,8 @@ class ToolCatalog:
         self._identities: dict[str, ToolIdentity] = {}
         self._flat_names: dict[tuple[str | None, str], str] = {}
         self.dropped_tools: dict[str, Raw] = {}
-        """What workers of other protocols do not get: hosted tools, by ``tools.KIND``, and the
-        grammars of custom tools, by their path."""
+        """What workers of other protocols do not get: hosted tools, by ``tools.KIND``, and grammars
+        of custom tools and unknown keys, by their path."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -125,9 +126,11 @@ class ToolCatalog:
                 tool = _add_extra(_read_function_tool(fields, at), fields, at, "parameters")
                 self._add(tool, "function", namespace, at, replaces=replaces)
             case "custom":
-                form = _find_grammar(fields)
-                if form is not None:
-                    self.dropped_tools[f"{at}.format"] = form
+                form = _find_format(fields)
+                if form.get("type") == "grammar":
+                    self.dropped_tools[f"{at}.format"] = NULL
+                else:
+                    self._add_unknown_keys(form, f"{at}.format", _FORMAT_KEYS)
                 tool = _add_extra(_read_custom_tool(fields, at), fields, at, "format")
                 self._add(tool, "custom", namespace, at, replaces=replaces)
             case "namespace" if namespace is None:
@@ -150,8 +153,14 @@ class ToolCatalog:
                 allowed = (*_CLIENT_TOOLS, *sorted(OPTIONAL_HOSTED_TOOLS | REQUIRED_HOSTED_TOOLS))
                 raise invalid_value_error(f"{at}.type", kind, allowed)
 
+    def _add_unknown_keys(self, value: Mapping[str, Any], at: str, known: KeyTree) -> None:
+        for path, one in find_unknown_keys(value, known).items():
+            if one is not None and one != NULL:
+                self.dropped_tools[".".join((at, *path))] = NULL
+
     def _read_namespace(self, fields: Mapping[str, Raw], at: str, *, replaces: bool) -> None:
         name = _read_tool_name(fields, at)
+        self._add_unknown_keys(fields, at, _NAMESPACE_KEYS)
         description = as_optional_text(fields, "description", at) or ""
         members = null_to_none(fields.get("tools"))
         if members is None:
@@ -213,6 +222,7 @@ class ToolCatalog:
         kind = value.get("type")
         if not isinstance(kind, str):
             raise invalid_type_error("tool_choice.type", "a string", kind)
+        self._add_unknown_keys(value, "tool_choice", _CHOICE_KEYS)
         if kind in ("function", "custom"):
             return NamedTool(self._find_tool(value, "tool_choice"))
         if kind == "allowed_tools":
@@ -237,6 +247,7 @@ class ToolCatalog:
             at = f"tool_choice.tools[{i}]"
             if not isinstance(item, dict):
                 raise invalid_type_error(at, "an object", item)
+            self._add_unknown_keys(item, at, _CHOICE_KEYS)
             if item.get("type") in ("function", "custom"):
                 names.append(self._find_tool(item, at))
             elif item.get("type") not in _CHOICE_TYPES:
@@ -308,13 +319,21 @@ def _read_function_tool(fields: Mapping[str, Raw], at: str) -> Tool:
     return read_function(fields, at)
 
 
-def _find_grammar(fields: Mapping[str, Raw]) -> Raw | None:
-    """The grammar that a custom tool's input has to match, of which functions get a hint."""
+_NAMESPACE_KEYS: Final = dict.fromkeys(("type", "name", "description", "tools"))
+_FORMAT_KEYS: Final = dict.fromkeys(("type", "syntax", "definition"))
+_CHOICE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("type", "name", "mode", "tools", "namespace")),
+    **{kind: {"name": None} for kind in ("function", "custom")},
+}
+
+
+def _find_format(fields: Mapping[str, Raw]) -> Mapping[str, Any]:
+    """What a custom tool's input has to match; functions get a hint of a grammar."""
     if "name" not in fields and "custom" in fields:
         fields = as_object_field(fields, "custom", "")
     form = null_to_none(fields.get("format"))
     value = None if form is None else decode_value(form)
-    return form if isinstance(value, dict) and value.get("type") == "grammar" else None
+    return value if isinstance(value, dict) else {}
 
 
 def _read_custom_tool(fields: Mapping[str, Raw], at: str) -> Tool:

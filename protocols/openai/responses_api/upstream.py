@@ -99,7 +99,7 @@ _TOOL_PREFIX: Final = "tools."
 _CHAT_SOURCE: Final = "openai"
 SHARED_FIELDS: Final = {"service_tier": "service_tier", "text.verbosity": "verbosity"}
 """Fields of this API that chat completions have, too, and their names there."""
-_ITEM_PREFIXES: Final = ("input", "previous_response_id[", "text.format.", "tools[")
+_ITEM_PREFIXES: Final = ("input", "previous_response_id[", "text.format.", "tools[", "tool_choice.")
 _GATEWAY_FIELDS: Final = frozenset(
     {"model", "input", "store", "previous_response_id", "stream_options"}
 )
