@@ -220,7 +220,6 @@ DOCUMENTS: dict[str, Any] = {
                 }
             ],
         },
-        {"role": "system", "content": [{"type": "text", "text": "s"}]},
     ],
     "tools": [{"name": "f", "input_schema": SCHEMA}],
     "tool_choice": {"type": "tool", "name": "f"},

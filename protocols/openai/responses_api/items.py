@@ -187,6 +187,8 @@ class _AssistantTurn(Struct):
     reasoning_places: list[str] = []
     """The paths of the items with the reasoning."""
     texts: list[str] = []
+    text_place: str = ""
+    """The path of the first text."""
     refusals: list[RefusalPart] = []
     calls: list[ToolCall] = []
     outputs: list[Message] = []
@@ -206,12 +208,13 @@ class _AssistantTurn(Struct):
             return []
         parts: list[ContentPart] = [*self.reasoning]
         if self.texts:
-            parts.append(TextPart("\n".join(self.texts)))
+            parts.append(TextPart("\n".join(self.texts), at=self.text_place))
         parts += self.refusals
         missing = [
             Message("tool", (TextPart(_NO_OUTPUT),), tool_call_id=one) for one in self.open_calls
         ]
-        messages = [Message("assistant", tuple(parts), tool_calls=tuple(self.calls))]
+        place = next(one.at for one in (*parts, *self.calls))
+        messages = [Message("assistant", tuple(parts), tool_calls=tuple(self.calls), at=place)]
         messages += self.outputs + missing
         if self.images:
             messages.append(Message("user", tuple(self.images)))
@@ -316,6 +319,7 @@ class ConversationReader:
         turn = self._begin_output()
         if texts := [part.text for part in parts if isinstance(part, TextPart)]:
             turn.texts.append("".join(texts))
+            turn.text_place = turn.text_place or f"{at}.content"
         turn.refusals += [part for part in parts if isinstance(part, RefusalPart)]
 
     def _read_reasoning(self, item: Item, at: str) -> None:
