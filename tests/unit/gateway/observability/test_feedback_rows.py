@@ -150,6 +150,17 @@ def test_file_without_feedback_is_read(tmp_path: Path) -> None:
     assert read_sqlite_usage(str(path), "chat", NOW).rows == []
 
 
+def test_verdicts_on_copies_of_requests_are_no_outcomes(tmp_path: Path) -> None:
+    path = tmp_path / "u.sqlite"
+    copy = replace(RECORD, id="r-shadow", version="2", shadow_of="r")
+    write(path, RECORD, copy, JUDGED, replace(JUDGED, any_key=True, target="r-shadow"))
+
+    extract = read_sqlite_usage(str(path), "chat", 0.0)
+
+    assert len(read(path)) == 2
+    assert [(one.id, one.version) for one in extract.outcomes] == [("r", "1")]
+
+
 def test_rows_are_kept_while_the_file_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
