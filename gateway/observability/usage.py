@@ -622,12 +622,12 @@ MAX_READ_ROWS: Final = 5_000_000
 
 
 def read_sqlite_usage(
-    path: str, model: str, since: float, limit: int = MAX_READ_ROWS, *, shadows: bool = False
+    path: str, model: str, since: float, limit: int = MAX_READ_ROWS
 ) -> UsageExtract:
     """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
 
-    They include those of requests that failed there and that a fallback to another model answered;
-    with ``shadows`` those of copies, too.
+    They include those of requests that failed there and that a fallback to another model answered,
+    and none of copies of requests.
     Raises sqlite3.Error if the file is not a usage database or cannot be read.
     """
     with open_sqlite_usage(path) as (file, sources):
@@ -635,9 +635,9 @@ def read_sqlite_usage(
         models = [name for (name,) in file.execute(query)]
         query = (
             f"SELECT {READ_COLUMNS} FROM {sources.usage} WHERE (model = ? OR failed_model = ?) "  # noqa: S608 - as above
-            "AND at >= ? AND (shadow_of = '' OR ?) ORDER BY at DESC LIMIT ?"
+            "AND at >= ? AND shadow_of = '' ORDER BY at DESC LIMIT ?"
         )
-        rows = file.execute(query, (model, model, since, shadows, limit)).fetchall()[::-1]
+        rows = file.execute(query, (model, model, since, limit)).fetchall()[::-1]
         if len(rows) == limit:
             since = rows[0][0]
         judged = file.execute(*bind_sqlite(sources.read_feedback, model, since)).fetchall()

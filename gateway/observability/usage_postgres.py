@@ -305,18 +305,16 @@ async def fetch_usage(
 
 
 def read_postgres_usage(
-    url: str, model: str, since: float, limit: int = MAX_READ_ROWS, *, shadows: bool = False
+    url: str, model: str, since: float, limit: int = MAX_READ_ROWS
 ) -> UsageExtract:
     """Read the newest ``limit`` rows of a model, see ``read_sqlite_usage``.
 
     Raises one of ``DATABASE_ERRORS``.
     """
-    return asyncio.run(_read_usage(url, model, since, limit, shadows=shadows))
+    return asyncio.run(_read_usage(url, model, since, limit))
 
 
-async def _read_usage(
-    url: str, model: str, since: float, limit: int, *, shadows: bool
-) -> UsageExtract:
+async def _read_usage(url: str, model: str, since: float, limit: int) -> UsageExtract:
     async with asyncio.timeout(60):
         connection = await connect_database(url)
         try:
@@ -326,9 +324,9 @@ async def _read_usage(
             query = (
                 f"SELECT {READ_COLUMNS} FROM {sources.usage} AS u "  # noqa: S608 - as above
                 "WHERE (model = $1 OR failed_model = $1) AND at >= $2 "
-                "AND (shadow_of = '' OR $4) ORDER BY at DESC LIMIT $3"
+                "AND shadow_of = '' ORDER BY at DESC LIMIT $3"
             )
-            found = await connection.fetch(query, model, since, limit, shadows)
+            found = await connection.fetch(query, model, since, limit)
             rows = [tuple(row) for row in reversed(found)]
             if len(rows) == limit:
                 since = rows[0][0]
