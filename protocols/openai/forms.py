@@ -36,6 +36,10 @@ _IGNORED_HEADERS: Final[Mapping[str, re.Pattern[str]]] = {
     "content-transfer-encoding": re.compile("7bit|8bit|binary", re.IGNORECASE),
 }
 """Headers that receivers ignore (RFC 7578, 4.8), and the values that change nothing."""
+_NESTED: Final = re.compile("(?:multipart|message)/", re.IGNORECASE)
+"""Types of parts with fields of their own, which some servers read as those of the form."""
+_ENCODED_WORD: Final = "=?"
+"""What begins a word that mail readers decode (RFC 2047)."""
 _NO_LETTERS: Final = re.compile("[^a-z]")
 
 
@@ -173,6 +177,8 @@ def _read_field(head: bytes, start: int, end: int) -> FormField:
     content_type = headers.pop("content-type", None)
     if content_type is not None and not _MEDIA_TYPE.fullmatch(content_type):
         raise _build_error("a field of the form has a malformed Content-Type")
+    if content_type is not None and _NESTED.match(content_type):
+        raise _build_error("a field of the form has fields of its own")
     for name, value in headers.items():
         if name not in _IGNORED_HEADERS or not _IGNORED_HEADERS[name].fullmatch(value):
             raise _build_error(
@@ -189,6 +195,8 @@ def _read_disposition(text: str) -> Mapping[str, str]:
     if "name" not in params or params.keys() - {"name", "filename", "filename*"}:
         text = "a form's field has one name, and may have 'filename' and 'filename*' beside it"
         raise _build_error(text)
+    if _ENCODED_WORD in params["name"]:
+        raise _build_error("a field of the form has an encoded name")
     if any(map(_PARAM_IN_TEXT.search, params.values())):
         raise _build_error("a name in the form contains another parameter")
     return {name: params[name] for name in ("name", "filename", "filename*") if name in params}
