@@ -20,7 +20,9 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
 from protocols.core.request import EmbeddingRequest
+from protocols.core.vectors import find_vectors
 from protocols.openai.endpoints import OpenAI
+from protocols.passthrough import NameReplacer, create_passthrough_decoder
 
 MakeCall = Callable[..., ClientRequest]
 
@@ -164,3 +166,51 @@ def test_unknown_key_of_a_vector_is_reported_by_its_path() -> None:
 
     assert extra == ResponseExtra("openai", "data", ((("x",), 1),), 0)
     assert extra.path == "response.data[0]"
+
+
+# --- large responses ------------------------------------------------------------------------------
+
+LONG = [0.5] * 100_000
+"""A vector of 500 KB of text: it is decoded apart from the rest."""
+
+
+def build_large(**others: Any) -> dict[str, Any]:
+    """A response to two inputs."""
+    data = [{"index": 0, "embedding": LONG}, {"index": 1, "embedding": [2.5]}]
+    return {"object": "list", "model": "worker", "data": data, **others}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"new": 1}, {"object": {"embedding": [1]}}, {"new": {"embedding": [1, 2]}}],
+    ids=["known keys", "unknown key", "vector elsewhere", "unknown vector elsewhere"],
+)
+def test_vectors_of_a_large_response_are_those_of_its_items(others: dict[str, Any]) -> None:
+    request = EmbeddingRequest(model="m", inputs=("a", "b"))
+    decoder = OpenAI().create_decoder(request)
+    decoder.feed(json.dumps(build_large(**others)).encode())
+
+    vectors = [one for one in decoder.close() if isinstance(one, Embedding)]
+
+    assert vectors == [Embedding(0, tuple(LONG)), Embedding(1, (2.5,))]
+
+
+@pytest.mark.parametrize("skims", [True, False])
+def test_large_response_whose_vector_is_no_json_is_an_error(*, skims: bool) -> None:
+    wire = json.dumps(build_large()).encode().replace(b"[2.5]", b"[2.5,,]")
+    request = EmbeddingRequest(model="m", inputs=("a", "b"))
+    decoder = create_passthrough_decoder(request, skims=skims)
+    decoder.feed(wire)
+
+    with pytest.raises(WorkerFailed):
+        decoder.close()
+
+
+def test_name_of_the_model_is_replaced_around_the_vectors_of_a_large_response() -> None:
+    wire = json.dumps(build_large()).encode()
+    names = NameReplacer({"model": "public"})
+
+    written = names.replace_outside(wire, find_vectors(wire))
+
+    assert written == wire.replace(b'"worker"', b'"public"')
+    assert names.replace_outside(written, find_vectors(written)) is written
