@@ -200,3 +200,13 @@ def test_an_older_function_call_next_to_tool_calls_is_an_unknown_key() -> None:
     assert [call.name for call in message.tool_calls] == ["f"]
     assert message.extra is not None
     assert message.extra.values == {("function_call",): older}
+
+
+def test_a_refusal_with_unknown_keys_stays_a_part() -> None:
+    part = {"type": "refusal", "refusal": "no", "x": 1}
+    refused = {"role": "assistant", "content": [part]}
+    request = read({"model": "m", "messages": [{"role": "user", "content": "hi"}, refused]})
+
+    body = msgspec.json.decode(OpenAI("vllm").encode_request(request).body)
+
+    assert body["messages"][1] == {"role": "assistant", "content": [part]}

@@ -13,8 +13,9 @@ from protocols.core.custom_tools import (
     has_custom_tools,
     replace_custom_tools,
 )
+from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import ChoiceEnd, Event, ResponseExtra, ToolCallDelta, ToolCallStart
-from protocols.core.interfaces import build_custom_tools_check
+from protocols.core.interfaces import build_custom_tools_check, build_kept_keys_reader
 from protocols.core.request import (
     EmbeddingRequest,
     ExtraFields,
@@ -198,3 +199,23 @@ def test_only_complete_characters_are_passed_on() -> None:
     parts, _ = read_input('{"input":"a\\', "nb\\ud83d", "\\ude00", '"}')
 
     assert parts == ["a", "\nb", "😀", ""]
+
+
+def test_a_function_of_a_custom_tool_s_name_is_refused() -> None:
+    """Otherwise the worker would get two functions of one name."""
+    request = GenerationRequest(
+        model="m",
+        kind="chat",
+        tools=(Tool("f"), Tool("g", kind="custom"), Tool("f", kind="custom")),
+    )
+
+    with pytest.raises(UnsupportedFeature, match="one is called 'f'") as excinfo:
+        replace_custom_tools(request)
+
+    assert excinfo.value.param == "tools[2].custom.name"
+
+
+def test_adapters_that_say_nothing_of_unknown_keys_keep_none() -> None:
+    read = build_kept_keys_reader(object())  # type: ignore[arg-type]
+
+    assert read(GenerationRequest(model="m", kind="chat")) == frozenset()

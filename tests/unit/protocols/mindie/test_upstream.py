@@ -608,3 +608,14 @@ def test_they_are_reported_where_the_prompt_is_sent_as_one_text() -> None:
     for worker, request in ((MindIE("rc1"), early), (MindIE(), rendered)):
         losses = worker.unsupported_parameters(request, {})
         assert [one.field for one in losses] == ["inputs[1].x"]
+
+
+def test_keys_of_a_message_that_is_not_sent_are_reported() -> None:
+    called = Message("assistant", tool_calls=(CALL,), extra=ExtraFields("messages[1]", {("x",): 1}))
+
+    losses = MindIE("rc1").unsupported_parameters(make_chat(*MESSAGES, called), {})
+
+    assert [(one.field, one.detail) for one in losses] == [
+        ("messages[1].tool_calls[0]", "tool calls"),
+        ("messages[1]", ""),
+    ]

@@ -567,3 +567,9 @@ def test_unknown_keys_of_other_clients_are_reported() -> None:
 
     assert "later" not in json.loads(TGI().encode_request(request).body)
     assert [one.field for one in TGI().unsupported_parameters(request, {})] == ["later"]
+
+
+def test_unknown_keys_alone_lose_nothing_at_own_workers() -> None:
+    request = make_completion(extra={"later": Raw(b"1")}, source="tgi")
+
+    assert TGI().unsupported_parameters(request, {}) == ()

@@ -233,3 +233,15 @@ def test_hosted_choice_is_left_to_a_worker_that_has_the_tool() -> None:
 def test_response_repeats_the_tools() -> None:
     assert list_tool_objects(None) == ()
     assert [bytes(one) for one in list_tool_objects(Raw(b'[{"a":1}]'))] == [b'{"a":1}']
+
+
+def test_unknown_keys_of_tools_and_grammars_are_lost_by_other_workers() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "d"}
+    member = {"type": "function", "name": "h", "parameters": {}}
+    catalog = read(
+        {"type": "custom", "name": "f", "format": {"type": "text", "x": 1, "y": None}},
+        {"type": "custom", "custom": {"name": "g", "format": grammar}},
+        {"type": "namespace", "name": "n", "tools": [member], "x": 1, "y": None},
+    )
+
+    assert [*catalog.dropped_tools] == ["tools[0].format.x", "tools[1].format", "tools[2].x"]
