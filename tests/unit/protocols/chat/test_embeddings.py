@@ -22,7 +22,8 @@ from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEn
 from protocols.core.request import EmbeddingRequest
 from protocols.core.vectors import find_vectors
 from protocols.openai.endpoints import OpenAI
-from protocols.passthrough import NameReplacer, create_passthrough_decoder
+from protocols.passthrough import create_passthrough_decoder
+from protocols.passthrough_readers import NameReplacer
 
 MakeCall = Callable[..., ClientRequest]
 
