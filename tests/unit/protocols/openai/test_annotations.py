@@ -141,3 +141,13 @@ def test_annotation_that_chat_can_t_have_is_reported() -> None:
     assert list_lost(events, "openai") == [
         f"response.output[{i}].content[0].annotations" for i in range(2)
     ]
+
+
+def test_other_unknown_keys_of_an_item_are_left_alone() -> None:
+    _, events = ask_chat(IN_RESPONSES, stream=False, x=1)
+
+    assert list_lost(events, "openai") == [f"response.output[{i}].x" for i in range(2)]
+
+    _, events = ask_chat(stream=False, x=1)
+
+    assert list_lost(events, "openai") == [f"response.output[{i}].x" for i in range(2)]
