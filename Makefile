@@ -8,8 +8,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
-# Tests over sockets wait for half of their time: one worker more than there are cores keeps the cores busy.
-MORE_JOBS := $(shell expr $(JOBS) + 1)
+# Tests over sockets wait for most of their time: two workers more than there are cores keep the cores busy.
+MORE_JOBS := $(shell expr $(JOBS) + 2)
 CONFIG ?=
 
 BIN := $(VENV)/bin
@@ -130,7 +130,7 @@ properties: $(DEV_STAMP)
 
 ## make slow    tests that take long, such as those with the real model
 slow: $(DEV_STAMP)
-	@$(PYTEST) -m slow -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(DEEP) $(TOOLS) $(REAL_MODEL))
+	@$(PYTEST) -m slow -n $(MORE_JOBS) --dist loadfile $(addprefix --ignore ,$(DEEP) $(TOOLS) $(REAL_MODEL))
 
 ## make pages   build the documentation site and check it
 pages: $(DEV_STAMP) $(DOCS_STAMP)
@@ -150,7 +150,7 @@ pythons:
 
 python-%: .venv-py%/.installed-$(PROJECT)
 	@echo "pythons: $$($(dir $<)bin/python --version)"
-	@$(dir $<)bin/python -m pytest --quiet -p no:cacheprovider -m $(FAST) -n $(JOBS) --dist loadfile $(SAMPLE)
+	@$(dir $<)bin/python -m pytest --quiet -p no:cacheprovider -m $(FAST) -n $(MORE_JOBS) --dist loadfile $(SAMPLE)
 
 ## make oracle  compare the Triton protocol with a real Triton server, and a real llama.cpp as a worker (on the CPU)
 oracle: $(DEV_STAMP)
