@@ -187,7 +187,7 @@ def test_unsupported_parameters_are_reported() -> None:
     unsupported = commands.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
 
     assert {(loss.field, loss.reason) for loss in unsupported} == {
-        ("messages", "dropped"),
+        ("messages[0].content[1]", "dropped"),
         ("behind", "dropped"),
     }
 
