@@ -56,7 +56,7 @@ BLOCKS = {
         *MESSAGES["messages"][2:],
     ],
 }
-THOUGHT = {**OLLAMA["messages"][1], "thinking": "hm"}
+REASONING_TURN = {**OLLAMA["messages"][1], "thinking": "hm"}
 ITEMS = {
     **RESPONSES,
     "instructions": "s",
@@ -80,7 +80,7 @@ REQUESTS = [
     pytest.param(
         "ollama",
         "/api/chat",
-        {**OLLAMA, "messages": [OLLAMA["messages"][0], THOUGHT, OLLAMA["messages"][2]]},
+        {**OLLAMA, "messages": [OLLAMA["messages"][0], REASONING_TURN, OLLAMA["messages"][2]]},
         id="ollama",
     ),
     *list_requests(),
