@@ -82,11 +82,11 @@ def test_parameter_of_answers_in_a_request_for_a_token_count_is_reported(
 ) -> None:
     client = build_adapter(name, None, {})
     assert isinstance(client, ParamTableProvider)
-    counted = {"instructions", "previous_response_id", "parallel_tool_calls", "truncation"}
+    prompt_fields = {"instructions", "previous_response_id", "parallel_tool_calls", "truncation"}
     lost = []
 
     for row in client.param_tables[operation]:
-        if row.wire in counted | {"store", "timeout", "request_id"}:
+        if row.wire in prompt_fields | {"store", "timeout", "request_id"}:
             continue
         changed = {"model": "m", **body, row.wire: make_value(row)}
         try:
