@@ -215,8 +215,9 @@ def _check_service_fields(fields: Mapping[str, Raw], rules: RequestRules) -> Non
             raise UnknownParameter(f"{name[:64]} is not a field", param=name[:64])
 
 
-_UNCOUNTED_FIELDS: Final = frozenset(param.wire for param in MESSAGE_PARAMS)
-"""Fields of messages that a request for a token count has not."""
+_UNCOUNTED_FIELDS: Final = frozenset(param.wire for param in MESSAGE_PARAMS) - {"max_tokens"}
+"""Fields of messages that a request for a token count has not; clients send the whole request of a
+message, in which ``max_tokens`` is required."""
 
 
 def _collect_extra(

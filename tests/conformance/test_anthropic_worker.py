@@ -191,7 +191,7 @@ async def test_an_14_system_blocks_are_joined_without_cache_control(
     sent_body = bench.worker.bodies[-1]
     assert sent_body["messages"][0] == {"role": "system", "content": "A\n\nB"}
     assert "cache_control" not in json.dumps(sent_body)
-    assert response.headers["x-interlingua-loss"] == "cache_control=dropped"
+    assert response.headers["x-interlingua-loss"] == "system[1].cache_control=dropped"
 
 
 async def test_an_15_billing_line_is_removed(bench: AnthropicTestBench) -> None:
