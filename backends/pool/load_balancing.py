@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from backends.interfaces import RequestContext
 from protocols.core.request import (
@@ -352,7 +351,7 @@ def _iterate_opening_messages(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
         yield message.role
         for part in message.parts:
-            yield from (value for value in astuple(part) if isinstance(value, str))
+            yield from (value for value in part.list_values() if isinstance(value, str))
         if message.role == "user":
             return
 

@@ -36,16 +36,17 @@ class _Located(Struct, frozen=True, kw_only=True, eq=False, repr_omit_defaults=T
     at: str = ""
     """Its path in the client's body; "" where ``protocols.core.places`` knows it."""
 
-    def _get_values(self) -> list[Any]:
+    def list_values(self) -> list[Any]:
+        """The values of its fields, without its place."""
         return [getattr(self, name) for name in self.__struct_fields__ if name != "at"]
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return self._get_values() == other._get_values()
+        return self.list_values() == other.list_values()
 
     def __hash__(self) -> int:
-        return hash(tuple(self._get_values()))
+        return hash(tuple(self.list_values()))
 
 
 class TextPart(_Located, frozen=True, tag="text"):

@@ -87,8 +87,8 @@ def test_vectors_classes_and_scores_have_id_and_time(path: str) -> None:
     call = build_call(client, path, {"model": "m", **fields})
     request = client.decode_request(call)
     item = {"index": 0, "embedding": [0.5], "score": 0.5, "label": "A", "probs": [1.0]}
-    kept = ("index", "embedding") if path == "/v1/embeddings" else item.keys() - {"embedding"}
-    body = {"id": "the-id", "created": 123456789, "data": [{key: item[key] for key in kept}]}
+    keys = ("index", "embedding") if path == "/v1/embeddings" else item.keys() - {"embedding"}
+    body = {"id": "the-id", "created": 123456789, "data": [{key: item[key] for key in keys}]}
     decoder = client.create_decoder(request)
     events = [*decoder.feed(msgspec.json.encode(body)), *decoder.close()]
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backends.pool.load_balancing import hash_prefix
 from protocols.core.request import (
@@ -64,6 +65,15 @@ def test_prompt_prefix_hash_is_stable_across_machines() -> None:
 )
 def test_later_turns_do_not_change_the_prefix_hash(other: GenerationRequest) -> None:
     assert hash_prefix(other) == hash_prefix(HI)
+
+
+def test_place_of_a_text_in_the_body_does_not_change_the_prefix_hash() -> None:
+    """A request that is passed through and one that is translated get the same worker."""
+    message = make_message("user", "hi")
+    [part] = message.parts
+    located = replace(message, parts=(replace(part, at="messages[0].content[0]"),))
+
+    assert hash_prefix(make_chat(located)) == hash_prefix(HI)
 
 
 @pytest.mark.parametrize(

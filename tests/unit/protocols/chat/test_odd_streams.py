@@ -59,7 +59,7 @@ def test_index_that_counts_the_chunks_is_the_only_choice_s(
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_choices_that_nobody_asked_for_are_left_out_and_reported(*, at_once: bool) -> None:
+def test_surplus_choices_are_left_out_and_reported(*, at_once: bool) -> None:
     chunks = [piece(text, i % 2) for i, text in enumerate("axbycz")]
 
     events = decode(*chunks, piece("", 0, "stop"), piece("", 1, "stop"), at_once=at_once)
@@ -112,7 +112,7 @@ def test_tool_call_after_a_finish_reason_with_another_one_is_kept() -> None:
     assert events[-2:] == [ChoiceEnd("tool_calls"), StreamEnd()]
 
 
-def test_end_that_came_with_a_piece_is_told_before_the_usage() -> None:
+def test_finish_reason_sent_with_text_is_reported_before_the_usage() -> None:
     usage = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
     decoder = GenerationDecoder(REQUEST, source="openai")
     decoder.feed(format_event(piece("a", 0, "stop")))
@@ -121,9 +121,7 @@ def test_end_that_came_with_a_piece_is_told_before_the_usage() -> None:
 
 
 @pytest.mark.parametrize(("word", "error"), [("abort", WorkerFailed), ("x", UnknownFinishReason)])
-def test_failure_that_came_with_a_piece_is_told_at_once(
-    word: str, error: type[WorkerFailed]
-) -> None:
+def test_failure_sent_with_text_is_reported_at_once(word: str, error: type[WorkerFailed]) -> None:
     decoder = GenerationDecoder(REQUEST, source="openai")
     decoder.feed(format_event(piece("a")))
 

@@ -121,8 +121,8 @@ def test_citation_of_a_responses_worker_reaches_chat_clients_at_its_place(*, str
 
     moved = {**IN_CHAT, "url_citation": {**FACTS, "start_index": 5, "end_index": 8}}
     for citation in (IN_CHAT, moved):
-        found = msgspec.json.decode(msgspec.json.encode(citation))
-        assert found in list_annotations(written, stream=stream)
+        annotation = msgspec.json.decode(msgspec.json.encode(citation))
+        assert annotation in list_annotations(written, stream=stream)
     assert list_lost(events, "openai") == []
 
 
