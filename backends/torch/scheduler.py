@@ -56,7 +56,8 @@ class _TenantQueues:
     def head(self, served: AbstractSet[str | None]) -> SequenceGroup:
         """The next prompt: in the order of turns, of a tenant that is not ``served`` if any waits.
 
-        Its turn may come early, but what it takes counts against its later turns.
+        Its turn may come early, but what it takes then counts against its next turns, and others
+        without a slot come before it.
         """
         waiting = [tenant for tenant in self._queues if tenant not in served]
         if 0 < len(waiting) < len(self._queues):
@@ -69,20 +70,25 @@ class _TenantQueues:
             self._advance_turn()
 
     def remove_first(self, tenant: str | None) -> None:
+        first = next(iter(self._queues))
         group = self._queues[tenant].popleft()
-        self._deficits[tenant] -= len(group.prompt)
-        self._remove_empty()
+        if len(group.prompt) > self._deficits[tenant]:  # its turn came early
+            self._queues[tenant] = self._queues.pop(tenant)
+        # Of many early turns only the last counts, or it would wait for as many turns of others.
+        self._deficits[tenant] = max(self._deficits[tenant], 0) - len(group.prompt)
+        self._remove_empty(first)
 
     def filter_groups(self, wanted: Callable[[SequenceGroup], bool]) -> None:
+        first = next(iter(self._queues))
         for tenant, line in self._queues.items():
             self._queues[tenant] = deque(filter(wanted, line))
-        self._remove_empty()
+        self._remove_empty(first)
 
-    def _remove_empty(self) -> None:
-        first = next(iter(self._queues))
+    def _remove_empty(self, first: str | None) -> None:
+        """Remove tenants without prompts; a turn begins unless ``first``, who had it, is first."""
         for tenant in [tenant for tenant, line in self._queues.items() if not line]:
             del self._queues[tenant], self._deficits[tenant]
-        if self._queues and first not in self._queues:
+        if self._queues and next(iter(self._queues)) != first:
             self._advance_turn()
 
     def _advance_turn(self) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -42,9 +43,9 @@ def add_request(line: FairQueue, job: int, tokens: int = 1, **fields: Any) -> En
     return one
 
 
-def pop_all(line: FairQueue) -> list[int]:
+def pop_all(line: FairQueue, served: AbstractSet[str] = frozenset()) -> list[int]:
     jobs = []
-    while (group := line.head()) is not None:
+    while (group := line.head(served)) is not None:
         line.remove_head(group)
         jobs.append(group.request.command.request_id)
     return jobs
@@ -103,6 +104,33 @@ def test_tenant_without_a_slot_comes_first_and_later_waits_for_its_turns() -> No
     assert early.request.command.request_id == 11
     line.remove_head(early)
     assert pop_all(line) == [1, 2, 12, 3, 13]
+
+
+def test_tenants_without_a_slot_take_turns() -> None:
+    line = FairQueue()
+    add_request(line, 1, tenant="served")
+    for job in range(11, 15):
+        add_request(line, job, tenant="many")
+    add_request(line, 21, tenant="one")
+
+    assert pop_all(line, served={"served"}) == [11, 21, 12, 13, 14, 1]
+
+
+def test_many_early_turns_do_not_delay_a_tenant_by_as_many_turns_of_others() -> None:
+    line = FairQueue()
+    add_request(line, 1, tenant="served")
+    for job in range(100, 202):
+        add_request(line, job, TURN_TOKENS, tenant="early")
+    for _ in range(100):
+        early = line.head({"served"})
+        assert early is not None
+        line.remove_head(early)
+
+    for job in range(300, 400):
+        add_request(line, job, TURN_TOKENS, tenant=f"new {job}")
+        add_request(line, job + 100, TURN_TOKENS, tenant=f"new {job}")
+
+    assert pop_all(line).index(200) < 200
 
 
 def test_cancelled_request_does_not_block_the_queue() -> None:
@@ -342,6 +370,21 @@ def test_first_token_waits_for_none_of_200_requests_that_another_tenant_has_queu
     driver.run(make_command(1000, "b", max_tokens=1, tenant="one"), steps=3)
 
     assert driver.finished(1000).completion_tokens == 1
+
+
+def test_tenant_without_a_slot_waits_for_one_request_of_another_such_tenant(
+    scripted: RunScript,
+) -> None:
+    """While others, which have requests in the queue too, have all the other slots."""
+    driver, _ = scripted("abc", SchedulerConfig(max_sequences=3))
+    long: dict[str, Any] = {"max_tokens": 400, "initial_credit": 5000}
+    driver.run(*[make_command(job, tenant=str(job % 2), **long) for job in range(1, 5)], steps=4)
+
+    many = [make_command(job, tenant="many", max_tokens=1) for job in range(100, 120)]
+    driver.run(*many, make_command(1000, tenant="one", max_tokens=1), steps=60)
+
+    order = [job for job in get_start_order(driver) if job >= 100]
+    assert order.index(1000) == 1
 
 
 def test_only_a_tenant_without_slots_preempts_another_tenant(driven: Drive) -> None:
