@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.cli.admin_client import AdminClient
 from gateway.cli.console import print_table
+from gateway.cli.option_types import SENT_KEY, NumberRange
 from gateway.cli.usage import parse_since, read_usage_source
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
@@ -78,7 +79,7 @@ class _Options(Struct, frozen=True):
 )
 @click.option(
     "--confidence",
-    type=click.FloatRange(50, 100, min_open=True, max_open=True),
+    type=NumberRange(50, 100, min_open=True, max_open=True),
     default=95.0,
     show_default=True,
     help="The confidence level of the intervals, in percent.",
@@ -93,12 +94,13 @@ class _Options(Struct, frozen=True):
 )
 @click.option(
     "--key",
+    type=SENT_KEY,
     envvar="INTERLINGUA_ADMIN_KEY",
     help="The admin listener's key; prefer the environment variable INTERLINGUA_ADMIN_KEY.",
 )
 @click.option(
     "--difference",
-    type=click.FloatRange(0, 1000, min_open=True),
+    type=NumberRange(0, 1000, min_open=True),
     default=10.0,
     show_default=True,
     help="The smallest difference that matters, in percent.",

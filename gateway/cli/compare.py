@@ -10,8 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from gateway.cli.console import print_table, write_file
+from gateway.cli.option_types import NumberRange
 from gateway.cli.usage import read_usage_source
 from gateway.terminal import print_text
+from protocols.core.units import PRINTABLE_ASCII
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +57,7 @@ class _Options(Struct, frozen=True):
 )
 @click.option(
     "--confidence",
-    type=click.FloatRange(50, 100, min_open=True, max_open=True),
+    type=NumberRange(50, 100, min_open=True, max_open=True),
     default=95.0,
     show_default=True,
     help="The confidence level of the intervals and of all verdicts together, in percent.",
@@ -201,6 +203,11 @@ def _judge(
     key = None
     if options.judge_key is not None and not (key := os.environ.get(options.judge_key)):
         raise click.UsageError(f"--judge-key: the variable {options.judge_key} is not set")
+    if key is not None and not PRINTABLE_ASCII.fullmatch(key):
+        raise click.UsageError(
+            f"--judge-key: the variable {options.judge_key} contains spaces or characters that no "
+            "header may have"
+        )
     try:
         rubric = Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -249,6 +256,8 @@ def _read_sides(
 
 def _find_sides(folder: str, recordings: str | None) -> tuple[str, str]:
     """The folders of a replay to two targets. Raises UsageError."""
+    if recordings is None and not Path(folder).exists():
+        raise click.UsageError(f"no such recording: {folder}")
     if recordings is not None or not all((Path(folder) / side).is_dir() for side in "ab"):
         raise click.UsageError(
             f"{folder} is no replay to two targets: name A and B, or replay with --to A --to B"

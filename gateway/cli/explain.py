@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from gateway.cli.admin_client import AdminClient
+from gateway.cli.option_types import SENT_KEY, NumberRange
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config
@@ -45,13 +46,14 @@ _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 @click.option("--stream", is_flag=True, help="Request a stream.")
 @click.option(
     "--random",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=NumberRange(0, 1, max_open=True),
     default=0.5,
     show_default=True,
     help="The random number for traffic splits and shares.",
 )
 @click.option(
     "--admin-key",
+    type=SENT_KEY,
     envvar="INTERLINGUA_ADMIN_KEY",
     help="The admin listener's key; prefer the environment variable INTERLINGUA_ADMIN_KEY.",
 )

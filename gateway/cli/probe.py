@@ -12,10 +12,12 @@ import click
 from msgspec import Struct
 
 from gateway.cli.console import write_file
+from gateway.cli.option_types import SENT_KEY, NumberRange
 from gateway.config.registry import ProtocolRegistry, describe_type_mismatch
 from gateway.terminal import print_text
 from protocols import PROTOCOLS
 from protocols.core.interfaces import UpstreamAdapter
+from protocols.core.units import parse_bearer_token, parse_worker_url
 
 if TYPE_CHECKING:
     from gateway.tools.probe.client import Probe, WorkerTarget
@@ -23,17 +25,16 @@ if TYPE_CHECKING:
 
 
 _CONNECT_TIMEOUT: Final = 10.0
-_URL: Final = re.compile(r"https?://[^/?#]+[^?#]*")
 _BOOLEANS: Final = {"true": True, "false": False}
-_SECONDS: Final = click.FloatRange(0.1, 86_400)
+_SECONDS: Final = NumberRange(0.1, 86_400)
 
 
 class _Limits(Struct, frozen=True):
-    """Seconds for one probe and for all of them, and the CA certificates to trust."""
+    """Seconds for one probe and for all of them, and the TLS context with its CA certificates."""
 
     seconds: float
     total: float
-    ca: str | None
+    tls: ssl.SSLContext
 
 
 @click.command()
@@ -59,6 +60,7 @@ class _Limits(Struct, frozen=True):
 @click.option("--prompts", is_flag=True, help="Send texts as prompts, not as chat messages.")
 @click.option(
     "--key",
+    type=SENT_KEY,
     envvar="INTERLINGUA_KEY",
     help="The API key; prefer the environment variable INTERLINGUA_KEY.",
 )
@@ -99,12 +101,12 @@ def probe(url: str, *, protocol: str, timeout: float, total: float, **arguments:
     if not arguments["model"] and not arguments["embedder"]:
         raise click.UsageError("name the worker's model: --model NAME, or --embedder NAME")
     if (file := arguments["key_file"]) is not None:
-        arguments["key"] = file.read_text("utf-8").strip()
+        arguments["key"] = _read_key(file)
     profile = arguments["profile"]
     options = parse_options(protocol, profile, arguments["options"])
     adapter = _make_adapter(protocol, profile, options, arguments["fields"])
     probes = _select(arguments["only"])
-    limits = _Limits(timeout, total, arguments["ca"])
+    limits = _Limits(timeout, total, _build_tls_context(arguments["ca"]))
     _report(
         _run(probes, adapter, _target(url, arguments), limits),
         protocol,
@@ -115,8 +117,28 @@ def probe(url: str, *, protocol: str, timeout: float, total: float, **arguments:
 
 def check_url(url: str) -> None:
     """Raises BadParameter unless it is an HTTP base URL."""
-    if not _URL.fullmatch(url):
-        raise click.BadParameter(f"{url} is not a URL such as http://127.0.0.1:8000")
+    try:
+        parse_worker_url(url)
+    except ValueError as error:
+        raise click.BadParameter(f"{url} {error}") from None
+
+
+def _build_tls_context(ca: str | None) -> ssl.SSLContext:
+    """Raises BadParameter."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise click.BadParameter(f"--ca: {ca} holds no certificates in PEM: {error}") from None
+
+
+def _read_key(file: Path) -> str:
+    """The key in a file. Raises BadParameter."""
+    try:
+        return parse_bearer_token(file.read_text("utf-8").strip())
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"--key-file: {file} is not UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"--key-file: the key in {file} {error}") from None
 
 
 def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> dict[str, Any]:
@@ -186,8 +208,7 @@ async def _run(
     from gateway.tools.probe.runner import run_probes  # noqa: PLC0415 - as above
 
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT)
-    tls = ssl.create_default_context(cafile=limits.ca)
-    async with httpx.AsyncClient(timeout=timeout, trust_env=False, verify=tls) as http:
+    async with httpx.AsyncClient(timeout=timeout, trust_env=False, verify=limits.tls) as http:
         worker = WorkerClient(http, adapter, target)
         try:
             async for result in run_probes(

@@ -12,6 +12,7 @@ import click
 from msgspec import Struct
 
 from gateway.cli.built_in import is_url
+from gateway.cli.option_types import SENT_KEY, NumberRange
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.terminal import print_text
@@ -88,6 +89,7 @@ class _Options(Struct, frozen=True):
 @click.option("--profile", help="The worker's profile, such as vllm; by default the first.")
 @click.option(
     "--worker-key",
+    type=SENT_KEY,
     envvar="INTERLINGUA_WORKER_KEY",
     help="The worker's API key; prefer the environment variable INTERLINGUA_WORKER_KEY.",
 )
@@ -127,13 +129,13 @@ class _Options(Struct, frozen=True):
 )
 @click.option(
     "--prices",
-    type=(float, float),
+    type=(NumberRange(0), NumberRange(0)),
     metavar="PROMPT COMPLETION",
     help="The prices of a million tokens, to estimate the cost.",
 )
 @click.option(
     "--max-cost",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     metavar="AMOUNT",
     help="Stop before the requests are expected to cost more; needs --prices.",
 )

@@ -16,7 +16,13 @@ from gateway.cli.built_in import (
     build_serve_config,
     find_config_file,
 )
-from gateway.cli.server_process import LOG_FORMAT_OPTION, RunOptions, run_gateway, start_logging
+from gateway.cli.server_process import (
+    LOG_FORMAT_OPTION,
+    LOG_LEVEL_OPTION,
+    RunOptions,
+    run_gateway,
+    start_logging,
+)
 from gateway.config.errors import ConfigError
 from gateway.config.loader import LoadedConfig
 from gateway.config.source import ConfigFetcher, ConfigReader, make_file_fetcher
@@ -86,7 +92,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
     metavar="SOCKET",
     help="Socket path for an upgrade without downtime: take over from the process that uses it.",
 )
-@click.option("--log-level", default="info", show_default=True)
+@LOG_LEVEL_OPTION
 @LOG_FORMAT_OPTION
 def serve(target: str | None, log_level: str, processes: int, **options: Any) -> None:
     """Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.

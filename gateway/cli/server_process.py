@@ -210,6 +210,14 @@ LOG_FORMAT_OPTION: Final = click.option(
 )
 
 
+LOG_LEVEL_OPTION: Final = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False),
+    default="info",
+    show_default=True,
+)
+
+
 def start_logging(level: str, choice: LogFormatChoice) -> LogFormat:
     """Log to standard error, also in the processes that are started. Returns the format."""
     log_format = choose_log_format(choice)

@@ -10,7 +10,13 @@ import click
 
 from backends.log_format import LogFormatChoice, format_notice
 from gateway.cli.built_in import build_worker_config
-from gateway.cli.server_process import LOG_FORMAT_OPTION, RunOptions, run_gateway, start_logging
+from gateway.cli.server_process import (
+    LOG_FORMAT_OPTION,
+    LOG_LEVEL_OPTION,
+    RunOptions,
+    run_gateway,
+    start_logging,
+)
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_bytes
 from gateway.terminal import print_text
@@ -53,7 +59,7 @@ from protocols.json_body import encode_ascii
     is_flag=True,
     help="Listen on other addresses than loopback although there is no key.",
 )
-@click.option("--log-level", default="info", show_default=True)
+@LOG_LEVEL_OPTION
 @LOG_FORMAT_OPTION
 def worker(log_level: str, log_format: LogFormatChoice, *, insecure: bool, **options: Any) -> None:
     """Serve one local model to gateways, with the OpenAI API and the engine's own parameters.

@@ -11,6 +11,7 @@ Meanwhile both processes share the sockets, so pending connections are accepted 
 """
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -125,8 +126,14 @@ class SocketHandover:
         self._inode = 0
 
     def listen(self) -> None:
-        """Listen at the path, replacing a socket that is there. Raises OSError with the path."""
+        """Listen at the path, replacing a socket that is there. Raises OSError with the path.
+
+        A file that is no socket is never replaced: the path is mistaken.
+        """
         temporary = self._path.with_name(f"{self._path.name}.new")
+        for path in (self._path, temporary):
+            if path.exists() and not path.is_socket():
+                raise OSError(errno.EEXIST, "a file that is not a socket has this name", str(path))
         temporary.unlink(missing_ok=True)
         server = self._listener = socket.socket(socket.AF_UNIX)
         server.setblocking(False)  # noqa: FBT003 - the standard library's

@@ -106,7 +106,7 @@ def test_wrong_key_fails(urls: list[str]) -> None:
 
 WRONG = [
     (["http://127.0.0.1:1", "--protocol", "openai"], "can't reach http://127.0.0.1:1"),
-    (["127.0.0.1:1", "--protocol", "openai"], "is not a URL"),
+    (["127.0.0.1:1", "--protocol", "openai"], "does not start with http://"),
     (["http://127.0.0.1:1"], "Missing option '--protocol'"),
     (["http://127.0.0.1:1", "--protocol", "nope"], "'nope' is not one of"),
     (["http://127.0.0.1:1", "--protocol", "ovms", "--only", "OV-99"], "has no case OV-99"),

@@ -57,6 +57,19 @@ async def test_successor_inherits_sockets_and_unused_ones_are_closed(
     assert not socket_path.exists()
 
 
+@pytest.mark.parametrize("name", ["handover", "handover.new"])
+def test_file_at_the_path_is_never_replaced(
+    socket_path: Path, listener: socket.socket, name: str
+) -> None:
+    file = socket_path.with_name(name)
+    file.write_text("version: 1\n")
+
+    with pytest.raises(FileExistsError, match="a file that is not a socket has this name"):
+        start_handover(socket_path, listener)
+
+    assert file.read_text() == "version: 1\n"
+
+
 async def test_successor_that_exits_before_serving_is_ignored(
     socket_path: Path, listener: socket.socket
 ) -> None:
