@@ -29,9 +29,10 @@ class KeyType(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """See click.ParamType."""
         try:
-            return str(parse_bearer_token(value))
+            parse_bearer_token(value)
         except ValueError as error:
             self.fail(f"the key {error}", param, ctx)
+        return str(value)
 
 
 SENT_KEY: Final = KeyType()

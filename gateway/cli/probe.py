@@ -17,7 +17,7 @@ from gateway.config.registry import ProtocolRegistry, describe_type_mismatch
 from gateway.terminal import print_text
 from protocols import PROTOCOLS
 from protocols.core.interfaces import UpstreamAdapter
-from protocols.core.units import parse_bearer_token, parse_worker_url
+from protocols.core.units import parse_worker_url
 
 if TYPE_CHECKING:
     from gateway.tools.probe.client import Probe, WorkerTarget
@@ -134,11 +134,10 @@ def _build_tls_context(ca: str | None) -> ssl.SSLContext:
 def _read_key(file: Path) -> str:
     """The key in a file. Raises BadParameter."""
     try:
-        return parse_bearer_token(file.read_text("utf-8").strip())
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"--key-file: {file} is not UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise click.BadParameter(f"--key-file: the key in {file} {error}") from None
+        text = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"--key-file: {file} can't be read: {error}") from None
+    return SENT_KEY.convert(text, None, None)
 
 
 def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> dict[str, Any]:

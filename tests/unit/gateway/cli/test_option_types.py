@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
+from gateway.cli.option_types import SENT_KEY
+from gateway.cli.probe import _read_key
 
 WORKER = "http://127.0.0.1:1"
 PROBE = ["probe", WORKER, "--protocol", "openai", "--model", "m"]
@@ -21,7 +23,7 @@ MISTAKES = [
     (["replay", "FILE", "--max-cost", "inf"], "'--max-cost': inf is not a number"),
     ([*PROBE, "--timeout", "nan"], "'--timeout': nan is not a number"),
     ([*PROBE, "--key", "a\nb"], "'--key': the key is empty, or contains spaces or characters"),
-    ([*PROBE, "--key-file", "FILE"], "--key-file: the key in FILE is empty, or contains spaces"),
+    ([*PROBE, "--key-file", "FILE"], "the key is empty, or contains spaces"),
     ([*PROBE, "--ca", "FILE"], "--ca: FILE holds no certificates in PEM"),
     (["explain", WORKER, "--id", "1", "--admin-key", "ключ"], "'--admin-key': the key is empty"),
     (["ab", WORKER, "--model", "m", "--key", "ключ"], "'--key': the key is empty, or contains"),
@@ -44,3 +46,10 @@ def test_mistaken_value_is_wrong_usage(
 
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_key_is_sent_as_it_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-1\n")
+
+    assert SENT_KEY.convert("sk-1", None, None) == f"{_read_key(file)}" == "sk-1"
