@@ -111,6 +111,8 @@ class Responder(Struct, eq=False):
     _is_client_stalled: bool = False
     _has_content: bool = False
     """Whether some content was written."""
+    _has_unwritten_content: bool = False
+    """Whether there was content whose bytes come with those of later events."""
     _is_stream_complete: bool = False
     _is_end_written: bool = False
     """Whether the end of the stream was written. A later failure does not concern the client."""
@@ -288,9 +290,9 @@ class Responder(Struct, eq=False):
             self._strategy.get_encoder().encode_events(events) if data is None and events else data
         )
         self._request.record.tokens += self._record_events(events)
+        if not self._has_content:
+            self._has_content = self._begin_content(chunk, events)
         if chunk:
-            if not self._has_content:
-                self._has_content = self._begin_content(events)
             if self._request.store_response is not None and self._is_stream_complete:
                 self._last_chunk = chunk
             else:
@@ -374,12 +376,18 @@ class Responder(Struct, eq=False):
         self._strategy.report_lost_event(event, is_encoded=is_encoded)
         self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
 
-    def _begin_content(self, events: Sequence[Event]) -> bool:
-        """Begin the response if it has not begun. Returns whether these events have content."""
+    def _begin_content(self, chunk: bytes | None, events: Sequence[Event]) -> bool:
+        """Begin the response with its first bytes. Returns whether they have content."""
+        has_content = self._has_unwritten_content or not _CONTENT_EVENTS.isdisjoint(
+            map(type, events)
+        )
+        if not chunk:
+            self._has_unwritten_content = has_content
+            return False
         elapsed = self._get_elapsed()
         if not self._request.writer.started:
             self._start_response(elapsed)
-        if has_content := not _CONTENT_EVENTS.isdisjoint(map(type, events)):
+        if has_content:
             self._request.record.first_token = elapsed
         return has_content
 

@@ -283,6 +283,7 @@ async def test_large_event_is_decoded_in_a_thread_and_passed_on_in_parts(
         await gateway.http.post(f"/v1/{path}", json=body)
 
     assert gateway.records[-1].outcome == "ok"
+    assert gateway.records[-1].first_token
     assert len(threads) == 1
     assert threading.get_ident() not in threads
     assert sum(lengths) > 8000
