@@ -1,4 +1,4 @@
-"""What commands print and write: tables, files, and the progress of loading."""
+"""What commands print and write: tables and files."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

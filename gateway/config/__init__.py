@@ -5,7 +5,12 @@ yaml_reader         YAML text to a bounded tree of nodes; environment variables
 decoder             the tree to the Structs
 errors              ConfigError, positions, suggestions
 loader              read, decode, validate, fill in defaults
-validate            cross references: listeners, models, splits, fallbacks, keys, limits
+source              where the text comes from, and how other processes get it
+validate            models: versions, splits, aliases, options
+validate_listeners  listeners: addresses, protocols, keys
+validate_fallbacks  fallbacks: targets, tasks, circles
+validate_observers  shadow traffic, judges, recordings
+validate_keys       API keys and rate limits
 validate_routes     routes: unknown names, routes that never match
 validate_pools      pools: the workers' sources, credentials, headers
 validate_backends   checks that need the machine: files, TLS, installed packages, protocols

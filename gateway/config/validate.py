@@ -1,4 +1,4 @@
-"""Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
+"""Validates a configuration as a whole: models, and the checks of other sections' files."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -263,6 +263,3 @@ def _check_model_options(
                 context.add_issue(at, message, key=True)
             elif is_set(value) and (mismatch := describe_type_mismatch(value, types[key])):
                 context.add_issue(at, mismatch)
-
-
-# --- keys ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The explanation of one request: its Structs and its text form. Times are in seconds."""
+"""The Structs of an explanation, and of the request for one. Times are in seconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -211,9 +211,6 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     seconds: Mapping[str, float] = {}
     """Spent in ``read``, ``route``, ``translate``, ``fallback`` (with failed targets, if any), and
     from there to the ``first_byte``."""
-
-
-# The request for an explanation.
 
 
 class ExplainRequest(

@@ -1,4 +1,4 @@
-"""Feedback of clients on responses: ``POST /v1/feedback``, and the ids by which they name them.
+"""Feedback of clients on responses: ``POST /v1/feedback``, and the stage that notes their ids.
 
 The endpoint belongs to no protocol: requests and errors look the same on every listener. A
 judgement is stored beside the usage row of its request, so that a request is known only once it has

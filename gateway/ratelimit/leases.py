@@ -19,7 +19,6 @@ What must never happen:
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,8 +41,6 @@ from protocols.core.interfaces import Clock, RateLimitStatus
 
 LimitKind = Literal["rate", "day", "slots"]
 """``rate``: a token bucket. ``day``: an amount per day from 00:00 UTC. ``slots``: concurrency."""
-"""While the store fails: each process has its part of every limit (``local``), everything is
-admitted (``open``), or nothing is (``closed``)."""
 
 
 class SharedLimit(Struct, frozen=True):
@@ -559,6 +556,3 @@ class LeaseRenewer:
             self._wake_event.clear()
             await self.renew_leases()
             await asyncio.sleep(MIN_RENEW_INTERVAL)
-
-
-log = logging.getLogger("interlingua")

@@ -1,4 +1,4 @@
-"""Error bodies in OpenAI's format, for clients and of workers, with their HTTP statuses.
+"""Error bodies in OpenAI's format, for clients, with their HTTP statuses.
 
 Protocols with this format use ``build_error_response`` and ``format_error_event``; others put
 status, type and code into a format of their own.

@@ -1,4 +1,4 @@
-"""Messages and content parts, decoded from clients and encoded for workers.
+"""Messages with their tool calls, decoded from clients and encoded for workers.
 
 Each protocol has its own ``MessageRules`` and ``MessageStyle``::
 

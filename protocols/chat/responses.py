@@ -617,9 +617,6 @@ class ChunkWriter:
         )
 
 
-__all__ = ["FINISH_REASONS", "ChatEncoder", "CompletionEncoder", "ResponseStyle"]
-
-
 class ChatEncoder:
     """Encodes the response to a chat request.
 

@@ -78,7 +78,6 @@ def build_worker_config(
     return text.replace("PROTOCOL", protocol).replace("WORKERS", urls).replace("SHADOW", shadow)
 
 
-"""The response to a health probe."""
 HELLO = [{"role": "user", "content": "hi"}]
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"new","choices":[%s]}'
 

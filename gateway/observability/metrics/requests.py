@@ -1,4 +1,4 @@
-"""Metrics of finished and running requests.
+"""Metrics of finished requests, and the collector that counts them.
 
 The label ``split`` is the traffic split that chose the version; it is "" for pinned versions,
 routes and fallbacks.

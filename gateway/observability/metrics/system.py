@@ -1,4 +1,4 @@
-"""Metrics of the process, reloads, engines, shadow traffic, rate limits and dropped records."""
+"""Metrics of the process itself, its connections, and the supervisor of several processes."""
 
 import asyncio
 import os
