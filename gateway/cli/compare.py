@@ -118,7 +118,7 @@ def compare(a: str, b: str | None, **arguments: Any) -> None:
       interlingua compare recordings-replay/
       interlingua compare chat@1 chat@2 --in recordings/
 
-    A and B are folders or files that a gateway with ``record``, or interlingua replay, wrote. A
+    A and B are folders or files that a gateway with `record`, or interlingua replay, wrote. A
     replay is compared with its recording request by request. A alone is a replay to two targets,
     whose times can be compared as well. Two other recordings, or two versions
     with --in, are compared as a whole; of versions, only the requests that a traffic split
@@ -276,7 +276,7 @@ def _read(path: str) -> "list[RecordedRequest]":
     except OSError as error:
         raise click.UsageError(f"{path} can't be read: {error.strerror}") from None
     if reader.skipped_lines:
-        print_text(f"{path}: {reader.skipped_lines} damaged lines are left out", err=True)
+        print_text(f"{path}: damaged lines that are left out: {reader.skipped_lines}", err=True)
     return requests
 
 

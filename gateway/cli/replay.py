@@ -149,7 +149,7 @@ def replay(**arguments: Any) -> None:
       interlingua replay recordings/ --to http://127.0.0.1:8001 --model llama3.1 --limit 200
       interlingua replay recordings/ --config new.yaml --pace recorded
 
-    RECORDINGS is a folder or file that a gateway with ``record`` wrote. A gateway of this command
+    RECORDINGS is a folder or file that a gateway with `record` wrote. A gateway of this command
     answers the requests on a loopback address: without rate limits and shadow traffic, and with
     --to also without splits, routes and fallbacks. The results are a recording, too; compare both
     with interlingua compare. No tool that a model calls is executed.
@@ -159,7 +159,8 @@ def replay(**arguments: Any) -> None:
 
     Ctrl-C stops and keeps the results so far.
 
-    Exit codes: 0 all requests were sent, 1 the gateway could not start, 2 wrong usage, 130 stopped.
+    Exit codes: 0 all requests were sent, 1 the gateway could not start, or requests reached no
+    worker, 2 wrong usage, 130 stopped.
     """  # noqa: D301 - click reads \b
     from gateway.tools.replay.runner import Replay  # noqa: PLC0415 - only here
 
@@ -189,7 +190,7 @@ def replay(**arguments: Any) -> None:
         except (OSError, WorkerError) as error:
             raise click.ClickException(f"the gateway can't start: {error}") from None
     _print_result(run.progress, folder)
-    sys.exit(_INTERRUPTED if run.progress.is_interrupted else 0)
+    sys.exit(_INTERRUPTED if run.progress.is_interrupted else int(run.progress.not_sent > 0))
 
 
 _MAX_TARGETS: Final = 2
@@ -255,7 +256,7 @@ def _select(
         reader, limit=options.limit, sampling=options.sample, seed=options.seed, done=done
     )
     if reader.skipped_lines:
-        print_text(f"{reader.skipped_lines} damaged lines of the recording are left out.", err=True)
+        print_text(f"damaged lines of the recording that are left out: {reader.skipped_lines}", err=True)
     prices = None if options.prices is None else Prices(*options.prices)
     budget = ReplayBudget(options.max_tokens, options.max_cost, prices)
     estimate = apply_budget(selection, budget)

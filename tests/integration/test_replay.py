@@ -231,6 +231,22 @@ async def test_recorded_pace_keeps_the_pauses_between_requests(
     assert times[second] - times[first] > 1
 
 
+async def test_rollout_of_the_configuration_does_not_run_in_a_replay(
+    serve: Serve, config: Path, recordings: Path, tmp_path: Path
+) -> None:
+    await send_all(await serve(config.read_text()), REQUESTS[:1])
+    await wait_for(recordings, 1)
+    text = config.read_text() + f"observe: {{usage: {tmp_path / 'usage.sqlite'}}}\n"
+    config.write_text(text.replace("  chat:\n", "  chat:\n    rollout: {to: '2', steps: [1, 100]}\n"))
+
+    code, printed = await run_command(
+        "replay", recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"
+    )
+
+    assert code == 0, printed
+    assert "1 of 1 requests were sent, 0 of them failed" in printed
+
+
 async def test_requests_without_body_are_counted_and_not_sent(
     serve: Serve, config: Path, recordings: Path, tmp_path: Path
 ) -> None:

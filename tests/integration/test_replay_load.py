@@ -116,7 +116,8 @@ async def test_requests_that_reach_no_worker_are_counted_apart_and_sent_again(
     await wait_for(recordings, 3)
     options = ("--config", config, "--to", "chat@4", "--out", tmp_path / "out")
 
-    _, printed = await run_command("replay", recordings, *options)
+    code, printed = await run_command("replay", recordings, *options)
+    assert code == 1
     assert "0 of 3 requests were sent, 0 of them failed" in printed
     assert "3 could not be sent, since no worker was free or could be reached" in printed
     assert not list(read_recordings(tmp_path / "out"))

@@ -2,7 +2,8 @@
 
 It listens on loopback only, has no limits of rates, and records every request. API keys keep their
 names, models and tags, but get secrets of their own for this run. With a target, each recorded
-model is that target alone: no split, route, fallback or shadow changes where a request goes.
+model is that target alone: no split, route or fallback changes where a request goes. No rollout moves
+a split, and nothing judges or copies requests.
 """
 
 import hashlib
@@ -236,8 +237,6 @@ def _redirect(config: Config, target: str, models: Collection[str]) -> tuple[str
         versions={version: TargetConfig(chosen.backend, chosen.model or name)},
         split=None,
         fallback=None,
-        shadow=None,
-        record=None,
     )
     return (
         name,
@@ -268,7 +267,8 @@ def _build_target(
         for key, secret in key_secrets.items()
     )
     models: dict[str, ModelConfig] = {
-        model: replace(one, shadow=None, record=None) for model, one in config.models.items()
+        model: replace(one, rollout=None, shadow=None, judge=None, record=None)
+        for model, one in config.models.items()
     }
     defaults: DefaultsConfig = replace(config.defaults, limits=None, record=record)
     config = replace(

@@ -24,6 +24,7 @@ listeners:
   - {address: "0.0.0.0:8080", protocols: [openai, triton]}
   - {address: "0.0.0.0:1025", protocols: [{name: mindie, prefix: /mindie}]}
 admin: {address: "127.0.0.1:9901"}
+observe: {usage: usage.sqlite, feedback: {}}
 backends: {a: {kind: echo}, b: {kind: echo}}
 models:
   chat:
@@ -32,6 +33,8 @@ models:
     split: {weights: {"1": 90, "2": 10}}
     fallback: ["2"]
     shadow: {to: "2", share: 10%}
+    rollout: {to: "2", steps: [10, 100]}
+    judge: {model: other, rubric: Is it true?}
     record: {to: elsewhere}
   other: {backend: a}
 routes: [{name: r, when: {model: chat, key: web}, to: {version: "2"}}]
@@ -40,7 +43,6 @@ keys:
     sha256: 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b
     models: [other, chat]
     limits: {requests: 1/s}
-observe: {usage: usage.sqlite}
 """
 
 
@@ -72,7 +74,7 @@ def test_every_recorded_model_is_the_target_alone() -> None:
     for model in config.models.values():
         [(version, target)] = model.resolve_targets().items()
         assert (version, target.backend, target.model) == ("2", "b", "served")
-        assert (model.split, model.fallback, model.shadow, model.record) == (None,) * 4
+        assert (model.split, model.fallback) == (None, None)
     assert set(config.backends) == {"b"}
     assert config.routes == ()
 
@@ -117,7 +119,8 @@ def test_gateway_of_a_replay_can_be_reached_on_loopback_only_and_records_everyth
         assert record_config.bodies == "full"
         assert all(key.limits is None for key in config.keys)
         assert all(
-            model.record is None and model.shadow is None for model in config.models.values()
+            (model.rollout, model.shadow, model.judge, model.record) == (None,) * 4
+            for model in config.models.values()
         )
 
 
