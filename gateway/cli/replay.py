@@ -256,7 +256,7 @@ def _select(
         reader, limit=options.limit, sampling=options.sample, seed=options.seed, done=done
     )
     if reader.skipped_lines:
-        print_text(f"damaged lines of the recording that are left out: {reader.skipped_lines}", err=True)
+        print_text(f"damaged lines that are left out: {reader.skipped_lines}", err=True)
     prices = None if options.prices is None else Prices(*options.prices)
     budget = ReplayBudget(options.max_tokens, options.max_cost, prices)
     estimate = apply_budget(selection, budget)

@@ -236,8 +236,9 @@ async def test_rollout_of_the_configuration_does_not_run_in_a_replay(
 ) -> None:
     await send_all(await serve(config.read_text()), REQUESTS[:1])
     await wait_for(recordings, 1)
-    text = config.read_text() + f"observe: {{usage: {tmp_path / 'usage.sqlite'}}}\n"
-    config.write_text(text.replace("  chat:\n", "  chat:\n    rollout: {to: '2', steps: [1, 100]}\n"))
+    rollout = "  chat:\n    rollout: {to: '2', steps: [1, 100]}\n"
+    text = config.read_text().replace("  chat:\n", rollout)
+    config.write_text(f"{text}observe: {{usage: {tmp_path / 'usage.sqlite'}}}\n")
 
     code, printed = await run_command(
         "replay", recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"

@@ -2,8 +2,8 @@
 
 It listens on loopback only, has no limits of rates, and records every request. API keys keep their
 names, models and tags, but get secrets of their own for this run. With a target, each recorded
-model is that target alone: no split, route or fallback changes where a request goes. No rollout moves
-a split, and nothing judges or copies requests.
+model is that target alone: no split, route or fallback changes where a request goes. No rollout
+moves a split, and nothing judges or copies requests.
 """
 
 import hashlib
