@@ -358,6 +358,8 @@ class Responder(Struct, eq=False):
                 self._is_stream_complete = True
             elif type(event) in _PROTOCOL_EVENTS:
                 self._report_lost_event(event, is_encoded=is_encoded)  # type: ignore[arg-type]
+            elif type(event) is ReasoningDelta and event.at:
+                self._report_lost_event(event)
         return tokens
 
     def _check_end(self, event: ChoiceEnd) -> None:
@@ -371,7 +373,10 @@ class Responder(Struct, eq=False):
             self._report_lost_event(event)
 
     def _report_lost_event(
-        self, event: HostedToolCall | ResponseExtra | ChoiceEnd, *, is_encoded: bool = False
+        self,
+        event: HostedToolCall | ResponseExtra | ReasoningDelta | ChoiceEnd,
+        *,
+        is_encoded: bool = False,
     ) -> None:
         self._strategy.report_lost_event(event, is_encoded=is_encoded)
         self._request.record.unsupported_parameters = self._strategy.unsupported_parameters

@@ -28,7 +28,7 @@ from gateway.routing.router import Model, Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import UnsupportedFeature
-from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ResponseExtra
+from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ReasoningDelta, ResponseExtra
 from protocols.core.extra import list_paths
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -230,7 +230,10 @@ class TargetAttempt:
         return HttpResponse(response.status, response.body, headers)
 
     def report_lost_event(
-        self, event: HostedToolCall | ResponseExtra | ChoiceEnd, *, is_encoded: bool = False
+        self,
+        event: HostedToolCall | ResponseExtra | ReasoningDelta | ChoiceEnd,
+        *,
+        is_encoded: bool = False,
     ) -> None:
         """Report what the client's protocol lacks, unless the client gets it.
 
@@ -247,7 +250,11 @@ class TargetAttempt:
         match event:
             case HostedToolCall():
                 is_written = isinstance(encoder, SupportsHostedTools)
-                fields: Iterable[str] = (f"output.{event.kind}",)
+                fields: Iterable[str] = (f"response.output[{event.place}].{event.kind}",)
+            case ReasoningDelta():
+                writes_signature = getattr(encoder, "writes_signature", None)
+                is_written = writes_signature is not None and writes_signature(event)
+                fields = (event.at,)
             case ChoiceEnd():
                 hidden = getattr(encoder, "hidden_reasons", ())
                 is_written = event.lost_word is None and event.finish_reason not in hidden

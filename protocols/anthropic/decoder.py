@@ -65,6 +65,14 @@ _STOP_KEYS: Final[KeyTree] = {
     "delta": dict.fromkeys(("stop_reason", "stop_sequence")),
     "usage": _COUNT_KEYS,
 }
+_EVENT_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "message_start": frozenset({"type", "message"}),
+    "content_block_start": frozenset({"type", "index", "content_block"}),
+    "content_block_delta": frozenset({"type", "index", "delta"}),
+    "content_block_stop": frozenset({"type", "index"}),
+    "message_stop": frozenset({"type"}),
+}
+"""The keys of the events of a stream; those of ``message_delta`` are in ``_STOP_KEYS``."""
 _PART_KEYS: Final[Mapping[str, KeyTree]] = {
     "text": dict.fromkeys(("type", "text")),
     "thinking": dict.fromkeys(("type", "thinking", "signature")),
@@ -76,6 +84,8 @@ _PART_KEYS: Final[Mapping[str, KeyTree]] = {
     "signature_delta": dict.fromkeys(("type", "signature")),
 }
 """The keys of blocks and of their deltas that events represent."""
+_DELTA_KEYS: Final = {"citations_delta": "citations"}
+"""The key of a block that a delta adds to, if no event represents it."""
 _TYPES: Final[Mapping[str, type]] = {
     **dict.fromkeys(("text", "thinking", "signature", "data", "id", "partial_json"), str),
     "input": dict,
@@ -91,16 +101,37 @@ def _add_unknown_keys(
     """Add the keys that no event represents; all of a block or a delta of an unknown type."""
     values: FieldValues
     if known is None:
-        kind = value.get("type")
-        values = (((kind if isinstance(kind, str) else "type",), value),)
+        kind = _as_text(value.get("type")) or "type"
+        values = (((_DELTA_KEYS.get(kind, kind),), value),)
     else:
         unknown = find_unknown_keys(value, known)
         odd = {(name,): value[name] for name, kind in _TYPES.items() if _is_odd(value, name, kind)}
         values = tuple((path, one) for path, one in (unknown | odd).items() if one is not None)
     if values:
-        scope: Literal["item", "response"] = "response" if place is None else "item"
+        scope: Literal["block", "response"] = "response" if place is None else "block"
         index = place if isinstance(place, int) else 0
-        events.append(ResponseExtra(SOURCE, scope, values, index, -1))
+        events.append(ResponseExtra(SOURCE, scope, values, index))
+
+
+def _add_event_keys(fields: Mapping[str, Any], events: list[Event]) -> None:
+    """Add the keys that an event has beside its content."""
+    kind = _as_text(fields.get("type"))
+    known = _EVENT_KEYS.get(kind)
+    if known is not None and not fields.keys() <= known:
+        values = tuple(
+            [
+                (("events", kind, name), value)
+                for name, value in fields.items()
+                if name not in known and value is not None
+            ]
+        )
+        if values:
+            events.append(ResponseExtra(SOURCE, "response", values))
+
+
+def _locate_block(index: Any, name: str) -> str:
+    """The path of something in a block; what has no place is that of the first one."""
+    return f"response.content[{index if isinstance(index, int) else 0}].{name}"
 
 
 def _is_odd(value: Mapping[str, Any], name: str, kind: type) -> bool:
@@ -133,6 +164,7 @@ class MessageDecoder(sse.StreamDecoder):
         if self._is_done or not payload.startswith(b"{"):
             return
         fields = _read_object(payload)
+        _add_event_keys(fields, events)
         match fields.get("type"):
             case "content_block_delta":
                 self._read_delta(self._find_block(fields), _as_dict(fields.get("delta")), events)
@@ -176,9 +208,11 @@ class MessageDecoder(sse.StreamDecoder):
                 thought = _as_text(block.get("thinking"))
                 signature = _as_text(block.get("signature")) or None
                 if thought or signature:
-                    events.append(ReasoningDelta(thought, 0, signature))
+                    at = _locate_block(index, "signature") if signature else ""
+                    events.append(ReasoningDelta(thought, 0, signature, at=at))
             case {"type": "redacted_thinking", "data": str() as data}:
-                events.append(ReasoningDelta("", redacted=data))
+                at = _locate_block(index, "redacted_thinking")
+                events.append(ReasoningDelta("", redacted=data, at=at))
             case {"type": "tool_use", "name": str() as name}:
                 self._end_call(index, events)  # of an earlier block with the same index
                 call = self._calls[index] = self._call_count
@@ -206,8 +240,9 @@ class MessageDecoder(sse.StreamDecoder):
                 events.append(ToolCallDelta(0, self._calls[begun], text))
             case {"type": "thinking_delta", "thinking": str() as text} if text:
                 events.append(ReasoningDelta(text))
-            case {"type": "signature_delta", "signature": str() as signature}:
-                events.append(ReasoningDelta("", signature=signature))
+            case {"type": "signature_delta", "signature": str() as signature} if signature:
+                at = _locate_block(index, "signature")
+                events.append(ReasoningDelta("", signature=signature, at=at))
             case _:
                 pass
 

@@ -154,6 +154,13 @@ class MessageEncoder:
             ("x-served-model", self._about.version),
         )
 
+    def writes_signature(self, event: ReasoningDelta) -> bool:  # noqa: ARG002
+        """See ``protocols.core.interfaces.SupportsSignedReasoning``.
+
+        A client that asked for no reasoning misses none.
+        """
+        return True
+
     # --- streams ----------------------------------------------------------------------------------
 
     def encode_events(self, events: Sequence[Event]) -> bytes:

@@ -522,7 +522,12 @@ def read_content_parts(content: Sequence[Any], index: int, events: list[Event]) 
                 "thinking": [*items],
                 **lost,
             }:
-                events += [_read_reasoning_item(item, index) for item in items]
+                key = "summary" if part["type"] == "reasoning" else "thinking"
+                path = f"response.choices[{index}].message.content[{place}].{key}"
+                events += [
+                    _read_reasoning_item(item, index, f"{path}[{i}]")
+                    for i, item in enumerate(items)
+                ]
             case {"type": "refusal", "refusal": str() as text, **lost}:
                 events.append(RefusalDelta(text, index))
             case {}:
@@ -540,12 +545,13 @@ def read_content_parts(content: Sequence[Any], index: int, events: list[Event]) 
     return "".join(texts)
 
 
-def _read_reasoning_item(item: Any, index: int) -> ReasoningDelta:
-    """One item of a reasoning part's summary."""
+def _read_reasoning_item(item: Any, index: int, at: str) -> ReasoningDelta:
+    """One item of a reasoning part's summary, which stands ``at`` this path."""
     fields = item if isinstance(item, dict) else {"text": item}
     text, signature = fields.get("text"), fields.get("signature")
     return ReasoningDelta(
         text if isinstance(text, str) else "",
         index,
         signature if isinstance(signature, str) else None,
+        at=f"{at}.signature" if isinstance(signature, str) else "",
     )

@@ -73,6 +73,8 @@ class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
 
     ``id`` is the worker's name of the item that the piece belongs to, if it has one. With
     ``is_new_part``, it begins a further part of that item, and its text with ``PART_SEPARATOR``.
+    ``at`` is the path of the signature or of the encrypted reasoning in the worker's answer, if
+    there is one.
     """
 
     text: str
@@ -81,6 +83,7 @@ class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
     redacted: str | None = None
     id: str | None = None
     is_new_part: bool = False
+    at: str = ""
 
 
 class RefusalDelta(Struct, frozen=True, gc=False, tag=True):
@@ -118,6 +121,8 @@ class HostedToolCall(Struct, frozen=True, gc=False, tag=True):
     kind: str
     item: Raw
     index: int = 0
+    place: int = 0
+    """That of the item in the worker's output."""
 
 
 FieldValues = tuple[tuple[tuple[str, ...], Any], ...]
@@ -132,10 +137,10 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     """
 
     source: str
-    scope: Literal["response", "choice", "message", "tool_call", "item", "score", "data"]
+    scope: Literal["response", "choice", "message", "tool_call", "item", "block", "score", "data"]
     """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
-    ``call_index`` that of a call, else -1. ``score``: that of the document ``index``. ``data``: the
-    vector or the class of the input ``index``."""
+    ``call_index`` that of a call, else -1. ``block``: one of Anthropic's content blocks. ``score``:
+    that of the document ``index``. ``data``: the vector or the class of the input ``index``."""
     values: FieldValues
     index: int = 0
     call_index: int = 0
@@ -149,6 +154,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
                 return self.scope
             case "item":
                 return f"response.output[{self.index}]"
+            case "block":
+                return f"response.content[{self.index}]"
             case "score":
                 return f"response.results[{self.index}]"
             case "data":

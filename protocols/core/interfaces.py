@@ -11,6 +11,7 @@ HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
 HidesFinishReasons   a response encoder whose protocol lacks words for incomplete answers
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
+SupportsSignedReasoning a response encoder that writes signatures of reasoning
 SupportsResponseExtra a response encoder that writes a worker's keys without a place in events
 SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
@@ -34,7 +35,7 @@ from msgspec import Struct
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, UnsupportedFeature
-from protocols.core.events import Event, FinishReason, Usage
+from protocols.core.events import Event, FinishReason, ReasoningDelta, Usage
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 from protocols.core.request_headers import RequestHeaders
@@ -193,6 +194,14 @@ class SupportsHostedTools(Protocol):
     """A response encoder that writes HostedToolCall events; others leave them out."""
 
     writes_hosted_tools: bool
+
+
+@runtime_checkable
+class SupportsSignedReasoning(Protocol):
+    """A response encoder that writes signatures of reasoning; others leave them out."""
+
+    def writes_signature(self, event: ReasoningDelta) -> bool:
+        """Whether clients get its signature or its encrypted reasoning."""
 
 
 @runtime_checkable

@@ -97,6 +97,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 """What every target does if it is not told otherwise."""
 _NUMBER_TYPES: Final = (int, float)
 _MESSAGES: Final = "messages"
+_CONTINUATION: Final = ("templating.continue_final", "templating.add_generation_prompt")
+"""Fields that say that an answer continues the last message."""
 REASONING: Final = "earlier reasoning"
 """The detail of the loss of an assistant's reasoning."""
 _NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
@@ -220,8 +222,23 @@ def find_unsupported_parameters(
                 continue
         elif _says_nothing(request, path, value) or value == carry.default:
             continue
-        losses.append(_build_loss(path, names, reason, detail))
+        prefill = _find_lost_prefill(request, path, names)
+        losses.append(prefill or _build_loss(path, names, reason, detail))
     return tuple(losses)
+
+
+def _find_lost_prefill(
+    request: AnyRequest, path: str, names: Mapping[str, str]
+) -> UnsupportedParameter | None:
+    """The loss of an assistant message that the answer has to continue, by a worker that may not.
+
+    In a protocol without a field for that, the message itself says so.
+    """
+    is_message = path in _CONTINUATION and names.get(path) == _MESSAGES
+    if not is_message or not isinstance(request, GenerationRequest):
+        return None
+    field = locate_message(request.messages[-1], len(request.messages) - 1)
+    return UnsupportedParameter(field, "approximated", "may not be continued", _CONTINUATION[0])
 
 
 def _build_loss(

@@ -60,8 +60,15 @@ class _WireEvent(Struct):
     logprobs: Any = None
     content_index: Any = None
     summary_index: Any = None
+    sequence_number: Any = None
+    obfuscation: Any = None
 
 
+class _KnownEvent(_WireEvent, forbid_unknown_fields=True):
+    """An event without keys that nobody knows."""
+
+
+_decode_known_event = JsonDecoder(_KnownEvent).decode
 _decode_event = JsonDecoder(_WireEvent).decode
 _decode_response = JsonDecoder(_Object).decode
 _JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError)
@@ -73,6 +80,12 @@ _REASONING_DELTAS: Final = frozenset(
 _CALL_DELTAS: Final = frozenset(
     {"response.function_call_arguments.delta", "response.custom_tool_call_input.delta"}
 )
+_READ_EVENTS: Final = frozenset(
+    {"response.output_text.delta", "response.refusal.delta", "response.output_item.added",
+     "response.output_item.done", "response.created", "response.in_progress", "response.queued",
+     "response.completed", "response.incomplete", *_REASONING_DELTAS, *_CALL_DELTAS}
+)  # fmt: skip
+"""The events that are read; the others repeat what these say, or are reported whole."""
 _CALL_KEYS: Final[Mapping[str, str]] = {
     "function_call": "arguments",
     "custom_tool_call": "input",
@@ -182,7 +195,7 @@ class ResponsesDecoder(sse.StreamDecoder):
         if self._is_done or not (text := payload.strip()) or text == _DONE_PAYLOAD:
             return
         try:
-            event = _decode_event(payload)
+            event = _read_event(payload, events)
         except _JSON_ERRORS as e:
             raise build_answer_error(e) from e
         match event.type:
@@ -262,7 +275,8 @@ class ResponsesDecoder(sse.StreamDecoder):
             if kind in _CONTENT_TYPES:
                 events += _read_content(item)
             elif kind:
-                events.append(HostedToolCall(kind, Raw(_encode(item))))
+                place = event.output_index if isinstance(event.output_index, int) else 0
+                events.append(HostedToolCall(kind, Raw(_encode(item)), place=place))
         if is_done and not state.is_done:
             self._add_extra(state, event.output_index, item, events)
         state.is_done = state.is_done or is_done
@@ -406,6 +420,20 @@ class ResponsesDecoder(sse.StreamDecoder):
         stored = inputs.get("cache_write_tokens") or None
         written = self._usage_reader.read_prompt_tokens(stored)
         return usage if usage is None else replace(usage, cache_write_tokens=written)
+
+
+def _read_event(payload: bytes, events: list[Event]) -> _WireEvent:
+    """The event; its unknown keys are reported if it is one of those that are read."""
+    try:
+        return _decode_known_event(payload)
+    except msgspec.ValidationError:
+        event = _decode_event(payload)
+    if event.type in _READ_EVENTS:
+        fields = _decode_response(payload)
+        unknown = [name for name in fields if name not in _WireEvent.__struct_fields__]
+        lost = [(("events", event.type, name), fields[name]) for name in unknown]
+        report_lost_fields(tuple([one for one in lost if has_content(one[1])]), events)
+    return event
 
 
 def _report_event(event: _WireEvent, events: list[Event]) -> None:

@@ -604,6 +604,10 @@ class ResponsesEncoder:
             begun += item.begin()
         return begun + item.add(event)
 
+    def writes_signature(self, event: ReasoningDelta) -> bool:
+        """See ``protocols.core.interfaces.SupportsSignedReasoning``."""
+        return event.redacted is None and self._seals_reasoning
+
     @property
     def _seals_reasoning(self) -> bool:
         """Whether clients get reasoning packed, because nothing is stored for them."""
