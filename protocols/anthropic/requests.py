@@ -334,7 +334,11 @@ _BLOCK_KEYS: Final[Mapping[str, KeyTree]] = {
 }
 """The keys of blocks."""
 _SERVER_RESULT_KEYS: Final = {**_SHARED_KEYS, **dict.fromkeys(("tool_use_id", "content"))}
-_SHOWN_RESULT_KEYS: Final = {**_SHARED_KEYS, **dict.fromkeys(("title", "url"))}
+_SERVER_ERROR_KEYS: Final = {**_SHARED_KEYS, "error_code": None}
+_SHOWN_RESULT_KEYS: Final[KeyTree] = {
+    "type": frozenset({"web_search_result"}),
+    **dict.fromkeys(("title", "url")),
+}
 """What is shown of each item that a service's own tool found."""
 _OBJECT_KEYS: Final[Mapping[str, KeyTree]] = {
     "thinking": dict.fromkeys(("type", "display")),
@@ -491,15 +495,32 @@ class ConversationReader:
                 name = read_string(block, "name", at)
                 turn.parts.append(TextPart(f"[{name}: {_encode(block.get('input')).decode()}]"))
             case _ if kind.endswith(_SERVER_RESULTS) and kind not in _UNSUPPORTED_BLOCKS:
-                content = block.get("content")
                 add_unknown_keys(self.unknown, block, at, _SERVER_RESULT_KEYS)
-                for k, one in enumerate(content if isinstance(content, list) else ()):
-                    if isinstance(one, dict):
-                        place = f"{at}.content[{k}]"
-                        add_unknown_keys(self.unknown, one, place, _SHOWN_RESULT_KEYS)
-                turn.parts.append(TextPart(_format_server_result(kind, content)))
+                turn.parts.append(self._read_server_result(block.get("content"), kind, at))
             case _:
                 raise _unknown_block_error(kind, at)
+
+    def _read_server_result(self, content: Any, kind: str, at: str) -> TextPart:
+        """The result of a tool that the service ran, as text; what it leaves out is reported."""
+        name, place = kind.removesuffix(_SERVER_RESULTS), f"{at}.content"
+        match content:
+            case {"error_code": str() as code}:
+                add_unknown_keys(self.unknown, content, place, _SERVER_ERROR_KEYS)
+                return TextPart(f"[{name} failed: {code}]")
+            case list():
+                lines = []
+                for k, one in enumerate(content):
+                    match one:
+                        case {"title": str() as title, "url": str() as url}:
+                            add_unknown_keys(self.unknown, one, f"{place}[{k}]", _SHOWN_RESULT_KEYS)
+                            lines.append(f"{title} - {url}")
+                        case _:
+                            self.unknown[f"{place}[{k}]"] = Raw(_encode(one))
+                return TextPart("\n".join(lines) or f"[{name} result]")
+            case _:
+                if content is not None:
+                    self.unknown[place] = Raw(_encode(content))
+                return TextPart(f"[{name} result]")
 
     # --- user messages ----------------------------------------------------------------------------
 
@@ -674,21 +695,6 @@ def _mark_error(parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
         return parts
     rest = parts[1:] if isinstance(parts[0], TextPart) else parts
     return (TextPart(f"Error: {text}"), *rest)
-
-
-def _format_server_result(kind: str, content: Any) -> str:
-    """The result of a tool that the service ran, as text."""
-    name = kind.removesuffix(_SERVER_RESULTS)
-    match content:
-        case {"error_code": str() as code}:
-            return f"[{name} failed: {code}]"
-        case list():
-            lines = [
-                f"{one.get('title')} - {one.get('url')}" for one in content if isinstance(one, dict)
-            ]
-            return "\n".join(lines)
-        case _:
-            return f"[{name} result]"
 
 
 def _unknown_block_error(kind: str, at: str) -> Exception:

@@ -421,7 +421,8 @@ async def test_search_of_the_worker_reaches_a_client_of_the_same_api(serve: Serv
 
 
 @pytest.mark.parametrize(
-    ("on_loss", "header"), [("report", "output.web_search_call=dropped"), ("ignore", None)]
+    ("on_loss", "header"),
+    [("report", "response.output[0].web_search_call=dropped"), ("ignore", None)],
 )
 async def test_search_of_the_worker_is_reported_to_other_clients(
     serve: Serve, on_loss: str, header: str | None

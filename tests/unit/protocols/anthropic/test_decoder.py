@@ -16,7 +16,14 @@ from protocols.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from protocols.core.events import Event, ResponseExtra, StreamEnd, TextDelta, ToolCallStart
+from protocols.core.events import (
+    Event,
+    ReasoningDelta,
+    ResponseExtra,
+    StreamEnd,
+    TextDelta,
+    ToolCallStart,
+)
 from protocols.core.request import GenerationRequest, Message, TextPart, ToolCall
 
 REQUEST = GenerationRequest(
@@ -323,8 +330,8 @@ def test_blocks_of_an_unknown_type_are_reported_whole(*, unary: bool) -> None:
 
     extra = [one for one in events if isinstance(one, ResponseExtra)]
     assert [(one.path, [path for path, _ in one.values]) for one in extra] == [
-        ("response.output[0]", [("server_tool_use",)]),
-        *([] if unary else [("response.output[0]", [("x_delta",)])]),
+        ("response.content[0]", [("server_tool_use",)]),
+        *([] if unary else [("response.content[0]", [("x_delta",)])]),
     ]
 
 
@@ -339,6 +346,39 @@ def test_unknown_events_and_words_are_reported() -> None:
         ("response", {("type",): "later", ("role",): "model"}),
         ("response", {("events", "usage_update"): later}),
         ("response", {("events", "type"): {"x": 2}}),
+    ]
+
+
+def test_keys_beside_the_content_of_events_are_reported() -> None:
+    start, odd, empty = START | {"a": 1}, stop(0) | {"b": 1}, stop(0) | {"c": None}
+
+    events = decode(start, block(0, type="text", text=""), odd, empty, end(), STOP)
+
+    extra = [one for one in events if isinstance(one, ResponseExtra)]
+    assert [(one.path, dict(one.values)) for one in extra] == [
+        ("response", {("events", "message_start", "a"): 1}),
+        ("response", {("events", "content_block_stop", "b"): 1}),
+    ]
+
+
+def test_signatures_and_encrypted_reasoning_have_a_place() -> None:
+    events = decode(
+        START,
+        block(0, type="thinking", thinking="hm", signature=""),
+        delta(0, "signature_delta", signature="s"),
+        delta(0, "signature_delta", signature=""),
+        stop(0),
+        block(1, type="redacted_thinking", data="R"),
+        block("x", type="thinking", thinking="", signature="t"),
+        end(),
+        STOP,
+    )
+
+    assert [one.at for one in events if isinstance(one, ReasoningDelta)] == [
+        "",
+        "response.content[0].signature",
+        "response.content[1].redacted_thinking",
+        "response.content[0].signature",
     ]
 
 

@@ -463,10 +463,17 @@ def test_parts_of_an_assistant(make: MakeCall) -> None:
         },
         {"type": "web_search_tool_result", "content": {"error_code": "unavailable"}},
         {"type": "code_execution_tool_result", "content": {}},
+        {"type": "code_execution_tool_result"},
+        {"type": "web_search_tool_result", "content": []},
     ]
 
-    *_, message = decode(make({"messages": [HI, assistant(*blocks)]})).messages
+    request = decode(make({"messages": [HI, assistant(*blocks)]}))
 
+    *_, message = request.messages
+    assert [*request.extra] == [
+        "messages[1].content[6].content[1]",
+        "messages[1].content[8].content",
+    ]
     assert message.parts == (
         ReasoningPart("T", "theirs"),
         ReasoningPart("own"),
@@ -477,6 +484,8 @@ def test_parts_of_an_assistant(make: MakeCall) -> None:
         TextPart("T - U"),
         TextPart("[web_search failed: unavailable]"),
         TextPart("[code_execution result]"),
+        TextPart("[code_execution result]"),
+        TextPart("[web_search result]"),
     )
 
 

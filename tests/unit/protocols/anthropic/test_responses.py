@@ -165,6 +165,12 @@ def test_signature_alone_is_a_block(make: MakeCall, response_context: ResponseCo
     assert describe(events)[1:-2] == ["start 0 thinking", "signature_delta S", "stop 0"]
 
 
+def test_clients_get_signatures(make: MakeCall, response_context: ResponseContext) -> None:
+    encoder = create(make, response_context)
+
+    assert encoder.writes_signature(ReasoningDelta("", redacted="R"))
+
+
 def test_interleaved_calls_wait_for_the_one_before(
     make: MakeCall, response_context: ResponseContext
 ) -> None:

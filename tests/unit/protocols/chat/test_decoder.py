@@ -410,7 +410,9 @@ def test_reasoning_refusal_and_content_parts_are_decoded() -> None:
 
     assert decode(wire)[:-2] == [
         ReasoningDelta("a"),
-        ReasoningDelta("b", signature="s"),
+        ReasoningDelta(
+            "b", signature="s", at="response.choices[0].message.content[0].summary[0].signature"
+        ),
         TextDelta("cd"),
         RefusalDelta("no"),
     ]

@@ -21,6 +21,7 @@ from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,
+    Message,
     PromptOptions,
     SamplingParams,
     StopConditions,
@@ -110,6 +111,23 @@ def test_template_text_is_reported_as_lost_and_its_mode_is_not() -> None:
     assert find_unsupported_parameters(request, {}, {}) == (
         UnsupportedParameter("template", "dropped", path="templating.template"),
     )
+
+
+def test_message_that_says_itself_that_it_is_continued_is_named() -> None:
+    names = dict.fromkeys(
+        ("templating.continue_final", "templating.add_generation_prompt"), "messages"
+    )
+    request = GenerationRequest(
+        model="m",
+        kind="chat",
+        messages=(Message("user"), Message("assistant")),
+        templating=PromptOptions(continue_final=True, add_generation_prompt=False),
+    )
+
+    losses = find_unsupported_parameters(request, {}, names)
+
+    assert format_loss_header(losses) == "messages[1]=approximated"
+    assert limit_losses(losses) == losses[:1]
 
 
 def test_loss_header_is_sanitized() -> None:

@@ -115,7 +115,15 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
         + make_chunk({}, "stop")
         + DONE,
         CHAT,
-        [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()],
+        [
+            SERVED,
+            ReasoningDelta(
+                "a", signature="s", at="response.choices[0].message.content[0].summary[0].signature"
+            ),
+            TextDelta("b"),
+            ChoiceEnd("eos"),
+            StreamEnd(),
+        ],
     ),
     (
         "whole",

@@ -269,6 +269,27 @@ def test_unknown_events_are_reported_unless_they_are_about_an_item() -> None:
     ]
 
 
+def test_unknown_keys_of_events_that_are_read_are_reported() -> None:
+    events = decode(
+        event("output_text.delta", delta="a", x=1, y=None),
+        event("output_text.done", item_id="m", text="a", z=1),
+        finish(),
+    )
+
+    assert [one for one in events if isinstance(one, ResponseExtra)] == [
+        report("events", "response.output_text.delta", "x", value=1)
+    ]
+
+
+def test_clients_get_signatures_in_reasoning_that_is_packed() -> None:
+    signed = ReasoningDelta("", signature="s")
+    kept, packed = create_encoder(), create_encoder(store=False)
+
+    assert not kept.writes_signature(signed)
+    assert packed.writes_signature(signed)
+    assert not packed.writes_signature(ReasoningDelta("", redacted="R"))
+
+
 def test_items_of_hosted_tools_are_kept_as_they_are() -> None:
     events = decode(
         event("web_search_call.searching", output_index=0),

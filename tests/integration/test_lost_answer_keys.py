@@ -1,0 +1,185 @@
+"""What a worker's answer says beyond the client's protocol is reported with its path."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.conftest import Serve
+from tests.support.fakes import ScriptedWorker
+
+FRONT = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai, anthropic]}}]
+limits: {{drain_timeout: 1s}}
+backends:
+  pool:
+    protocol: {protocol}
+    options: {options}
+    workers: ["{worker}"]
+    health: {{interval: 1h}}
+models:
+  chat: {{backend: pool, model: claude}}
+"""
+ASKED: dict[str, Any] = {
+    "model": "chat",
+    "max_tokens": 9,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+SOURCE = {"type": "web_search_result_location", "url": "http://a", "cited_text": "c"}
+MESSAGE = {"id": "msg_1", "type": "message", "role": "assistant", "content": []}
+
+
+def respond(body: bytes, content_type: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def join_events(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (one["type"].encode(), msgspec.json.encode(one))
+        for one in events
+    )
+
+
+async def ask(
+    serve: Serve, answer: bytes, path: str, body: dict[str, Any], protocol: str = "anthropic"
+) -> list[str]:
+    """The losses that the header of the client's response reports."""
+    options = "{worker_api: responses}" if protocol == "openai" else "{}"
+    async with ScriptedWorker([answer]) as worker:
+        front = FRONT.format(protocol=protocol, options=options, worker=worker.url)
+        gateway = await serve(front)
+        response = await gateway.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    reported: str = response.headers.get("x-interlingua-loss", "")
+    return reported.split(",")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "has_signature"),
+    [
+        ("/v1/chat/completions", ASKED, False),
+        ("/v1/responses", {"model": "chat", "input": "hi", "max_output_tokens": 9}, False),
+        (
+            "/v1/responses",
+            {"model": "chat", "input": "hi", "max_output_tokens": 9, "store": False},
+            True,
+        ),
+    ],
+)
+async def test_blocks_that_a_client_does_not_get_are_reported_by_their_place(
+    serve: Serve, path: str, body: dict[str, Any], *, has_signature: bool
+) -> None:
+    content = [
+        {"type": "redacted_thinking", "data": "abc"},
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+        {"type": "text", "text": "Yes", "citations": [SOURCE]},
+    ]
+    answer = {**MESSAGE, "content": content, "stop_reason": "end_turn"}
+
+    lost = await ask(serve, respond(msgspec.json.encode(answer)), path, body)
+
+    assert lost == [
+        "response.content[0].redacted_thinking=dropped",
+        *([] if has_signature else ["response.content[1].signature=dropped"]),
+        "response.content[2].server_tool_use=dropped",
+        "response.content[3].citations=dropped",
+    ]
+
+
+async def test_blocks_and_keys_of_events_are_reported_by_their_place(serve: Serve) -> None:
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": MESSAGE, "a": 1},
+        {"type": "content_block_start", "index": 0,
+         "content_block": {"type": "redacted_thinking", "data": "abc"}, "b": 1},
+        {"type": "content_block_stop", "index": 0, "c": 1},
+        {"type": "content_block_start", "index": 1,
+         "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+        {"type": "content_block_delta", "index": 1,
+         "delta": {"type": "thinking_delta", "thinking": "hm"}, "d": None},
+        {"type": "content_block_delta", "index": 1,
+         "delta": {"type": "signature_delta", "signature": "s"}},
+        {"type": "content_block_stop", "index": 1},
+        {"type": "content_block_start", "index": 2, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 2,
+         "delta": {"type": "citations_delta", "citation": SOURCE}},
+        {"type": "content_block_delta", "index": 2,
+         "delta": {"type": "text_delta", "text": "Yes"}, "e": 1},
+        {"type": "content_block_stop", "index": 2},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop", "f": 1},
+    ]  # fmt: skip
+    answer = respond(join_events(events), "text/event-stream")
+
+    lost = await ask(serve, answer, "/v1/chat/completions", {**ASKED, "stream": True})
+
+    assert lost == [
+        "response.events.message_start.a=dropped",
+        "response.events.content_block_start.b=dropped",
+        "response.content[0].redacted_thinking=dropped",
+        "response.events.content_block_stop.c=dropped",
+        "response.content[1].signature=dropped",
+        "response.content[2].citations=dropped",
+        "response.events.content_block_delta.e=dropped",
+        "response.events.message_stop.f=dropped",
+    ]
+
+
+async def test_keys_of_events_of_the_responses_api_are_reported(serve: Serve) -> None:
+    response = {"id": "r1", "object": "response", "status": "in_progress", "output": []}
+    place = {"output_index": 0, "content_index": 0, "item_id": "msg_1", "obfuscation": "x"}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "sequence_number": 0, "response": response, "a": 1},
+        {"type": "response.output_text.delta", **place, "delta": "Hi", "b": 1, "c": None},
+        {"type": "response.output_text.done", **place, "text": "Hi", "d": 1},
+        {"type": "response.completed", "response": {**response, "status": "completed"}},
+    ]
+    answer = respond(join_events(events), "text/event-stream")
+
+    lost = await ask(serve, answer, "/v1/chat/completions", {**ASKED, "stream": True}, "openai")
+
+    assert lost == [
+        "response.events.response.created.a=dropped",
+        "response.events.response.output_text.delta.b=dropped",
+    ]
+
+
+async def test_beginning_of_an_answer_that_may_not_be_continued_is_named(serve: Serve) -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "The answer is"}]
+    answer = respond(
+        b'{"id":"r","status":"completed","output":[{"type":"message","id":"m","content":'
+        b'[{"type":"output_text","text":"42"}]}]}'
+    )
+
+    lost = await ask(serve, answer, "/v1/messages", {**ASKED, "messages": messages}, "openai")
+
+    assert lost == ["messages[1].content=approximated"]
+
+
+async def test_results_of_tools_of_the_service_are_shown_or_reported(serve: Serve) -> None:
+    results = [
+        {"type": "web_search_result", "title": "t", "url": "u", "encrypted_content": "E"},
+        {"type": "later", "title": "a", "url": "b"},
+        {"type": "later", "x": 1},
+    ]
+    blocks = [
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": results},
+        {"type": "code_execution_tool_result", "tool_use_id": "s2", "content": {"stdout": "42"}},
+        {"type": "web_search_tool_result", "content": {"error_code": "unavailable", "x": 1}},
+    ]
+    messages = [*ASKED["messages"], {"role": "assistant", "content": blocks}, *ASKED["messages"]]
+    answer = respond(
+        b'{"id":"r","status":"completed","output":[{"type":"message","id":"m","content":'
+        b'[{"type":"output_text","text":"42"}]}]}'
+    )
+
+    lost = await ask(serve, answer, "/v1/messages", {**ASKED, "messages": messages}, "openai")
+
+    assert lost == [
+        "messages[1].content[0].content[0].encrypted_content=dropped",
+        "messages[1].content[0].content[1].type=dropped",
+        "messages[1].content[0].content[2]=dropped",
+        "messages[1].content[1].content=dropped",
+        "messages[1].content[2].content.x=dropped",
+    ]
