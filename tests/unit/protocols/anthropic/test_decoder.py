@@ -369,7 +369,7 @@ def test_signatures_and_encrypted_reasoning_have_a_place() -> None:
         delta(0, "signature_delta", signature=""),
         stop(0),
         block(1, type="redacted_thinking", data="R"),
-        block("x", type="thinking", thinking="", signature="t"),
+        block(2, type="thinking", thinking="", signature="t") | {"index": "x"},
         end(),
         STOP,
     )
