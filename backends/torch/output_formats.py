@@ -150,11 +150,13 @@ class OutputParser:
         self._json_scanner = _JsonScanner()
         self.calls = 0
         """The number of calls that have started."""
+        self._is_cut_off = False
+        """Whether the output has ended in a section, or before the arguments of a further call."""
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the arguments of a call have started and are not complete."""
-        return self._state == "arguments"
+        """Whether a call has started and is not complete."""
+        return self._state == "arguments" or self._is_cut_off
 
     def feed(self, ready: ReadyText) -> Iterator[ParsedOutput]:
         """Add text; return what can be parsed so far."""
@@ -342,6 +344,7 @@ class OutputParser:
 
     def _leave_section(self, end: int, *, ended: bool) -> Iterator[ParsedOutput]:
         """Go on with the section's text, which has no calls."""
+        self._is_cut_off = ended
         if ended and self._rules.is_enforced:
             self._text = ""
             return
@@ -411,7 +414,8 @@ class OutputParser:
         head = self._heads.find(self._heads.next, self._text)
         if head is not None:
             yield self._start_call(head, self._heads.next[head])
-        elif ended:
+        elif ended and self._text:
+            self._is_cut_off = self._heads.is_in_next(self._text)
             self._text = ""
 
     def _emit_text(self, text: str) -> Iterator[ParsedOutput]:
@@ -430,13 +434,19 @@ class _CallHeads:
     def __init__(self, rules: OutputRules) -> None:
         self.first: dict[str, str] = {}
         self.next: dict[str, str] = {}
+        self._between = ""
         mark = rules.calls
         if mark is None or not mark.streams_arguments:
             return
+        self._between = mark.call_suffix + mark.call_separator
         for name in rules.schemas:
             head = f"{mark.call_prefix}{name}{mark.name_separator}"
             self.first[mark.section_prefix + head] = name
-            self.next[mark.call_suffix + mark.call_separator + head] = name
+            self.next[self._between + head] = name
+
+    def is_in_next(self, text: str) -> bool:
+        """Whether the text after a call holds a part of a further one."""
+        return len(text) > len(self._between) and self.is_start(self.next, text)
 
     @staticmethod
     def find(heads: dict[str, str], text: str) -> str | None:

@@ -297,6 +297,21 @@ def test_stop_string_in_the_arguments_ends_a_choice_with_stop(
     assert driver.ended() == {0: ChoiceEndEvent(1, 0, reason, stop)}
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason"), [('"weather"', "stop"), ("city", "stop"), ("</tool_call>", "tool_calls")]
+)
+def test_stop_string_in_a_further_call_ends_a_choice_with_stop(
+    scripted: Drive, stop: str, reason: Any
+) -> None:
+    """Given a complete call, and a stop string in the head or the arguments of the second."""
+    script = HERMES_FORMAT.format_calls([CALLS[1], CALLS[0]])
+    ending = StopParams(max_tokens=400, stop=(stop,))
+    driver = run_script(scripted, script, ending=ending)
+
+    assert driver.select(ToolCallEvent)[0].name == CALLS[1].name
+    assert driver.ended() == {0: ChoiceEndEvent(1, 0, reason, stop)}
+
+
 def test_text_followed_by_tool_calls(scripted: Drive) -> None:
     script = "Let me see. \n" + HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
     driver = run_script(scripted, script)
@@ -390,12 +405,22 @@ def test_other_special_tokens_are_not_shown_as_text(noisy: Drive) -> None:
 # --- parsing --------------------------------------------------------------------------------------
 
 
-def make_parser(family: CallFormat) -> OutputParser:
+def make_parser(family: CallFormat, *, is_enforced: bool = True) -> OutputParser:
     schemas: dict[str, Any] = {name: {} for name in BOTH}
     rules = OutputRules(
-        None, family, schemas, is_open=False, marker_tokens=frozenset(), is_enforced=True
+        None, family, schemas, is_open=False, marker_tokens=frozenset(), is_enforced=is_enforced
     )
     return rules.make_parser()
+
+
+def test_parser_knows_whether_a_further_call_is_complete() -> None:
+    """Calls that are only parsed come with their section; a part of one stays text."""
+    script = HERMES_FORMAT.format_calls(CALLS)
+    for size, is_cut in ((script.index("weather_now"), True), (len(script), False)):
+        parser = make_parser(HERMES_FORMAT, is_enforced=False)
+        list(parser.feed(ReadyText(script[:size], [])))
+        list(parser.close())
+        assert (parser.calls, parser.is_in_call) == (1 if is_cut else 2, is_cut)
 
 
 @pytest.mark.parametrize("family", ENFORCED, ids=lambda family: family.template_sign)
