@@ -329,7 +329,7 @@ def _add_arguments(call_index: int, function: Mapping[str, Any], events: list[Ev
 
 def _add_citations(citations: Any, events: list[Event]) -> None:
     if citations is not None:
-        events.append(ResponseExtra(SOURCE, "message", ((("citations",), citations),)))
+        events.append(ResponseExtra(SOURCE, "response", ((("message", "citations"), citations),)))
 
 
 def _read_text(fields: Mapping[str, Any], name: str, events: list[Event]) -> str:
@@ -338,7 +338,7 @@ def _read_text(fields: Mapping[str, Any], name: str, events: list[Event]) -> str
     if isinstance(value, str):
         return value
     if value is not None:
-        events.append(ResponseExtra(SOURCE, "message", (((name,), value),)))
+        events.append(ResponseExtra(SOURCE, "response", ((("message", name), value),)))
     return ""
 
 
@@ -348,7 +348,7 @@ def _read_list(message: Mapping[str, Any], name: str, events: list[Event]) -> li
     if isinstance(value, list):
         return value
     if value is not None:
-        events.append(ResponseExtra(SOURCE, "message", (((name,), value),)))
+        events.append(ResponseExtra(SOURCE, "response", ((("message", name), value),)))
     return []
 
 

@@ -214,15 +214,15 @@ def test_citations_and_unknown_keys_are_reported() -> None:
     )
 
     assert [one for one in events if isinstance(one, ResponseExtra)] == [
-        ResponseExtra("cohere", "message", ((("citations",), citation),)),
+        ResponseExtra("cohere", "response", ((("message", "citations"), citation),)),
         ResponseExtra("cohere", "response", ((("mood",), "x"),)),
         ResponseExtra("cohere", "response", ((("debug",), {"type": "debug", "prompt": "p"}),)),
         ResponseExtra("cohere", "response", ((("type",), {"type": 5}),)),
-        ResponseExtra("cohere", "message", ((("text",), 5),)),
+        ResponseExtra("cohere", "response", ((("message", "text"), 5),)),
     ]
     assert [one for one in whole if isinstance(one, ResponseExtra)] == [
-        ResponseExtra("cohere", "message", ((("tool_calls",), 7),)),
-        ResponseExtra("cohere", "message", ((("citations",), [citation]),)),
+        ResponseExtra("cohere", "response", ((("message", "tool_calls"), 7),)),
+        ResponseExtra("cohere", "response", ((("message", "citations"), [citation]),)),
     ]
 
 
