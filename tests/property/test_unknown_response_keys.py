@@ -17,11 +17,12 @@ from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.aggregate import aggregate
 from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ResponseExtra
-from protocols.core.extra import list_paths
+from protocols.core.extra import list_paths, remove_extra_fields
 from protocols.core.interfaces import (
     ClientRequest,
     ResponseContext,
     SupportsHostedTools,
+    build_kept_keys_reader,
     get_request_kinds,
 )
 from tests.property.test_odd_values import DETAILED, GENERATED, TENSORS, TOKENS
@@ -317,7 +318,8 @@ def answer_call(
     client: Any, call: ClientRequest, worker: Any, data: bytes, *, stream: bool
 ) -> tuple[bytes, list[ResponseExtra]]:
     """The same for a request of this client."""
-    request = client.decode_request(call).bind_target("w", client.name)
+    decoded = client.decode_request(call).bind_target("w", client.name)
+    request, _ = remove_extra_fields(decoded, build_kept_keys_reader(worker)(decoded))
     decoder = worker.create_decoder(request)
     events: list[Event] = [*decoder.feed(data), *decoder.close()]
     encoder = client.create_encoder(call, request, ResponseContext("r", 1, "m", "1", "w", clock))
