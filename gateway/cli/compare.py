@@ -12,8 +12,10 @@ from msgspec import Struct
 from gateway.cli.console import print_table, write_file
 from gateway.cli.option_types import NumberRange
 from gateway.cli.usage import read_usage_source
+from gateway.config.errors import ConfigError
 from gateway.terminal import print_text
-from protocols.core.units import PRINTABLE_ASCII
+from protocols.core.errors import WorkerError
+from protocols.core.units import PRINTABLE_ASCII, parse_worker_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -148,14 +150,17 @@ def compare(a: str, b: str | None, **arguments: Any) -> None:
 
         model = options.embeddings
         similarity = Similarity(EmbeddingSimilarity(model), f"cosine of {model}")
-    report = compare_requests(
-        (a, b),
-        *sides,
-        confidence=options.confidence / 100,
-        similarity=similarity,
-        share_traffic=options.recordings is not None,
-        judging=judging,
-    )
+    try:
+        report = compare_requests(
+            (a, b),
+            *sides,
+            confidence=options.confidence / 100,
+            similarity=similarity,
+            share_traffic=options.recordings is not None,
+            judging=judging,
+        )
+    except (ConfigError, WorkerError) as error:
+        raise click.UsageError(f"--embeddings: {error}") from None
     if options.html is not None:
         _write_page(report, options.html)
     if options.as_json:
@@ -200,6 +205,10 @@ def _judge(
         raise click.UsageError(
             "a judge needs all of --judge, --judge-url, --judge-at-most and --rubric"
         )
+    try:
+        parse_worker_url(url)
+    except ValueError as error:
+        raise click.UsageError(f"--judge-url: {url} {error}") from None
     key = None
     if options.judge_key is not None and not (key := os.environ.get(options.judge_key)):
         raise click.UsageError(f"--judge-key: the variable {options.judge_key} is not set")

@@ -128,6 +128,36 @@ async def test_judge_that_refuses_is_an_error_with_its_status(tmp_path: Path) ->
     assert "no such key" in printed
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--embeddings", "."), "--embeddings: <embeddings>:1:"),
+        (("--embeddings", "package:nothing"), "--embeddings: package nothing is not installed"),
+        (
+            (
+                "--judge",
+                "m",
+                "--judge-at-most",
+                "9",
+                "--rubric",
+                "r",
+                "--judge-url",
+                "http://a:99999",
+            ),
+            "--judge-url: http://a:99999 is not a URL",
+        ),
+    ],
+)
+async def test_model_that_cannot_be_used_is_wrong_usage(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    a, b = write_side(tmp_path, "a", "x"), write_side(tmp_path, "b", "y")
+    code, printed = await run_command("compare", a, b, *arguments)
+    assert code == 2
+    assert message in printed
+    assert "Traceback" not in printed
+
+
 async def test_judge_without_rubric_is_wrong_usage(tmp_path: Path) -> None:
     a, b = write_side(tmp_path, "a", "x"), write_side(tmp_path, "b", "y")
     code, printed = await run_command("compare", a, b, "--judge", "large")
