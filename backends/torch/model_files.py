@@ -340,10 +340,15 @@ def get_quantization(config: Mapping[str, Any]) -> Any:
 
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The content of the folder's config.json. Raises ModelError."""
+    file = folder / "config.json"
     try:
-        return decode_json((folder / "config.json").read_bytes(), kind=dict[str, Any])
+        config = decode_json(file.read_bytes(), kind=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
-        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
+        raise ModelError(f"{file} can't be read: {error}") from error
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{file}: architectures must be a list of names, not {names!r}")
+    return config
 
 
 _FLOAT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

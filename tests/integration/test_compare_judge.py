@@ -128,22 +128,16 @@ async def test_judge_that_refuses_is_an_error_with_its_status(tmp_path: Path) ->
     assert "no such key" in printed
 
 
+JUDGE = ("--judge", "m", "--judge-at-most", "9", "--rubric", __file__)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--embeddings", "."), "--embeddings: <embeddings>:1:"),
         (("--embeddings", "package:nothing"), "--embeddings: package nothing is not installed"),
         (
-            (
-                "--judge",
-                "m",
-                "--judge-at-most",
-                "9",
-                "--rubric",
-                "r",
-                "--judge-url",
-                "http://a:99999",
-            ),
+            (*JUDGE, "--judge-url", "http://a:99999"),
             "--judge-url: http://a:99999 is not a URL",
         ),
     ],

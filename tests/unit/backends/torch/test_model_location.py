@@ -12,7 +12,7 @@ from huggingface_hub import errors
 
 from backends.torch import loader
 from backends.torch.loader import find_model, get_cache_root
-from backends.torch.model_files import ModelError
+from backends.torch.model_files import ModelError, detect_task
 
 
 def ignore_text(text: str) -> None:
@@ -193,3 +193,11 @@ def test_invalid_model_config_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json can't be read"):
         find_model(str(tmp_path), ignore_text)
+
+
+@pytest.mark.parametrize("names", ["7", "[1]", '"LlamaForCausalLM"'])
+def test_architectures_that_are_no_names_are_an_error(tmp_path: Path, names: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"architectures": {names}}}')
+
+    with pytest.raises(ModelError, match="architectures must be a list of names, not "):
+        detect_task(tmp_path)
