@@ -289,6 +289,8 @@ class ConversationReader:
             raise UnsupportedFeature("Compaction is not supported.", param=f"{at}.type")
         elif kind not in _SKIPPED_ITEMS:
             raise invalid_value_error(f"{at}.type", kind, (*_ITEM_READERS, *_SKIPPED_ITEMS))
+        else:
+            self.unknown[at] = _LOST
         return item
 
     def _add_unknown_keys(self, item: Item, kind: str, at: str) -> None:
@@ -443,11 +445,6 @@ _SKIPPED_ITEMS: Final = frozenset(
     }
 )
 """Items of hosted tools. Only the server that ran the tool can read them."""
-
-
-def is_skipped_item(item: Any) -> bool:
-    """Whether no message can hold an item."""
-    return isinstance(item, dict) and item.get("type") in _SKIPPED_ITEMS
 
 
 def _locate_reasoning(at: str, part: ReasoningPart, texts: Mapping[str, str]) -> str:

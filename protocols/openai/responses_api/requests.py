@@ -36,7 +36,7 @@ from protocols.core.request import (
     TextPart,
 )
 from protocols.json_body import decode_value, read_fields
-from protocols.openai.responses_api.items import ConversationReader, Item, is_skipped_item
+from protocols.openai.responses_api.items import ConversationReader, Item
 from protocols.openai.responses_api.params import (
     INCLUDE_LOGPROBS,
     INCLUDES,
@@ -162,9 +162,6 @@ def read_request(
     _collect_extra(values, sent, extra, unknown)
     extra |= tools.dropped_tools
     extra |= conversation.unknown
-    for item in (*history, *own_items):
-        if is_skipped_item(item):
-            extra[f"input.{item['type']}"] = NULL
     request = GenerationRequest(
         model=as_text(sent, "model", ""),
         kind="chat",

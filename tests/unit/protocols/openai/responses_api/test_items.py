@@ -17,7 +17,6 @@ from protocols.core.request import (
 )
 from protocols.openai.responses_api.items import (
     ConversationReader,
-    is_skipped_item,
     open_reasoning,
     seal_reasoning,
 )
@@ -195,11 +194,13 @@ def test_references_are_resolved() -> None:
 
 def test_items_of_hosted_tools_and_tool_lists_add_no_message() -> None:
     hosted = {"type": "web_search_call", "id": "ws_1"}
+    items = [{"type": "additional_tools", "tools": []}, hosted, USER]
+    reader = ConversationReader(ToolCatalog(), STORED.__getitem__)
 
-    assert read(hosted, {"type": "additional_tools", "tools": []}, USER) == read(USER)
-    assert is_skipped_item(hosted)
-    assert not is_skipped_item(USER)
-    assert not is_skipped_item(5)
+    reader.read_items(items)
+
+    assert reader.build_messages() == read(USER)
+    assert list(reader.unknown) == ["input[1]"]
 
 
 @pytest.mark.parametrize(

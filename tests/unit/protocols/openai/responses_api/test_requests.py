@@ -185,7 +185,7 @@ def test_what_only_this_api_has_is_kept_apart() -> None:
     ).request
 
     assert sorted(request.extra) == [
-        "input.web_search_call",
+        "input[0]",
         "max_tool_calls",
         "reasoning.context",
         "service_tier",
