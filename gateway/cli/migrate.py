@@ -44,6 +44,8 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
     """
     from gateway.tools.migrate.litellm import migrate as migrate_config  # noqa: PLC0415 - no other command needs it
 
+    if out is not None and out.exists() and out.samefile(file):
+        raise click.UsageError(f"--write {out} would overwrite the file that is migrated")
     try:
         migration = migrate_config(file.read_bytes(), str(file), os.environ)
     except ConfigError as error:

@@ -686,7 +686,11 @@ class SettingsReader:
     def _fallback(self, name: str, other: SourceValue, parts: ConfigParts) -> None:
         reason = _no_fallback(name, other.text, parts)
         if reason is None:
-            parts.models[parts.names[name]].setdefault("fallback", []).append(other.text)
+            fallbacks = parts.models[parts.names[name]].setdefault("fallback", [])
+            if other.text in fallbacks:
+                self._notes.add(other, "needless", f"for {name}: it is a fallback already")
+                return
+            fallbacks.append(other.text)
             if "versions" in parts.models[parts.names[other.text]]:
                 reason = f"for {name}: only one of its versions is tried"
                 self._notes.add(other, "changed", reason)

@@ -38,6 +38,12 @@ class Env(Struct, frozen=True):
     default: str | None = None
 
 
+def _make_variable_name(text: str) -> str:
+    """A name that a configuration may have for a variable; others can't be set in a shell."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", text)
+    return f"_{name}" if not name or name[0].isdigit() else name
+
+
 class EnvText(Struct, frozen=True):
     """A text with references to variables of the environment, such as ``${BASE}/v1``."""
 
@@ -100,7 +106,7 @@ class SourceValue:
         if not isinstance(constructed, str):
             return constructed
         if constructed.startswith(_ENVIRONMENT):
-            return Env(constructed.removeprefix(_ENVIRONMENT))
+            return Env(_make_variable_name(constructed.removeprefix(_ENVIRONMENT)))
         if match := ENV_REFERENCE.fullmatch(constructed):
             return Env(match[1])
         return EnvText(constructed) if ENV_REFERENCE.search(constructed) else constructed

@@ -205,3 +205,43 @@ def test_entries_of_one_address_have_the_sum_of_their_limits() -> None:
     )
 
     assert "max_concurrency: 7" in str(migrated.text)
+
+
+def test_file_that_is_migrated_is_never_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes(WHOLE.read_bytes())
+
+    result = run_migrate(file, "--write", str(file))
+
+    assert result.exit_code == 2
+    assert "would overwrite the file that is migrated" in result.stderr
+    assert file.read_bytes() == WHOLE.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("", "_"), ("MY-KEY", "MY_KEY"), ("1ST.KEY", "_1ST_KEY")]
+)
+def test_name_that_no_variable_may_have_is_replaced(name: str, variable: str) -> None:
+    text = f"""\
+model_list: [{{model_name: a, litellm_params: {{model: openai/x, api_key: os.environ/{name}}}}}]
+"""
+    migration = migrate(text.encode(), "config.yaml", {})
+
+    assert migration.text is not None
+    assert f"${{{variable}:-" in migration.text
+    load_text(migration.text, "gateway.yaml", env={})
+
+
+def test_fallback_that_is_named_twice_is_written_once() -> None:
+    entry = "{model_name: %s, litellm_params: {model: openai/x, api_base: 'http://10.0.0.1'}}"
+    text = f"""\
+model_list: [{entry % "a"}, {entry % "b"}]
+router_settings: {{fallbacks: [{{"*": [b]}}, {{"*": [b]}}], default_fallbacks: [b]}}
+"""
+    migration = migrate(text.encode(), "config.yaml", {})
+
+    assert migration.text is not None
+    assert "fallback: [b]" in migration.text
+    assert [note.kind for note in migration.notes if note.why.endswith("already")] == [
+        "needless"
+    ] * 2
