@@ -237,7 +237,8 @@ def _find_lost_prefill(
     is_message = path in _CONTINUATION and names.get(path) == _MESSAGES
     if not is_message or not isinstance(request, GenerationRequest):
         return None
-    field = locate_message(request.messages[-1], len(request.messages) - 1)
+    place = locate_message(request.messages[-1], len(request.messages) - 1)
+    field = place.removesuffix(".content")  # of a message that is one text
     return UnsupportedParameter(field, "approximated", "may not be continued", _CONTINUATION[0])
 
 

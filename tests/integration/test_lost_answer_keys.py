@@ -145,8 +145,11 @@ async def test_keys_of_events_of_the_responses_api_are_reported(serve: Serve) ->
     ]
 
 
-async def test_beginning_of_an_answer_that_may_not_be_continued_is_named(serve: Serve) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": "The answer is"}]
+@pytest.mark.parametrize("content", ["The answer is", [{"type": "text", "text": "The answer is"}]])
+async def test_beginning_of_an_answer_that_may_not_be_continued_is_named(
+    serve: Serve, content: Any
+) -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": content}]
     answer = respond(
         b'{"id":"r","status":"completed","output":[{"type":"message","id":"m","content":'
         b'[{"type":"output_text","text":"42"}]}]}'
@@ -154,7 +157,7 @@ async def test_beginning_of_an_answer_that_may_not_be_continued_is_named(serve: 
 
     lost = await ask(serve, answer, "/v1/messages", {**ASKED, "messages": messages}, "openai")
 
-    assert lost == ["messages[1].content=approximated"]
+    assert lost == ["messages[1]=approximated"]
 
 
 async def test_results_of_tools_of_the_service_are_shown_or_reported(serve: Serve) -> None:
