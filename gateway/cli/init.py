@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.jsonschema import build_schema
 from gateway.config.loader import load_text
 from gateway.terminal import print_text
+from protocols.core.units import parse_model_name, parse_worker_url
 
 SCHEMA_FILE: Final = "interlingua.schema.json"
 """The JSON Schema that is written beside the configuration."""
@@ -92,13 +93,26 @@ def _is_terminal() -> bool:
 
 
 def _ask(options: dict[str, Any], *, interactive: bool) -> StarterAnswers:
-    """The answers: the options, and in a terminal what the user types."""
+    """The answers: the options, and in a terminal what the user types.
 
-    def ask(text: str, default: str) -> str:
-        return str(click.prompt(text, default=default)) if interactive else default
+    A wrong answer is asked for again at once.
+    """
 
-    workers = options["workers"] or ask("URLs of the workers", _DEFAULT_WORKER).split()
-    model = options["model"] or ask("Name of the model for clients", "chat")
+    def ask(text: str, default: str, check: Callable[[str], object] = str) -> str:
+        if not interactive:
+            return default
+
+        def read(answer: str) -> str:
+            try:
+                check(answer)
+            except ValueError as error:
+                raise click.BadParameter(f"{answer} {error}") from None
+            return answer
+
+        return str(click.prompt(text, default=default, value_proc=read))
+
+    workers = options["workers"] or ask("URLs of the workers", _DEFAULT_WORKER, _check_urls).split()
+    model = options["model"] or ask("Name of the model for clients", "chat", parse_model_name)
     worker_model = options["worker_model"] or ask("Name of the model at the workers", model)
     candidate = options["candidate"]
     if interactive and candidate is None:
@@ -111,6 +125,12 @@ def _ask(options: dict[str, Any], *, interactive: bool) -> StarterAnswers:
         worker_model=worker_model,
         candidate=None if candidate == "none" else candidate,
     )
+
+
+def _check_urls(text: str) -> None:
+    """Raises ValueError unless these are URLs of workers."""
+    for url in text.split():
+        parse_worker_url(url)
 
 
 def format_starter(answers: StarterAnswers) -> str:

@@ -102,6 +102,17 @@ def test_terminal_prompts_for_missing_options(monkeypatch: pytest.MonkeyPatch) -
     assert len(config.keys) == 1
 
 
+def test_wrong_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cli.init._is_terminal", lambda: True)
+    answers = "localhost\nhttp://a:1\na b\nsupport\nllama3\nnone\nn\n"
+    result = CliRunner().invoke(main, ["init"], input=answers)
+
+    assert result.exit_code == 0, result.output
+    assert "Error: localhost does not start with http:// or https://" in result.output
+    assert "Error: a b is not a name" in result.output
+    assert set(load().models) == {"support"}
+
+
 def test_help_lists_every_command_in_a_group() -> None:
     text = CliRunner().invoke(main, ["--help"]).output
     assert [line for line in text.splitlines() if line.endswith(":") and line[0] != " "] == [
