@@ -48,7 +48,7 @@ def test_mistaken_value_is_wrong_usage(
     assert message in result.stderr
 
 
-def test_key_is_sent_as_it_was_given(tmp_path: Path) -> None:
+def test_key_is_sent_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1\n")
 
