@@ -20,7 +20,7 @@ backends:
 models:
   chat: {{backend: pool, model: claude}}
 """
-ASKED: dict[str, Any] = {
+REQUEST_OPTIONS: dict[str, Any] = {
     "model": "chat",
     "max_tokens": 9,
     "messages": [{"role": "user", "content": "hi"}],
@@ -58,7 +58,7 @@ async def ask(
 @pytest.mark.parametrize(
     ("path", "body", "has_signature"),
     [
-        ("/v1/chat/completions", ASKED, False),
+        ("/v1/chat/completions", REQUEST_OPTIONS, False),
         ("/v1/responses", {"model": "chat", "input": "hi", "max_output_tokens": 9}, False),
         (
             "/v1/responses",
@@ -112,7 +112,7 @@ async def test_blocks_and_keys_of_events_are_reported_by_their_place(serve: Serv
     ]  # fmt: skip
     answer = respond(join_events(events), "text/event-stream")
 
-    lost = await ask(serve, answer, "/v1/chat/completions", {**ASKED, "stream": True})
+    lost = await ask(serve, answer, "/v1/chat/completions", {**REQUEST_OPTIONS, "stream": True})
 
     assert lost == [
         "response.events.message_start.a=dropped",
@@ -137,7 +137,9 @@ async def test_keys_of_events_of_the_responses_api_are_reported(serve: Serve) ->
     ]
     answer = respond(join_events(events), "text/event-stream")
 
-    lost = await ask(serve, answer, "/v1/chat/completions", {**ASKED, "stream": True}, "openai")
+    lost = await ask(
+        serve, answer, "/v1/chat/completions", {**REQUEST_OPTIONS, "stream": True}, "openai"
+    )
 
     assert lost == [
         "response.events.response.created.a=dropped",
@@ -149,13 +151,15 @@ async def test_keys_of_events_of_the_responses_api_are_reported(serve: Serve) ->
 async def test_beginning_of_an_answer_that_may_not_be_continued_is_named(
     serve: Serve, content: Any
 ) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": content}]
+    messages = [*REQUEST_OPTIONS["messages"], {"role": "assistant", "content": content}]
     answer = respond(
         b'{"id":"r","status":"completed","output":[{"type":"message","id":"m","content":'
         b'[{"type":"output_text","text":"42"}]}]}'
     )
 
-    lost = await ask(serve, answer, "/v1/messages", {**ASKED, "messages": messages}, "openai")
+    lost = await ask(
+        serve, answer, "/v1/messages", {**REQUEST_OPTIONS, "messages": messages}, "openai"
+    )
 
     assert lost == ["messages[1]=approximated"]
 
@@ -171,13 +175,19 @@ async def test_results_of_tools_of_the_service_are_shown_or_reported(serve: Serv
         {"type": "code_execution_tool_result", "tool_use_id": "s2", "content": {"stdout": "42"}},
         {"type": "web_search_tool_result", "content": {"error_code": "unavailable", "x": 1}},
     ]
-    messages = [*ASKED["messages"], {"role": "assistant", "content": blocks}, *ASKED["messages"]]
+    messages = [
+        *REQUEST_OPTIONS["messages"],
+        {"role": "assistant", "content": blocks},
+        *REQUEST_OPTIONS["messages"],
+    ]
     answer = respond(
         b'{"id":"r","status":"completed","output":[{"type":"message","id":"m","content":'
         b'[{"type":"output_text","text":"42"}]}]}'
     )
 
-    lost = await ask(serve, answer, "/v1/messages", {**ASKED, "messages": messages}, "openai")
+    lost = await ask(
+        serve, answer, "/v1/messages", {**REQUEST_OPTIONS, "messages": messages}, "openai"
+    )
 
     assert lost == [
         "messages[1].content[0].content[0].encrypted_content=dropped",

@@ -102,7 +102,7 @@ def test_terminal_prompts_for_missing_options(monkeypatch: pytest.MonkeyPatch) -
     assert len(config.keys) == 1
 
 
-def test_wrong_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_is_repeated_after_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cli.init._is_terminal", lambda: True)
     answers = "localhost\nhttp://a:1\na b\nsupport\nllama3\nnone\nn\n"
     result = CliRunner().invoke(main, ["init"], input=answers)
