@@ -241,7 +241,7 @@ async def test_echo_reports_images_as_lost() -> None:
 
     prepared = HELLO.prepare(BackendRequest(lambda: (request, {})))
 
-    lost = UnsupportedParameter("messages", "dropped", "images", "messages")
+    lost = UnsupportedParameter("messages[0].content[1]", "dropped", "images", "messages")
     assert prepared.unsupported_parameters == (lost,)
 
 
