@@ -10,9 +10,9 @@ from gateway.evidence.request_options import (
     find_stop_strings,
     find_token_limit,
     find_tools,
+    fits_schema,
     requires_json,
 )
-from gateway.evidence.schema_check import fits_schema
 from gateway.observability.recording import RecordedChoice, RecordedRequest
 from protocols.core.json_text import JsonDecoder
 

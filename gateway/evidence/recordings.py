@@ -263,8 +263,6 @@ def describe_side(side: CompareSide) -> str:
     return f"{side.name}{targets}, {side.requests:,} requests, {first} to {last} UTC"
 
 
-# Measures.
-
 _Values = tuple[Sequence[float], Sequence[float]]
 
 
@@ -488,9 +486,6 @@ def _median(values: Sequence[float]) -> float:
 
 def _sum_of_quantiles(confidence: float) -> float:
     return z_score(confidence) + normal_quantile(_POWER)
-
-
-# Tables and examples.
 
 
 def _count(

@@ -7,7 +7,6 @@ recording_folder   their files: rotation, compression, retention
 redaction          replaces personal data and secrets in them
 stats              counters and histograms per model, version and traffic split
 access_log         one line per request, in JSON or text
-log_line           the line in text
 log_rate           limits how often a message is logged
 background_writer  a thread with a bounded queue: no response waits for a write
 usage              usage rows in SQLite, and their totals

@@ -9,8 +9,12 @@ from gateway.config.schema import KeyRateLimitConfig
 from gateway.ratelimit.buckets import DailyBudget
 from gateway.ratelimit.counters import CounterRegistry, KeyCounters
 from gateway.ratelimit.leases import LeasedBucket, LeasedCounter, LeasedSlots
-from gateway.ratelimit.reservation import ModelCounters, Reservation, get_tightest_status
-from gateway.ratelimit.token_estimate import estimate_tokens
+from gateway.ratelimit.reservation import (
+    ModelCounters,
+    Reservation,
+    estimate_tokens,
+    get_tightest_status,
+)
 from protocols.core.catalog import ModelInfo
 from protocols.core.interfaces import ClientAdapter, RateLimitHeaders
 

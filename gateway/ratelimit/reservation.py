@@ -1,8 +1,9 @@
-"""The limits of one key, and what one request took of them."""
+"""The limits of one key, what one request takes of them, and an estimate of its tokens."""
 
+import re
 from collections import Counter as Tally
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -15,9 +16,22 @@ from gateway.ratelimit.buckets import (
     LimitScope,
 )
 from gateway.ratelimit.leases import LeasedSlots
+from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimitExceeded
 from protocols.core.events import Usage
 from protocols.core.interfaces import Clock, Headers, RateLimitStatus
+
+BYTES_PER_TOKEN: Final = 4
+"""For JSON in English; other languages and escapes have more bytes per token."""
+MAX_ESTIMATED_PROMPT: Final = 32_768
+"""In tokens, if the model's context length is unknown: the bytes of an image are no prompt."""
+DEFAULT_COMPLETION_TOKENS: Final = 256
+"""In tokens, if neither the client nor the model limits the response's length."""
+_MAX_TOKENS_PATTERN: Final = re.compile(
+    rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,9})'
+)
+"""Every protocol has a field of such a name. Quotes inside a string are escaped, so none matches.
+"""
 
 
 class FinishedRequest(Protocol):
@@ -178,3 +192,17 @@ def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float
     if scope in TOKEN_SCOPES:
         scope, message = "tokens", f"{message}, and this request may take {weight}"
     return RateLimitExceeded(message, retry_after=wait, scope=scope)
+
+
+def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
+    """The estimated tokens of the prompt and of the response."""
+    prompt, longest = len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT
+    if prompt > longest:  # noqa: PLR1730 - it would be a call for each request
+        prompt = longest
+    if model.task != "chat":
+        return prompt, 0
+    start = body.find(b'"max_')  # faster than the search for the whole pattern
+    match = _MAX_TOKENS_PATTERN.search(body, start) if start >= 0 else None
+    return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if match is None else int(
+        match[1]
+    )

@@ -288,7 +288,7 @@ def set_up_process_metrics(
     The caller starts and stops the returned collector.
     """
     from gateway.observability.metrics.rate_limits import RateLimitCollector  # noqa: PLC0415 - as above
-    from gateway.observability.metrics.running import RunningRequestCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.system import ListenerStats, ProcessCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
     from gateway.observability.metrics.vllm_compat import VllmCollector  # noqa: PLC0415 - as above

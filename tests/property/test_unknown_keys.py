@@ -598,7 +598,7 @@ SETTINGS_FIELDS = frozenset(
     {"max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "num_predict",
      "sampling_param_max_tokens", "temperature", "sampling_param_temperature", "do_sample"}
 )  # fmt: skip
-"""The fields that the limit and the default change; MindIE samples only if it is told to."""
+"""The fields that the limit and the default change; MindIE samples only where it is requested."""
 
 
 CLIENT_OPTIONS: Mapping[str, tuple[dict[str, Any], ...]] = {

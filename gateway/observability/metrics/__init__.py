@@ -2,8 +2,7 @@
 
 definition   name, type, labels and help of a metric
 catalog      all metric definitions, for the reference page and for several processes
-requests     finished requests, by model, version and traffic split
-running      running requests
+requests     finished requests, by model, version and traffic split, and running requests
 upstream     pools and their workers
 engines      local models
 shadows      shadow traffic

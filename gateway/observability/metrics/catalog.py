@@ -10,7 +10,6 @@ from gateway.observability.metrics import (
     reloads,
     requests,
     rollouts,
-    running,
     shadows,
     system,
     upstream,
@@ -20,7 +19,7 @@ from gateway.observability.metrics.definition import MetricDefinition
 
 METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
     "Requests": requests.REQUEST_METRICS,
-    "Running requests": running.RUNNING_REQUEST_METRICS,
+    "Running requests": requests.RUNNING_REQUEST_METRICS,
     "Shadow traffic": shadows.SHADOW_METRICS,
     "Rollouts": rollouts.ROLLOUT_METRICS,
     "Workers": upstream.UPSTREAM_METRICS,

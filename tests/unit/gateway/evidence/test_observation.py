@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.evidence.observation import describe_prompt, observe
-from gateway.evidence.schema_check import fits_schema
+from gateway.evidence.request_options import fits_schema
 from gateway.observability.recording import (
     RecordedAnswer,
     RecordedChoice,

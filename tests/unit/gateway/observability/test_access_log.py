@@ -14,9 +14,9 @@ from gateway.observability.access_log import (
     AccessLogWriter,
     _group_lines,
     _split_lines,
+    format_record,
     open_access_log,
 )
-from gateway.observability.log_line import format_record
 from gateway.observability.record import RequestRecord
 from protocols.core.events import Usage
 

@@ -13,8 +13,7 @@ from backends.histogram import Histogram
 from backends.http.interfaces import ConnectionCounts
 from backends.pool.metrics import PoolMetrics
 from gateway.observability.metrics.definition import MetricDefinition
-from gateway.observability.metrics.requests import MetricsCollector
-from gateway.observability.metrics.running import RunningRequestCollector
+from gateway.observability.metrics.requests import MetricsCollector, RunningRequestCollector
 from gateway.observability.metrics.system import ProcessCollector
 from gateway.observability.metrics.vllm_compat import VllmCollector
 from gateway.observability.record import RequestRecord, ignore_record

@@ -12,9 +12,14 @@ from gateway.auth.api_keys import Principal
 from gateway.config.schema import FeedbackConfig
 from gateway.observability.record import Feedback, RequestRecord
 from gateway.pipeline import feedback
-from gateway.pipeline.feedback import FeedbackEndpoint, FeedbackForbidden, read_feedback
+from gateway.pipeline.feedback import (
+    FeedbackEndpoint,
+    FeedbackForbidden,
+    ResponseIdReader,
+    find_response_id,
+    read_feedback,
+)
 from gateway.pipeline.http import ResponseWriter
-from gateway.pipeline.response_id import ResponseIdReader, find_response_id
 from gateway.pipeline.state import RequestState
 from protocols.core.errors import (
     ClientError,

@@ -15,10 +15,10 @@ from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
 from gateway.observability.metrics.rate_limits import RateLimitCollector
 from gateway.ratelimit.counters import CounterRegistry
 from gateway.ratelimit.limiter import RateLimiter
-from gateway.ratelimit.reservation import Reservation
-from gateway.ratelimit.token_estimate import (
+from gateway.ratelimit.reservation import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ESTIMATED_PROMPT,
+    Reservation,
     estimate_tokens,
 )
 from protocols.core.catalog import ModelInfo
