@@ -16,6 +16,8 @@ _SORT_WINDOW: Final = 1.0
 """Deadlines within so many seconds are sorted together."""
 _STALL: Final = 0.05
 _MAX_POSTPONEMENT: Final = 0.5
+_MAX_TURN_TARGETS: Final = 64
+"""Targets that are called in one turn of the event loop."""
 
 
 class TimerHandle(Protocol):
@@ -116,10 +118,12 @@ class DeadlineTimer:
         if now >= self._sorted_until:
             self._sort_upcoming(now)
         deadlines, upcoming = self._deadlines, self._upcoming
-        while upcoming and upcoming[-1][1] <= now:
+        called = 0
+        while upcoming and upcoming[-1][1] <= now and called < _MAX_TURN_TARGETS:
             target, due = upcoming.pop()
             if deadlines.get(target) == due:  # else it was removed or has a new deadline
                 del deadlines[target]
+                called += 1
                 target.on_deadline(now)
         self._timer, self._fires_at = None, math.inf
         earliest = min(self._sorted_until, upcoming[-1][1]) if upcoming else self._sorted_until

@@ -22,6 +22,7 @@ from backends.http.interfaces import MAX_HELD_BYTES
 from backends.write_batching import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.overload import (
+    TurnQueue,
     compute_check_interval,
     get_peer_address,
     is_body_overdue,
@@ -59,6 +60,8 @@ class ConnectionOwner(Protocol):
     is_draining: bool
     memory: MemoryBudget
     write_batcher: WriteBatcher
+    cancellations: TurnQueue
+    """Cancels the requests of clients that have left."""
     loop_time: float
     """The loop's time at the last timeout check."""
     malformed_by_status: Counter[int]
@@ -242,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
         if self._writer is not None:
             self._writer.resume()
         if self._task is not None:
-            self._task.cancel()
+            self._owner.cancellations.call(self._task.cancel)
         self._owner.on_connection_close(self)
 
     def pause_writing(self) -> None:

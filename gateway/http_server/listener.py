@@ -2,13 +2,22 @@
 
 import asyncio
 from collections import Counter
+from typing import Final
 
 from backends.write_batching import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
-from gateway.http_server.overload import ConnectionTracker, compute_check_interval
+from gateway.http_server.overload import (
+    ConnectionTracker,
+    TurnQueue,
+    compute_check_interval,
+    iterate_in_turns,
+)
 from gateway.http_server.sockets import ListenSockets
 from gateway.memory import MemoryBudget
+
+_MAX_TURN_CHECKS: Final = 500
+"""Connections whose timeouts are checked in one turn of the event loop."""
 
 
 class Listener(ListenSockets):
@@ -37,11 +46,13 @@ class Listener(ListenSockets):
         """Set when no request runs; created by the first waiter."""
         self.loop_time = 0.0
         self.write_batcher = WriteBatcher(asyncio.get_running_loop)
+        self.cancellations = TurnQueue()
         self.malformed_by_status = Counter[int]()
         """Inputs that are not valid requests, by the status of the response."""
         self._connections: dict[ClientConnection, None] = {}
         """Those that are past their TLS handshake."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        """Of the next check of timeouts, or of its next slice."""
 
     def __repr__(self) -> str:
         return f"<Listener {self._active_requests} requests running, {self._tracker!r}>"
@@ -59,16 +70,16 @@ class Listener(ListenSockets):
         """Stop accepting, close idle connections, wait ``seconds`` for running requests."""
         self.is_draining = True
         await self.close_sockets()
-        self.close_idle()
+        await self.close_idle()
         try:
             async with asyncio.timeout(seconds):
                 await self._wait_idle()
         except TimeoutError:
             pass
 
-    def close_idle(self) -> None:
+    async def close_idle(self) -> None:
         """Close the connections without a request."""
-        for connection in list(self._connections):
+        async for connection in iterate_in_turns(self._connections):
             if connection.is_idle:
                 connection.close()
 
@@ -145,8 +156,18 @@ class Listener(ListenSockets):
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check the timeouts of all connections."""
         self.loop_time = loop.time()
-        for connection in list(self._connections):
+        self._check_slice(loop, list(self._connections))
+
+    def _check_slice(
+        self, loop: asyncio.AbstractEventLoop, unchecked: list[ClientConnection]
+    ) -> None:
+        """Check some connections, and the others in the next turns."""
+        for connection in unchecked[-_MAX_TURN_CHECKS:]:
             connection.check_timeouts()
+        del unchecked[-_MAX_TURN_CHECKS:]
+        if unchecked:
+            self._timer = loop.call_soon(self._check_slice, loop, unchecked)
+            return
         self._timer = loop.call_later(
             compute_check_interval(self.limits), self._check_timeouts, loop
         )

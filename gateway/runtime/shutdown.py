@@ -62,7 +62,7 @@ async def drain_listeners(
     """
     await asyncio.gather(*(listener.drain(drain_timeout) for listener in listeners))
     for snapshot in snapshots:
-        snapshot.stop_requests(Overloaded("the gateway stops"))
+        await snapshot.stop_requests(Overloaded("the gateway stops"))
     await asyncio.gather(*(listener.drain(_ERROR_FLUSH_TIMEOUT) for listener in listeners))
     await asyncio.gather(*(listener.close() for listener in listeners))
 

@@ -21,7 +21,7 @@ from gateway.config.validate_listeners import is_loopback
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.cors import CorsHandler, CorsPolicy
 from gateway.http_server.forwarded import ForwardedHandler
-from gateway.http_server.overload import TrustedProxies
+from gateway.http_server.overload import TrustedProxies, iterate_in_turns
 from gateway.http_server.web_pages import WebPageGuard
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.feedback import FEEDBACK_PATH
@@ -126,10 +126,10 @@ class ConfigSnapshot:
             for server in self.handlers.values():
                 await server.wait_idle()
 
-    def stop_requests(self, error: GatewayError) -> None:
+    async def stop_requests(self, error: GatewayError) -> None:
         """Stop all running requests with this error."""
         for server in self.handlers.values():
-            for request in server.dispatcher.running_requests:
+            async for request in iterate_in_turns(server.dispatcher.running_requests):
                 request.stop(error)
 
     async def aclose(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.deadline_timer import DeadlineTimer
+from backends.deadline_timer import _MAX_TURN_TARGETS, DeadlineTimer
 from tests.support.fakes import FakeClock
 
 
@@ -201,6 +201,21 @@ def test_timer_that_fires_late_waits_once_as_long_as_the_loop_was_stalled() -> N
 
     loop.advance(20)
     assert answered.looks == [20]
+
+
+def test_deadlines_of_many_targets_fire_in_several_turns() -> None:
+    loop, timer = make_timer()
+    targets = [RecordingDeadline() for _ in range(2 * _MAX_TURN_TARGETS + 3)]
+    for target in targets:
+        timer.add(target, 110)
+    loop.clock.now = 110
+    fired = list[int]()
+
+    for _ in range(3):
+        loop.timers.pop(0).call()
+        fired.append(sum(len(target.looks) for target in targets))
+
+    assert fired == [_MAX_TURN_TARGETS, 2 * _MAX_TURN_TARGETS, len(targets)]
 
 
 def test_deadline_that_has_passed_when_it_is_set_is_not_late() -> None:
