@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from backends.pool.settings import PoolSettings
-from gateway.config import validate_backends, validate_pools
+from gateway.config import validate_pools
 from gateway.config.errors import ConfigPath, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
 from gateway.config.schema import (
@@ -18,11 +18,17 @@ from gateway.config.schema import (
     map_model_names,
     map_model_tasks,
 )
+from gateway.config.validate_backends import check_backends
 from gateway.config.validate_fallbacks import check_fallbacks
 from gateway.config.validate_keys import check_keys, check_rate_limits
-from gateway.config.validate_listeners import check_client_protocol, check_listeners
+from gateway.config.validate_listeners import (
+    check_client_protocol,
+    check_listener_endpoints,
+    check_listeners,
+)
 from gateway.config.validate_observers import check_judges, check_recordings, check_shadows
 from gateway.config.validate_routes import WILDCARD_MODEL, check_routes, matches_wildcard
+from gateway.config.validate_services import check_services
 from gateway.config.validation_context import ValidationContext, is_set
 from protocols.core.units import format_duration, has_dot_segment
 
@@ -32,7 +38,9 @@ _FULL_PERCENTAGE = 100
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
     """Report all issues of what could be read."""
     check_listeners(config, context, insecure=insecure)
-    validate_backends.check(config, context)
+    check_listener_endpoints(config, context)
+    check_backends(config, context)
+    check_services(config, context)
     if is_set(config.backends):
         for name, backend in config.backends.items():
             if is_set(backend) and isinstance(backend, PoolSettings):

@@ -3,8 +3,16 @@
 import re
 from typing import Final
 
-from gateway.config.errors import ConfigPath
-from gateway.config.schema import ApiKeyConfig, Config, ModelConfig
+from gateway.config.errors import ConfigPath, quote, suggest_name
+from gateway.config.registry import EndpointIndex, describe_type_mismatch
+from gateway.config.schema import (
+    ApiKeyConfig,
+    Config,
+    ListenerConfig,
+    ListenerProtocolConfig,
+    ModelConfig,
+)
+from gateway.config.validate_files import check_key_pair
 from gateway.config.validation_context import ValidationContext, is_set
 from protocols.core.units import parse_ip, split_address
 
@@ -91,3 +99,90 @@ def check_client_protocol(
     """Report a protocol of a key or a model that clients can't speak."""
     if is_set(section.protocol) and section.protocol is not None:
         context.check_client_protocol(section.protocol, None, (*path, "protocol"))
+
+
+def _list_preferred_protocols(config: Config) -> frozenset[str]:
+    """The protocols that a key or a model names, for paths that several protocols share."""
+    keys = config.keys if is_set(config.keys) else ()
+    models = config.models.values() if is_set(config.models) else ()
+    sections = [section for section in (*keys, *models) if is_set(section)]
+    return frozenset(h.protocol for h in sections if is_set(h.protocol) and h.protocol is not None)
+
+
+def check_listener_endpoints(config: Config, context: ValidationContext) -> None:
+    """Report unusable certificates and protocols, and paths that two protocols share."""
+    if not is_set(config.listeners):
+        return
+    preferred = _list_preferred_protocols(config)
+    for number, listener in enumerate(config.listeners):
+        if is_set(listener):
+            _check_listener(listener, ("listeners", number), context, preferred)
+
+
+def _check_listener(
+    listener: ListenerConfig,
+    path: ConfigPath,
+    context: ValidationContext,
+    preferred: frozenset[str],
+) -> None:
+    """``preferred`` protocols may share their paths with others."""
+    tls = is_set(listener.tls) and listener.tls
+    if tls and is_set(tls.cert) and is_set(tls.key):
+        check_key_pair(tls, (*path, "tls"), context)
+    if not is_set(listener.protocols):
+        return
+    claims = {True: EndpointIndex(), False: EndpointIndex()}
+    """Protocols whose clients send a version header may share paths with those whose do not."""
+    for n, protocol in enumerate(listener.protocols):
+        if not is_set(protocol) or not is_set(protocol.name):
+            continue
+        at = (*path, "protocols", n)
+        endpoints = _check_listener_protocol(protocol, at, context)
+        if endpoints is None or not is_set(protocol.prefix):
+            continue
+        keys = [(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints]
+        index = claims[context.protocols.has_version_header(protocol.name)]
+        if not (listener.protocol_header is True or protocol.name in preferred):
+            shared = min(filter(None, map(index.find_shared, keys)), default=None)
+            if shared:
+                (method, shared_path), owner = shared
+                context.add_issue(
+                    at,
+                    f"{method} {shared_path} belongs to {owner} on this listener already; "
+                    f"give this one a prefix: {{name: {protocol.name}, "
+                    f"prefix: /{protocol.name}}}, or set it as the protocol of a key or a model",
+                )
+        for key in keys:
+            index.add(key, protocol.name)
+
+
+def _check_listener_protocol(
+    protocol: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
+) -> frozenset[tuple[str, str]] | None:
+    """The endpoints of a protocol on a listener; None if it has an issue, which is reported."""
+    if not context.check_client_protocol(
+        protocol.name, protocol.profile, (*path, "name"), (*path, "profile")
+    ):
+        return None
+    option_types = context.protocols.get_options(protocol.name)
+    is_valid = True
+    for key, value in protocol.options.items():
+        at = (*path, key)
+        if key not in option_types:
+            fields = ["name", "profile", "prefix", "keep_alive", *option_types]
+            context.add_issue(
+                at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
+            )
+            is_valid = False
+        elif not is_set(value):
+            is_valid = False
+        elif mismatch := describe_type_mismatch(value, option_types[key]):
+            context.add_issue(at, mismatch)
+            is_valid = False
+    if not is_valid:
+        return None
+    try:
+        return context.protocols.endpoints(protocol.name, protocol.profile, protocol.options)
+    except ValueError as error:
+        context.add_issue(path, str(error))
+        return None

@@ -6,7 +6,7 @@ import msgspec.inspect
 import pytest
 import yaml
 
-from gateway.config.decoder import ScalarDecoder, SourceLocation
+from gateway.config.decoder import SourceLocation
 from gateway.config.errors import (
     ConfigError,
     ConfigPath,
@@ -16,6 +16,7 @@ from gateway.config.errors import (
 )
 from gateway.config.loader import load_text
 from gateway.config.registry import ProtocolRegistry
+from gateway.config.scalar_decoder import ScalarDecoder
 from gateway.config.validation_context import ValidationContext
 
 MARK = yaml.Mark("g", 0, 0, 0, "", 0)

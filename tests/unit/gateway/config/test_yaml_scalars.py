@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config import yaml_reader
+from gateway.config import yaml_scalars
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ from gateway.config import yaml_reader
     ],
 )
 def test_scalars_have_yaml_1_2_types(text: str, value: object) -> None:
-    scalar = yaml_reader.parse_scalar(text)
+    scalar = yaml_scalars.parse_scalar(text)
     assert scalar == value
     assert type(scalar) is type(value)
 
 
 def test_number_of_more_than_18_digits_is_rejected() -> None:
     with pytest.raises(ValueError, match="at most 18 digits"):
-        yaml_reader.parse_scalar("9" * 5000)
+        yaml_scalars.parse_scalar("9" * 5000)
 
 
 ENV = {"NAME": "value", "EMPTY": "", "TRICK": "${NAME} $$ {a: b}"}
@@ -59,7 +59,7 @@ ENV = {"NAME": "value", "EMPTY": "", "TRICK": "${NAME} $$ {a: b}"}
     ],
 )
 def test_environment_variables_are_expanded_once(text: str, result: str) -> None:
-    assert yaml_reader.expand_env(text, ENV) == result
+    assert yaml_scalars.expand_env(text, ENV) == result
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_environment_variables_are_expanded_once(text: str, result: str) -> None
 )
 def test_missing_or_malformed_environment_variable_is_reported(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match="environment") as excinfo:
-        yaml_reader.expand_env(text, ENV)
+        yaml_scalars.expand_env(text, ENV)
     assert str(excinfo.value).startswith(complaint)
