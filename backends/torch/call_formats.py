@@ -42,6 +42,8 @@ PARSE_ERRORS: Final = (
     TypeError,
     ValueError,
 )
+_MAX_CUTS: Final = 64
+"""Brackets at which a list of calls in Python may end that was cut off."""
 _JSON_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{\[]|[}\]]', re.DOTALL)
 
 
@@ -129,27 +131,46 @@ class CallFormat(Struct, frozen=True):
 
     # --- reading --------------------------------------------------------------------------------
 
-    def read_calls(self, text: str, schemas: FunctionSchemas) -> list[ParsedCall | str]:
+    def read_calls(
+        self, text: str, schemas: FunctionSchemas, *, is_cut: bool = False
+    ) -> list[ParsedCall | str]:
         """The calls of a section, and text that is none.
 
         Text is only what stands beside at least one call; without a call the list is empty.
+        ``is_cut``: the model did not end the section itself. Then a call is one only if its
+        arguments are complete, and a further call that is not is text, the last of the list.
         """
         found: list[ParsedCall | str] = []
         if isinstance(self.arguments, PythonArguments):
-            found = self._read_python(text, schemas)
+            found = self._read_python(text, schemas, is_cut=is_cut)
         elif self.is_json:
             found = self._read_json(text, schemas)
         else:
-            found = self._read_marked(text, schemas)
+            found = self._read_marked(text, schemas, is_cut=is_cut)
+        if is_cut and found and isinstance(found[-1], str) and self._is_end(found[-1]):
+            found.pop()
         return found if any(isinstance(one, ParsedCall) for one in found) else []
 
-    def _read_marked(self, text: str, schemas: FunctionSchemas) -> list[ParsedCall | str]:
+    def _is_end(self, text: str) -> bool:
+        """Whether text after a call is the beginning of the marks that end it."""
+        ends = (f"{self.call_suffix}{self.section_suffix}", self.section_suffix, self.closing)
+        rest = "".join(text.split())
+        return any("".join(end.split()).startswith(rest) for end in ends)
+
+    def _read_marked(
+        self, text: str, schemas: FunctionSchemas, *, is_cut: bool
+    ) -> list[ParsedCall | str]:
         """Calls between the marks of a call."""
         found: list[ParsedCall | str] = []
         position = 0
         for match in _build_call_pattern(self).finditer(text):
             found += self._list_text(text[position : match.start()])
-            found.append(self._read_match(match, schemas))
+            # Without their end mark, tags may go on, and so may arguments that have not begun.
+            is_open = is_cut and not text[match.end("body") :].strip()
+            if is_open and (isinstance(self.arguments, TagArguments) or not match["body"].strip()):
+                found.append(match[0])
+            else:
+                found.append(self._read_match(match, schemas))
             position = match.end()
         return found + self._list_text(text[position:])
 
@@ -185,7 +206,9 @@ class CallFormat(Struct, frozen=True):
                 found.append(text[start:position])
         return found + self._list_text(text[position:])
 
-    def _read_python(self, text: str, schemas: FunctionSchemas) -> list[ParsedCall | str]:
+    def _read_python(
+        self, text: str, schemas: FunctionSchemas, *, is_cut: bool
+    ) -> list[ParsedCall | str]:
         """Python calls with named literals, in a list, or one per line."""
         body = text.strip()
         for mark in (self.trigger if self.trigger != "[" else "", self.closing):
@@ -193,7 +216,7 @@ class CallFormat(Struct, frozen=True):
         try:
             statements = ast.parse(body).body
         except PARSE_ERRORS:
-            return []
+            return self._read_finished_python(body, schemas) if is_cut else []
         nodes: list[ast.AST] = []
         for statement in statements:
             value: ast.AST = statement.value if isinstance(statement, ast.Expr) else statement
@@ -205,6 +228,19 @@ class CallFormat(Struct, frozen=True):
             except PARSE_ERRORS:
                 found.append(ast.unparse(node))
         return found
+
+    def _read_finished_python(self, body: str, schemas: FunctionSchemas) -> list[ParsedCall | str]:
+        """The longest part of a list of calls, or of lines, that is complete, and the rest."""
+        end, closing = len(body), "]" if body.startswith("[") else ""
+        for _ in range(_MAX_CUTS):
+            end = body.rfind(")", 0, end)
+            if end < 0:
+                break
+            found = self._read_python(body[: end + 1] + closing, schemas, is_cut=False)
+            if found:
+                rest = body[end + 1 :].strip()
+                return [*found, rest] if rest.strip("],` \n") else found
+        return []
 
     def find_end(self, text: str) -> int:
         """Where a section without a closing mark ends; -1: not in this text."""

@@ -150,6 +150,8 @@ class OutputParser:
         self._json_scanner = _JsonScanner()
         self.calls = 0
         """The number of calls that have started."""
+        self._has_cut = False
+        """Whether the output has ended where the model would have gone on."""
         self._is_cut_off = False
         """Whether the output has ended in a section, or before the arguments of a further call."""
 
@@ -164,8 +166,9 @@ class OutputParser:
         self._pending_tokens += ready.tokens
         yield from self._advance(ended=False)
 
-    def close(self) -> Iterator[ParsedOutput]:
-        """The rest at the end of the output."""
+    def close(self, *, is_cut: bool = False) -> Iterator[ParsedOutput]:
+        """The rest at the end of the output. ``is_cut``: the model has not ended it."""
+        self._has_cut = is_cut
         yield from self._advance(ended=True)
         if self._pending_tokens:
             yield ReadyText("", self._pop_tokens())
@@ -334,12 +337,13 @@ class OutputParser:
             yield from self._leave_section(end, ended=ended)
             return
         self._text, self._state, self._strips, self._ignored = self._text[end:], "text", True, 0
+        self._is_cut_off = self._has_cut and not self._text and isinstance(found[-1], str)
         for one in found:
             if isinstance(one, ParsedCall):
                 yield ParsedCallStart(self.calls, make_call_id(), one.name, len(self._pop_tokens()))
                 yield ParsedCallArguments(self.calls, one.arguments, 0)
                 self.calls += 1
-            else:
+            elif not (self._is_cut_off and self._rules.is_enforced):
                 yield from self._emit_text(one.strip())
 
     def _leave_section(self, end: int, *, ended: bool) -> Iterator[ParsedOutput]:
@@ -369,11 +373,7 @@ class OutputParser:
                 end = inner
             if end < 0 and len(self._text) > MAX_SECTION:
                 return len(self._text), []
-            return (
-                (end, mark.read_calls(self._text[:end], self._rules.schemas))
-                if end >= 0
-                else (-1, [])
-            )
+            return (end, self._read_calls(mark, end)) if end >= 0 else (-1, [])
         while self._failed_ends < MAX_CLOSINGS:
             position = self._text.find(mark.closing, self._last_end)
             if position < 0:
@@ -386,8 +386,12 @@ class OutputParser:
         if self._failed_ends == MAX_CLOSINGS or (ended and self._first_end >= 0):
             return self._first_end, []
         if ended or len(self._text) > MAX_SECTION:
-            return len(self._text), mark.read_calls(self._text, self._rules.schemas)
+            return len(self._text), self._read_calls(mark, len(self._text))
         return -1, []
+
+    def _read_calls(self, mark: CallFormat, end: int) -> list[ParsedCall | str]:
+        is_cut = self._has_cut and end == len(self._text)
+        return mark.read_calls(self._text[:end], self._rules.schemas, is_cut=is_cut)
 
     # --- arguments as they arrive ---------------------------------------------------------------
 

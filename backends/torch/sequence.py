@@ -252,7 +252,8 @@ class TokenSequence:
         """The final events: held back output and the end of the choice."""
         reason: StopReason = self.reason
         if self.output_parser is not None:
-            yield from (self._map_output(output, choice) for output in self.output_parser.close())
+            rest = self.output_parser.close(is_cut=reason != "eos")
+            yield from (self._map_output(output, choice) for output in rest)
             if self.output_parser.calls and not self.output_parser.is_in_call:
                 reason = "tool_calls" if reason in ("eos", "stop") else reason
         yield ChoiceEndEvent(self.group.request.command.request_id, choice, reason, self.stop)

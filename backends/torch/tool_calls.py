@@ -6,7 +6,7 @@ and calls are part of their message, in the family's format if it has one, else 
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -154,9 +154,6 @@ class ResponseTemplateRules(Struct, frozen=True):
 class ResponseTemplateParser:
     """Parses the output of one choice with a response template."""
 
-    is_in_call: Final = False
-    """Calls are returned when they are complete."""
-
     def __init__(self, parser: Any) -> None:
         self._parser = parser
         self._pending_raw = ""
@@ -166,6 +163,9 @@ class ResponseTemplateParser:
         self._has_emitted = False
         """Whether text of the open region was returned."""
         self._pending_tokens: list[OutputToken] = []
+        self._has_cut = False
+        self.is_in_call = False
+        """Whether the output was cut off in a call; calls are returned when they are complete."""
         self.calls = 0
         """The number of calls that have started."""
 
@@ -182,14 +182,16 @@ class ResponseTemplateParser:
             self._parser = None
             yield self._make_ready_text(self._pending_raw + ready.text)
 
-    def close(self) -> Iterator[ParsedOutput]:
-        """The rest at the end of the output."""
+    def close(self, *, is_cut: bool = False) -> Iterator[ParsedOutput]:
+        """The rest at the end of the output. ``is_cut``: the model has not ended it."""
+        self._has_cut = is_cut
         if self._parser is None:
             return
         try:
             for event in self._parser.finalize()[1]:
                 yield from self._read_event(event)
         except _PARSE_ERRORS:
+            self.is_in_call = self._has_cut
             yield self._make_ready_text(self._pending_raw)
 
     def _read_event(self, event: Mapping[str, Any]) -> Iterator[ParsedOutput]:
@@ -199,7 +201,10 @@ class ResponseTemplateParser:
             if field != "tool_calls":
                 yield from self._emit_text(field, event["text"])
             return
-        if event["type"] == "region_close" and field == "tool_calls":
+        if event["type"] == "region_close" and field == "tool_calls" and self._has_cut:
+            self.is_in_call = True
+            yield self._make_ready_text(self._pending_raw)
+        elif event["type"] == "region_close" and field == "tool_calls":
             calls = event["value"]
             for call in calls if isinstance(calls, list) else [calls]:
                 yield from self._emit_call(call["function"])

@@ -164,7 +164,13 @@ OPTIONS = {
 
 
 def run_script(
-    scripted: Drive, call_format: CallFormat, script: str, options: Sequence[str]
+    scripted: Drive,
+    call_format: CallFormat,
+    script: str,
+    options: Sequence[str],
+    *,
+    max_tokens: int = 500,
+    stop_tokens: tuple[int, ...] = (),
 ) -> Any:
     """Run a conversation under each option, with requests numbered from 1.
 
@@ -178,6 +184,7 @@ def run_script(
     manager._tokenizer = manager._input_processor._tokenizer = tokenizer
     runner.prompt = runner._prompt = 1
     commands = []
+    stopping = StopParams(max_tokens=max_tokens, stop_token_ids=stop_tokens)
     for number, option in enumerate(options, 1):
         functions = tuple(
             msgspec.structs.replace(one, strict=option == "strict") for one in FUNCTIONS
@@ -186,7 +193,7 @@ def run_script(
         commands.append(
             GenerateCommand(
                 number, prompt_input, EngineSamplingParams(temperature=0),
-                StopParams(max_tokens=500), function_choice=OPTIONS[option],
+                stopping, function_choice=OPTIONS[option],
             )
         )  # fmt: skip
     return driver.run(*commands)
@@ -333,3 +340,72 @@ def test_deeply_nested_tags_are_refused() -> None:
 def test_key_of_a_list_entry_may_be_an_argument() -> None:
     schema = {"properties": {"order": {"properties": {"item": {"type": "string"}}}}}
     assert NESTED.read("<order><item>5</item></order>", schema) == {"order": {"item": "5"}}
+
+
+# --- outputs that end within a section ----------------------------------------------------------
+
+
+def write_cut_calls(call_format: CallFormat) -> tuple[str, list[range]]:
+    """A section with two calls, and where the heads and arguments of each stand."""
+    calls = [FunctionCall("", "weather", write_json(value)) for value in VALUES[1:3]]
+    text, spans, position = call_format.format_calls(calls), list[range](), 0
+    for call in calls:
+        start = text.index("weather", position)
+        arguments = call_format.arguments.write(call.arguments)
+        position = text.index(arguments, start) + len(arguments)
+        spans.append(range(start + 1, position))
+    return text, spans
+
+
+@pytest.mark.parametrize("is_enforced", [False, True])
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+def test_output_that_is_cut_off_in_a_call_keeps_the_finished_ones(
+    call_format: CallFormat, is_enforced: bool
+) -> None:
+    """Given an output that ends anywhere, no call is returned that has less than was written.
+
+    A call that is not finished is not counted as one, and those before it are returned.
+    """
+    text, spans = write_cut_calls(call_format)
+    whole = [span.stop + len(call_format.call_suffix) for span in spans]
+    rules = OutputRules(
+        None,
+        call_format,
+        SCHEMAS,
+        is_open=False,
+        marker_tokens=frozenset(),
+        is_enforced=is_enforced,
+    )
+    for end in sorted({*range(0, len(text), 4), *whole, len(text)}):
+        parser = rules.make_parser()
+        outputs = [*parser.feed(ReadyText(text[:end], [])), *parser.close(is_cut=True)]
+        pieces = [""] * parser.calls
+        for one in outputs:
+            if isinstance(one, ParsedCallArguments):
+                pieces[one.call] += one.text
+        complete = pieces[:-1] if parser.is_in_call and call_format.streams_arguments else pieces
+        ends_with_calls = parser.calls > 0 and not parser.is_in_call
+        assert [*map(msgspec.json.decode, complete)] == VALUES[1 : 1 + len(complete)], text[:end]
+        assert len(pieces) >= sum(end >= one for one in whole), text[:end]
+        if any(end in span for span in spans):
+            assert not ends_with_calls, text[:end]
+        if end in (*whole, len(text)):
+            assert ends_with_calls, text[:end]
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+def test_stop_token_in_a_call_ends_the_choice_with_stop(
+    scripted: Drive, call_format: CallFormat
+) -> None:
+    """Given a finished call and one with the stop token, the first is returned."""
+    calls = [
+        FunctionCall("", "weather", write_json({**VALUES[0], "city": city})) for city in ("x", "y@")
+    ]
+    script, options = call_format.format_calls(calls), ("auto", "required")
+    driver = run_script(scripted, call_format, script, options, max_tokens=900, stop_tokens=(64,))
+
+    for number, option in enumerate(options, 1):
+        pieces = driver.select(ToolArgumentsEvent, number)
+        first = "".join(one.text for one in pieces if one.call == 0)
+        assert driver.ended(number) == {0: ChoiceEndEvent(number, 0, "stop", 64)}, option
+        assert msgspec.json.decode(first) == VALUES[0], option

@@ -128,6 +128,18 @@ def test_malformed_tool_calls_are_returned_as_text(end: str) -> None:
     assert not any(isinstance(one, ParsedCallStart) for one in outputs)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_call_that_is_cut_off_is_text(is_cut: bool) -> None:
+    """Given a further call without its end, it is one only if the model has ended its output."""
+    template = get_response_template(TokenizerWithTemplate(TEMPLATE))
+    parser = ResponseTemplateRules(template, "<assistant>", TOOLS, frozenset()).make_parser()
+    text = "<function=add><a>7</a></function><function=add><a>8</a>"
+    outputs = [*parser.feed(ReadyText(text, [])), *parser.close(is_cut=is_cut)]
+
+    assert (parser.calls, parser.is_in_call) == ((1, True) if is_cut else (2, False))
+    assert ("<a>8</a>" in join_texts(outputs, ReadyText)) == is_cut
+
+
 def test_reasoning_may_start_in_the_prompt() -> None:
     outputs = parse_chunks(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
     assert (join_texts(outputs, ParsedReasoning), join_texts(outputs, ReadyText)) == ("hm", "Yes.")
