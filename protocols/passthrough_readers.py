@@ -14,7 +14,7 @@ What must never happen:
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from operator import contains
 from typing import Any, Final, Protocol
 
@@ -22,12 +22,8 @@ import msgspec
 from msgspec import Struct
 
 from protocols.chat.chunks import (
-    ArgumentsChunk,
-    TextChunk,
-    arguments_chunk_decoder,
-    join_argument_chunks,
-    join_text_chunks,
-    text_chunk_decoder,
+    CHUNK_RUNS,
+    ChunkRun,
 )
 from protocols.chat.wire_responses import WireChoice, WireDelta, read_text_response
 from protocols.core.errors import GatewayError, WorkerFailed
@@ -43,7 +39,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import ResponseDecoder, ResponseEncoder
-from protocols.core.json_text import TEXT_ERRORS, JsonDecoder, decode_json
+from protocols.core.json_text import TEXT_ERRORS, decode_json
 from protocols.core.request import GenerationRequest, Request
 from protocols.core.sse import (
     MAX_EVENT_BYTES,
@@ -57,8 +53,6 @@ from protocols.json_body import JSON_ERRORS
 
 _encode = msgspec.json.Encoder().encode
 
-_CONTENT_PIECES: Final = (TextDelta, ReasoningDelta, ToolCallDelta)
-"""The events of content chunks."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
 _QUOTED_KEYS: Final = {key: b'"%b"' % key.encode() for key in ("id", "model", "model_name")}
@@ -352,14 +346,6 @@ def _has_encoding(body: bytes, encoding: str) -> bool:
     return match is None or (match[1] == b'"') == (encoding == "base64")
 
 
-_SimilarChunk = TextChunk | ArgumentsChunk
-
-
-def _get_call_index(chunk: _SimilarChunk) -> int | None:
-    """The index of the call whose arguments a chunk has a piece of; None of a text chunk."""
-    return chunk.choices[0].delta.tool_calls[0].index if type(chunk) is ArgumentsChunk else None
-
-
 _NULL_USAGE: Final = re.compile(rb',\s*"usage"\s*:\s*null')
 """What OpenAI's events have before the one with the usage. In a string its quotes are escaped."""
 _EVENT_BREAK: Final = b"\n\ndata: "
@@ -370,22 +356,45 @@ _MAX_RUN: Final = 64
 """How many events are decoded together: those behind one that is not similar, for nothing."""
 
 
+def _find_replacements(
+    block: bytes, written: bytes, sample: Any, shown: Any
+) -> Sequence[tuple[bytes, bytes]] | None:
+    """What is replaced in a sample's events, so that they are as the one that was written for it.
+
+    None if that is not all that differs.
+    """
+    if sample.choices[0].delta != shown.choices[0].delta:
+        return None
+    replacements = []
+    for key, old, new in (("model", sample.model, shown.model), ("id", sample.id, shown.id)):
+        if key == "id" and not new:
+            continue
+        spelling = _PATTERNS[key].search(block)
+        if spelling is None or not (spelling[1] == _encode(old) or decode_json(spelling[1]) == old):
+            return None
+        if old != new:
+            prefix = spelling[0][: spelling.start(1) - spelling.start()]
+            replacements.append((spelling[0], prefix + _encode(new)))
+    if (member := _NULL_USAGE.search(block)) and not _NULL_USAGE.search(written):
+        replacements.append((member[0], b""))
+    return replacements
+
+
 class _SimilarEvents:
     """Forwards the events of a stream that are like the one before, but for a piece of content.
 
-    This is a piece of text, or of the arguments of one tool call. All of them have the id and the
-    model of ``sample``.
+    This is a piece of text, of reasoning, or of the arguments of one tool call. All of them have
+    the id and the model of the sample.
     """
 
     def __init__(
-        self,
-        sample: _SimilarChunk,
-        call_index: int | None,
-        replacements: Sequence[tuple[bytes, bytes]],
+        self, run: ChunkRun, sample: Any, last: Event, replacements: Sequence[tuple[bytes, bytes]]
     ) -> None:
-        """``call_index`` is that of the tool call; None of text."""
-        self._id, self._model = sample.id, sample.model
-        self._call_index = call_index
+        """``last`` is the event that was decoded of the sample."""
+        self._decode_each = run.decoder.decode_each
+        self._get_identity, self._list_pieces = run.get_identity, run.list_pieces
+        self._identity = run.get_identity(sample)
+        self._last = last
         self.arguments = ""
         """The arguments that were forwarded since the last call of ``take_arguments``."""
         self._replacements = replacements
@@ -396,35 +405,15 @@ class _SimilarEvents:
 
         ``last`` is what it ends with. None if they must not be forwarded.
         """
-        replacements = []
-        decoder: JsonDecoder[Any] = (
-            arguments_chunk_decoder if type(last) is ToolCallDelta else text_chunk_decoder
-        )
-        decode: Callable[[bytes], _SimilarChunk] = decoder.decode
-        try:
-            sample, shown = decode(block[6:]), decode(written.rpartition(b"data: ")[2])
-            call_index = _get_call_index(sample)
-            if call_index != _get_call_index(shown):
-                return None
-            for key, old, new in (
-                ("model", sample.model, shown.model),
-                ("id", sample.id, shown.id),
-            ):
-                if key == "id" and not new:
-                    continue
-                spelling = _PATTERNS[key].search(block)
-                if spelling is None or not (
-                    spelling[1] == _encode(old) or decode_json(spelling[1]) == old
-                ):
-                    return None
-                if old != new:
-                    prefix = spelling[0][: spelling.start(1) - spelling.start()]
-                    replacements.append((spelling[0], prefix + _encode(new)))
-        except JSON_ERRORS:
-            return None
-        if (member := _NULL_USAGE.search(block)) and not _NULL_USAGE.search(written):
-            replacements.append((member[0], b""))
-        return cls(sample, call_index, replacements)
+        for run in CHUNK_RUNS[type(last)]:
+            decode = run.decoder.decode
+            try:
+                sample, shown = decode(block[6:]), decode(written.rpartition(b"data: ")[2])
+                replacements = _find_replacements(block, written, sample, shown)
+            except JSON_ERRORS:
+                continue
+            return None if replacements is None else cls(run, sample, last, replacements)
+        return None
 
     def forward(
         self, payloads: Sequence[bytes], start: int, events: list[Event]
@@ -434,36 +423,42 @@ class _SimilarEvents:
         Returns how many these are and their bytes for the client. Their content is added, as one
         event: what is written of each is known.
         """
-        call_index, model, chunk_id = self._call_index, self._model, self._id
-        decoder: JsonDecoder[Any] = (
-            text_chunk_decoder if call_index is None else arguments_chunk_decoder
-        )
+        run = payloads[start : start + _MAX_RUN]
         chunks: list[Any] = []
-        try:
-            for chunk in decoder.decode_each(islice(payloads, start, start + _MAX_RUN)):
-                if chunk.model != model or chunk.id != chunk_id:
-                    break
-                if call_index is not None and _get_call_index(chunk) != call_index:
-                    break
-                chunks.append(chunk)
+        try:  # noqa: SIM105 - suppress() would be three calls
+            chunks.extend(self._decode_each(run))
         except TEXT_ERRORS:
-            pass  # it holds something else
-        if not (count := len(chunks)):
+            pass  # it holds something else; what was decoded before it stays in the list
+        identities = [*map(self._get_identity, chunks)]
+        if (count := identities.count(self._identity)) != len(run):
+            others = (n for n, one in enumerate(identities) if one != self._identity)
+            count = next(others, count)
+            del chunks[count:]
+            run = run[:count]
+        if not count:
             return 0, b""
-        data = _EVENT_BREAK.join(payloads[start : start + count])
+        data = _EVENT_BREAK.join(run)
         for old, new in self._replacements:
             parts = data.split(old)
             # Payloads have no newline: of n - 1 breaks, one is in each part that is not at an end.
             if len(parts) != count + 1 or (
                 count > 1 and not all(map(contains, parts[1:-1], repeat(_NEWLINE)))
             ):
-                return self._forward_replaceable(payloads[start : start + count], events)
+                return self._forward_replaceable(run, events)
             data = new.join(parts)
-        if call_index is None:
-            join_text_chunks(chunks, events)
-        else:
-            self.arguments += join_argument_chunks(chunks, events)
+        if pieces := [*filter(None, self._list_pieces(chunks))]:
+            events.append(self._make_event("".join(pieces), len(pieces)))
         return count, b"data: %b\n\n" % data
+
+    def _make_event(self, text: str, tokens: int) -> Event:
+        """The event of the content of some of them."""
+        last = self._last
+        if type(last) is TextDelta:
+            return TextDelta(text, tokens=tokens)
+        if type(last) is ToolCallDelta:
+            self.arguments += text
+            return ToolCallDelta(0, last.call_index, text)
+        return ReasoningDelta(text)
 
     def _forward_replaceable(
         self, payloads: Sequence[bytes], events: list[Event]
@@ -479,7 +474,8 @@ class _SimilarEvents:
 
         They decide whether what comes next begins another call.
         """
-        piece = {"index": self._call_index, "function": {"arguments": self.arguments}}
+        assert type(self._last) is ToolCallDelta  # noqa: S101 - no other has arguments
+        piece = {"index": self._last.call_index, "function": {"arguments": self.arguments}}
         self.arguments = ""
         return b'data: {"choices":[{"delta":{"tool_calls":[%b]}}]}\n\n' % _encode(piece)
 
@@ -502,8 +498,8 @@ class StreamPassthroughReader:
         self._create_encoder = create_encoder
         self._encoder: ResponseEncoder | None = None
         self._forwards = forwards
-        self._may_forward = forwards
-        """Whether the next event with content may be the sample of those that are forwarded."""
+        self._sampled: type[Event] | None = None
+        """The kind of content of the last sample of those that are forwarded."""
         self._similar_events: _SimilarEvents | None = None
         self._pending = bytearray()
         self._after_cr = False
@@ -591,13 +587,13 @@ class StreamPassthroughReader:
         self, payloads: Sequence[bytes], out: list[bytes], events: list[Event]
     ) -> None:
         """Forward these events, or decode those that can't be."""
-        position = 0
-        while position < len(payloads):
+        position, end = 0, len(payloads)
+        while position < end:
             if self._similar_events is not None:
                 count, data = self._similar_events.forward(payloads, position, events)
                 position += count
                 out.append(data)
-                if count == _MAX_RUN or position == len(payloads):
+                if count == _MAX_RUN or position == end:
                     continue
             self._decode(b"data: " + payloads[position], out, events)
             position += 1
@@ -608,7 +604,7 @@ class StreamPassthroughReader:
             self._decoder.feed(self._similar_events.take_arguments())
         # The decoder may keep half a character back: nothing must overtake it.
         if b"\\u" in block and has_lone_surrogate(block):
-            self._forwards = self._may_forward = False
+            self._forwards = False
             self._similar_events = None
         decoded = self._decoder.feed(block + b"\n\n")
         if written := self._write(block, decoded):
@@ -618,11 +614,12 @@ class StreamPassthroughReader:
         events += decoded
         self._decoder.feed(b"")  # raises an error that follows these events
         kinds = {*map(type, decoded)}
+        kind = type(decoded[-1])
         if ChoiceEnd in kinds or ToolCallStart in kinds:
-            self._may_forward = self._forwards and ChoiceEnd not in kinds
-            self._similar_events = None
-        elif self._may_forward and written and type(decoded[-1]) in _CONTENT_PIECES:
-            self._may_forward = False
+            self._forwards = self._forwards and ChoiceEnd not in kinds
+            self._sampled = self._similar_events = None
+        elif self._forwards and written and kind is not self._sampled and kind in CHUNK_RUNS:
+            self._sampled = kind
             self._similar_events = _SimilarEvents.create(block, written, decoded[-1])
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:

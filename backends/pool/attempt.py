@@ -480,8 +480,7 @@ class Attempt(AttemptTimeouts):
 
     def _is_large(self, chunks: Sequence[bytes]) -> bool:
         """Whether an event of the stream may end here that would block the event loop."""
-        for chunk in chunks:
-            self._undecoded += len(chunk)
+        self._undecoded += sum(map(len, chunks))
         return self._undecoded >= _LARGE_BODY
 
     async def _decode_large(self, chunks: Sequence[bytes]) -> None:

@@ -4,7 +4,8 @@ Each has a type that accepts no other chunk, so that its decoder tells in one st
 has to be looked at. Whatever it refuses is read by ``protocols.chat.decoder``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -128,9 +129,81 @@ class _BareTextChunk(TextChunk, gc=False, forbid_unknown_fields=True):
     kv_transfer_params: None = None
 
 
-text_chunk_decoder: Final = JsonDecoder(TextChunk, skims=True)
 bare_text_chunk_decoder: Final = JsonDecoder(_BareTextChunk, skims=True)
-arguments_chunk_decoder: Final = JsonDecoder(ArgumentsChunk, skims=True)
+
+
+class _TextRunDelta(TextChunkDelta, gc=False):
+    reasoning_content: Literal[""] | None = None
+
+
+class _TextRunChoice(TextChunkChoice, gc=False, kw_only=True):
+    delta: _TextRunDelta
+    text: None = None
+
+
+class _TextRunChunk(TextChunk, gc=False):
+    choices: tuple[_TextRunChoice]
+
+
+class _ReasoningRunDelta(TextChunkDelta, gc=False):
+    content: Literal[""] | None = None
+
+
+class _ReasoningRunChoice(TextChunkChoice, gc=False, kw_only=True):
+    delta: _ReasoningRunDelta
+    text: None = None
+
+
+class _ReasoningRunChunk(TextChunk, gc=False):
+    choices: tuple[_ReasoningRunChoice]
+
+
+class _CompletionRunChoice(TextChunkChoice, gc=False):
+    delta: None = None
+
+
+class _CompletionRunChunk(TextChunk, gc=False):
+    choices: tuple[_CompletionRunChoice]
+
+
+class ChunkRun(Struct, frozen=True):
+    """A kind of chunks, of which a run differs in one piece of content only.
+
+    ``get_identity`` returns what all of a run have in common, ``list_pieces`` their pieces.
+    """
+
+    decoder: JsonDecoder[Any]
+    get_identity: Callable[[Any], object]
+    list_pieces: Callable[[Sequence[Any]], Sequence[str | None]]
+
+
+_get_name: Final = attrgetter("id", "model")
+_text_run: Final = ChunkRun(
+    JsonDecoder(_TextRunChunk, skims=True),
+    _get_name,
+    lambda chunks: [chunk.choices[0].delta.content for chunk in chunks],
+)
+_completion_run: Final = ChunkRun(
+    JsonDecoder(_CompletionRunChunk, skims=True),
+    _get_name,
+    lambda chunks: [chunk.choices[0].text for chunk in chunks],
+)
+_reasoning_run: Final = ChunkRun(
+    JsonDecoder(_ReasoningRunChunk, skims=True),
+    _get_name,
+    lambda chunks: [chunk.choices[0].delta.reasoning_content for chunk in chunks],
+)
+_arguments_run: Final = ChunkRun(
+    JsonDecoder(ArgumentsChunk, skims=True),
+    lambda chunk: (chunk.id, chunk.model, chunk.choices[0].delta.tool_calls[0].index),
+    lambda chunks: [chunk.choices[0].delta.tool_calls[0].function.arguments for chunk in chunks],
+)
+CHUNK_RUNS: Final[Mapping[type[Event], Sequence[ChunkRun]]] = {
+    TextDelta: (_text_run, _completion_run),
+    ReasoningDelta: (_reasoning_run,),
+    ToolCallDelta: (_arguments_run,),
+}
+"""The kinds of chunks of which each event may be the piece of content."""
 
 
 def read_reasoning(
@@ -168,33 +241,3 @@ def read_text_chunks(
                 read_reasoning(delta, 0, source, events, keeps_name=keeps_name)
         if text:
             events.append(TextDelta(text))
-
-
-def join_text_chunks(chunks: Sequence[TextChunk], events: list[Event]) -> None:
-    """Add the text of chunks that are written as they are: one event for all of it."""
-    text, tokens = "", 0
-    for chunk in chunks:
-        choice = chunk.choices[0]
-        delta = choice.delta
-        if delta is None:
-            piece = choice.text
-        elif delta.reasoning_content or delta.reasoning:
-            read_text_chunks(chunks, events, "")
-            return
-        else:
-            piece = delta.content
-        if piece:
-            text += piece
-            tokens += 1
-    if tokens:
-        events.append(TextDelta(text, tokens=tokens))
-
-
-def join_argument_chunks(chunks: Sequence[ArgumentsChunk], events: list[Event]) -> str:
-    """Add the arguments of chunks of one call, as ``join_text_chunks`` does; returns them."""
-    arguments = ""
-    for chunk in chunks:
-        arguments += chunk.choices[0].delta.tool_calls[0].function.arguments
-    if arguments:
-        events.append(ToolCallDelta(0, chunks[0].choices[0].delta.tool_calls[0].index, arguments))
-    return arguments
