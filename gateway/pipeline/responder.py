@@ -51,11 +51,14 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
+from protocols.core.response_losses import LossyEvent
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
-_PROTOCOL_EVENTS: Final = frozenset({HostedToolCall, ResponseExtra})
+_PROTOCOL_EVENTS: Final = frozenset({HostedToolCall, ResponseExtra, ToolCallStart})
 """The events that only some encoders write."""
+_PIECES: Final = frozenset({ReasoningDelta, RefusalDelta})
+"""Those of them that are pieces of one whole, which is reported once."""
 _MAX_BLOCKED_SECONDS: Final = 30.0
 """The longest time for which a client may block a write."""
 _MANY_EVENTS: Final = 1000
@@ -117,6 +120,8 @@ class Responder(Struct, eq=False):
     _is_end_written: bool = False
     """Whether the end of the stream was written. A later failure does not concern the client."""
     _finish_reasons: list[FinishReason] = []
+    _reported_content: set[tuple[type[Event], int]] = set()
+    """The kinds of content, each of a choice, of which a piece was looked at."""
     _last_chunk: bytes = b""
     """The end of a stream whose response has to be stored first: its client may use it at once."""
     _heartbeat: HeartbeatTimer | None = None
@@ -176,6 +181,7 @@ class Responder(Struct, eq=False):
                     response = await asyncio.to_thread(build, events, body)
                 else:
                     response = build(events, body)
+                self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
                 if self._request.store_response is not None:
                     await self._save_response()
                 send_reply(
@@ -278,6 +284,7 @@ class Responder(Struct, eq=False):
         if self._is_end_written:
             return
         self._check_complete()
+        self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
         if not self._request.writer.started:
             self._start_response(self._get_elapsed())
         self._request.writer.finish()
@@ -286,9 +293,11 @@ class Responder(Struct, eq=False):
     def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write a batch of events. Returns whether the client takes more at once."""
         events = self._strategy.process_events(events)
-        chunk = (
-            self._strategy.get_encoder().encode_events(events) if data is None and events else data
-        )
+        if data is None and events:
+            chunk: bytes | None = self._strategy.get_encoder().encode_events(events)
+            self._strategy.report_unwritten()
+        else:
+            chunk = data
         self._request.record.tokens += self._record_events(events)
         if not self._has_content:
             self._has_content = self._begin_content(chunk, events)
@@ -358,8 +367,8 @@ class Responder(Struct, eq=False):
                 self._is_stream_complete = True
             elif type(event) in _PROTOCOL_EVENTS:
                 self._report_lost_event(event, is_encoded=is_encoded)  # type: ignore[arg-type]
-            elif type(event) is ReasoningDelta and event.at:
-                self._report_lost_event(event)
+            elif type(event) in _PIECES:
+                self._report_lost_piece(event)  # type: ignore[arg-type]
         return tokens
 
     def _check_end(self, event: ChoiceEnd) -> None:
@@ -372,12 +381,15 @@ class Responder(Struct, eq=False):
         elif event.lost_word is not None or event.finish_reason in INCOMPLETE_REASONS:
             self._report_lost_event(event)
 
-    def _report_lost_event(
-        self,
-        event: HostedToolCall | ResponseExtra | ReasoningDelta | ChoiceEnd,
-        *,
-        is_encoded: bool = False,
-    ) -> None:
+    def _report_lost_piece(self, event: ReasoningDelta | RefusalDelta) -> None:
+        """Report a piece of content once for each choice, and each signature."""
+        whole = (type(event), event.index)
+        if whole not in self._reported_content or (type(event) is ReasoningDelta and event.at):
+            self._report_lost_event(event)
+            if event.text:
+                self._reported_content.add(whole)
+
+    def _report_lost_event(self, event: LossyEvent, *, is_encoded: bool = False) -> None:
         self._strategy.report_lost_event(event, is_encoded=is_encoded)
         self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
 

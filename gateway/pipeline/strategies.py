@@ -28,8 +28,7 @@ from gateway.routing.router import Model, Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import UnsupportedFeature
-from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ReasoningDelta, ResponseExtra
-from protocols.core.extra import list_paths
+from protocols.core.events import Event, ResponseExtra
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -40,11 +39,11 @@ from protocols.core.interfaces import (
     StorableEncoder,
     StoredResponse,
     SupportsHeartbeat,
-    SupportsHostedTools,
     get_query_parameters,
 )
-from protocols.core.loss import LossReason, UnsupportedParameter
+from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import LEGACY_FIELD_NAMES, AnyRequest, GenerationRequest
+from protocols.core.response_losses import LossyEvent, find_losses, get_single_losses
 from protocols.core.stateful import refuse_lost_state
 from protocols.params import find_sent_param
 
@@ -222,6 +221,7 @@ class TargetAttempt:
             return HttpResponse(200, body, headers)
         encoder = self.get_encoder()
         response = encoder.encode_unary(aggregate(events))
+        self.report_unwritten()
         headers = (
             *response.headers,
             *encoder.headers(),
@@ -229,44 +229,27 @@ class TargetAttempt:
         )
         return HttpResponse(response.status, response.body, headers)
 
-    def report_lost_event(
-        self,
-        event: HostedToolCall | ResponseExtra | ReasoningDelta | ChoiceEnd,
-        *,
-        is_encoded: bool = False,
-    ) -> None:
+    def report_lost_event(self, event: LossyEvent, *, is_encoded: bool = False) -> None:
         """Report what the client's protocol lacks, unless the client gets it.
 
         ``is_encoded``: a unary response is not passed through as the worker wrote it.
         """
-        if self.route.model.on_loss == "ignore" or loss.is_full(self.unsupported_parameters):
-            return
         if (passthrough := self.prepared.passthrough) is not None:
             is_own = not isinstance(event, ResponseExtra) or event.source != ""
             if is_own or not (is_encoded or passthrough.encodes_events):
                 return
         encoder = self.get_encoder() if passthrough is None else None
-        reason: LossReason = "dropped"
-        match event:
-            case HostedToolCall():
-                is_written = isinstance(encoder, SupportsHostedTools)
-                fields: Iterable[str] = (f"response.output[{event.place}].{event.kind}",)
-            case ReasoningDelta():
-                writes_signature = getattr(encoder, "writes_signature", None)
-                is_written = writes_signature is not None and writes_signature(event)
-                fields = (event.at,)
-            case ChoiceEnd():
-                hidden = getattr(encoder, "hidden_reasons", ())
-                is_written = event.lost_word is None and event.finish_reason not in hidden
-                fields = (f"response.choices[{event.index}].finish_reason",)
-                reason = "approximated"
-            case _:
-                is_written = getattr(encoder, "extra_source", None) == event.source
-                fields = list_paths(event.path, event.values)
-        if not is_written:
-            self.unsupported_parameters = loss.limit_losses(
-                loss.list_names(fields, reason), self.unsupported_parameters
-            )
+        self._report_losses(find_losses(event, encoder))
+
+    def report_unwritten(self) -> None:
+        """Report what the encoder has left out of what it has encoded so far."""
+        if lost := get_single_losses(self._encoder):
+            self._report_losses(lost)
+
+    def _report_losses(self, lost: Iterable[UnsupportedParameter]) -> None:
+        if self.route.model.on_loss == "ignore" or loss.is_full(self.unsupported_parameters):
+            return
+        self.unsupported_parameters = loss.limit_losses(lost, self.unsupported_parameters)
 
     def get_stored_response(self) -> StoredResponse | None:
         """The response to store, after its end was encoded."""

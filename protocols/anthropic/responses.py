@@ -37,6 +37,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import GenerationRequest, ToolCall
+from protocols.core.response_losses import ALL_WRITTEN, CallLosses
 
 _encode = msgspec.json.Encoder().encode
 _decode_object = JsonDecoder(dict[str, Raw]).decode
@@ -127,9 +128,13 @@ class MessageOptions(Struct, frozen=True, kw_only=True):
 
 
 class MessageEncoder:
-    """Encodes the response to one request."""
+    """Encodes the response to one request.
+
+    Reasoning that the client did not ask for is no loss, and a refusal has its own stop reason.
+    """
 
     content_type = "text/event-stream; charset=utf-8"
+    content_losses = ALL_WRITTEN
 
     def __init__(
         self, request: GenerationRequest, about: ResponseContext, options: MessageOptions
@@ -144,6 +149,7 @@ class MessageEncoder:
         self._end: ChoiceEnd | None = None
         self._has_refused = False
         self._has_started = False
+        self.losses = CallLosses()
         self.heartbeat_interval = options.heartbeat_interval
         self._blocks = BlockQueue(f"{OWN_SIGNATURE}{about.id}")
 
@@ -241,15 +247,21 @@ class MessageEncoder:
             case ReasoningDelta() if self._options.thinking != "none":
                 text = event.text if self._options.thinking == "shown" else ""
                 self._blocks.add_reasoning(text, event.signature, event.redacted)
-            case ToolCallStart(_, index, identifier, name):
-                if not (self._is_single_call and index):
-                    shown = self._tool_call_ids.get_id(identifier, index)
-                    self._blocks.add_call(index, shown, name)
-            case ToolCallDelta(_, index, text) if text:
-                if not (self._is_single_call and index):
-                    self._blocks.add_arguments(index, text)
+            case ToolCallStart() | ToolCallDelta():
+                self._read_call(event)
             case _:
                 pass
+
+    def _read_call(self, event: ToolCallStart | ToolCallDelta) -> None:
+        index = event.call_index
+        is_left_out = self._is_single_call and index > 0
+        if isinstance(event, ToolCallDelta):
+            if event.text and not is_left_out:
+                self._blocks.add_arguments(index, event.text)
+        elif is_left_out:
+            self.losses.add(index)
+        else:
+            self._blocks.add_call(index, self._tool_call_ids.get_id(event.id, index), event.name)
 
     def _keep_id(self, served: ResponseMetadata) -> None:
         """Show the id of a worker of this protocol."""
@@ -306,12 +318,15 @@ class MessageEncoder:
             content.append(TextBlock(text))
         for index, call in enumerate(choice.tool_calls):
             if index and self._is_single_call:
-                break
+                self.losses.add(index)
+                continue
             identifier = self._tool_call_ids.get_id(call.id, index)
             arguments = _read_arguments(call)
             if arguments is not None:
                 content.append(ToolUseBlock(identifier, call.name, arguments))
-            elif choice.finish_reason != "length":
+            elif choice.finish_reason == "length":
+                self.losses.add(index)
+            else:
                 raise WorkerFailed(
                     f"the worker's arguments for the tool {call.name[:64]!r} are no JSON object"
                 )

@@ -17,6 +17,7 @@ from protocols.core.events import ChoiceEnd, Event, ResponseExtra, ResponseMetad
 from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
 from protocols.core.json_text import JsonDecoder
+from protocols.core.response_losses import get_content_losses, get_single_losses
 
 EXTRA_KEY: Final = "(extra)"
 """The key under which the unknown keys of an object are put aside; no worker sends it."""
@@ -186,6 +187,8 @@ class ExtraKeyEncoder:
         self.extra_source = source
         self.content_type = encoder.content_type
         self.hidden_reasons: frozenset[str] = getattr(encoder, "hidden_reasons", frozenset())
+        self.content_losses = get_content_losses(encoder)
+        self.losses = get_single_losses(encoder)
         self._writer = ExtraKeyWriter(source)
 
     def headers(self) -> Headers:

@@ -44,6 +44,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest, ToolCall
+from protocols.core.response_losses import ALL_WRITTEN, CallLosses
 
 # Objects inside responses: usage, tool calls, log probabilities.
 
@@ -624,6 +625,8 @@ class ChatEncoder:
     the time are the worker's, if it has the style's protocol.
     """
 
+    content_losses = ALL_WRITTEN
+
     def __init__(
         self,
         style: ResponseStyle,
@@ -634,6 +637,7 @@ class ChatEncoder:
         headers: Headers = (),
     ) -> None:
         self.content_type = style.content_type
+        self.losses = CallLosses()
         self._response_style, self._request = style, request
         self._common_fields = build_common_fields("chatcmpl-", about, model)
         self._build_headers = create_header_builder(style, about, headers)
@@ -757,6 +761,10 @@ class ChatEncoder:
 
     def _encode_tool_call(self, event: ToolCallStart | ToolCallDelta) -> bytes:
         index = event.index
+        if self._request.legacy_functions and event.call_index:  # a message has one function_call
+            if isinstance(event, ToolCallStart):
+                self.losses.add(event.call_index, index)
+            return b""
         before = b"" if index in self._open_choices else self._encode_first_delta(index, call=True)
         self._tool_calling_choices.add(index)
         if isinstance(event, ToolCallStart) and event.kind == "custom":
@@ -815,6 +823,8 @@ class ChatEncoder:
             values["refusal"] = choice.refusal
         if choice.tool_calls and self._request.legacy_functions:
             call = choice.tool_calls[0]
+            for one in range(1, len(choice.tool_calls)):
+                self.losses.add(one, choice.index)
             values["function_call"] = FunctionCallItem(call.name, call.arguments)
         elif choice.tool_calls:
             values["tool_calls"] = build_tool_calls(choice.tool_calls)

@@ -31,6 +31,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
+from protocols.core.response_losses import AS_TEXT
 from protocols.core.sse import DONE_EVENT
 from protocols.json_body import encode_ascii
 
@@ -121,6 +122,7 @@ class ChatEncoder:
     """Encodes the response to one request of chat."""
 
     content_type = "text/event-stream; charset=utf-8"
+    content_losses = AS_TEXT
 
     def __init__(self, request: GenerationRequest, about: ResponseContext) -> None:
         self._about, self._id = about, about.id

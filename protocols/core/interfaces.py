@@ -10,6 +10,8 @@ HasQueryParameters   a client adapter that knows parameters of queries of its re
 HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
 HidesFinishReasons   a response encoder whose protocol lacks words for incomplete answers
+WritesContentKinds   a response encoder that writes more than text
+ReportsLosses        a response encoder that leaves out single parts of an answer
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
 SupportsSignedReasoning a response encoder that writes signatures of reasoning
 SupportsResponseExtra a response encoder that writes a worker's keys without a place in events
@@ -36,7 +38,7 @@ from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.events import Event, FinishReason, ReasoningDelta, Usage
-from protocols.core.loss import UnsupportedParameter
+from protocols.core.loss import LossReason, UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
@@ -210,6 +212,28 @@ class HidesFinishReasons(Protocol):
 
     hidden_reasons: frozenset[FinishReason]
     """Those of INCOMPLETE_REASONS that are written with a word for a complete answer."""
+
+
+@runtime_checkable
+class WritesContentKinds(Protocol):
+    """A response encoder that writes more than text.
+
+    Any other drops reasoning, refusals and tool calls: see ``protocols.core.response_losses``.
+    """
+
+    content_losses: Mapping[type[Event], LossReason]
+    """What becomes of ReasoningDelta, RefusalDelta and ToolCallStart; of a missing one, nothing.
+
+    ``approximated``: clients get it as another kind of content.
+    """
+
+
+@runtime_checkable
+class ReportsLosses(Protocol):
+    """A response encoder that leaves out single parts of what it can write otherwise."""
+
+    losses: Sequence[UnsupportedParameter]
+    """Those of all that was encoded so far."""
 
 
 @runtime_checkable

@@ -51,6 +51,13 @@ from protocols.core.interfaces import (
     ResponseEncoder,
 )
 from protocols.core.request import GenerationRequest
+from protocols.core.response_losses import (
+    AS_TEXT,
+    NOTHING_WRITTEN,
+    ONE_TEXT,
+    get_content_losses,
+    get_single_losses,
+)
 from protocols.core.sse import DONE_EVENT
 from protocols.core.sse import format_event as framed
 from protocols.mindie import errors
@@ -101,6 +108,8 @@ class KeepAliveEncoder:
     def __init__(self, encoder: ResponseEncoder) -> None:
         self.content_type = encoder.content_type
         self.extra_source = getattr(encoder, "extra_source", "")
+        self.content_losses = get_content_losses(encoder)
+        self.losses = get_single_losses(encoder)
         self.headers = encoder.headers
         self.encode_events = encoder.encode_events
         self.encode_error_event = encoder.encode_error_event
@@ -178,6 +187,7 @@ class _BaseEncoder:
 
     content_type = STREAM_CONTENT_TYPE
     hidden_reasons = frozenset({"content_filter"})
+    content_losses = ONE_TEXT
 
     def __init__(self, request: GenerationRequest, headers: Headers) -> None:
         self._request, self._headers = request, headers
@@ -333,6 +343,8 @@ def _to_microseconds(seconds: float | None) -> int:
 class TokensEncoder(_BaseEncoder):
     """Encodes an infer response, which is never streamed."""
 
+    content_losses = NOTHING_WRITTEN
+
     def __init__(self, request: GenerationRequest, headers: Headers, output: str) -> None:
         super().__init__(request, headers)
         self._output_name = output
@@ -413,6 +425,8 @@ class OpenAiStyleEncoder(_BaseEncoder):
     ) -> None:
         super().__init__(request, headers)
         self._variant = variant
+        if variant.is_chat and not variant.early:
+            self.content_losses = AS_TEXT
         self._context = context
         self._started = False
         self._prompt_tokens: int | None = None
@@ -453,6 +467,8 @@ class OpenAiStyleEncoder(_BaseEncoder):
         match event:
             case TextDelta() | ReasoningDelta() | RefusalDelta():
                 return self._encode_role_chunks() + self._encode_text(event)
+            case ToolCallStart() | ToolCallDelta() if self.content_losses is ONE_TEXT:
+                pass
             case ToolCallStart(index, call, name_id, name):
                 piece = ToolCallItem(call, name_id, "function", FunctionCallItem(name, ""))
                 return self._encode_role_chunks() + self._encode_call(index, piece)

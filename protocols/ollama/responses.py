@@ -33,6 +33,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Clock, Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder
 from protocols.core.request import ToolCall
+from protocols.core.response_losses import AS_TEXT, CallLosses
 from protocols.json_body import JSON_ERRORS, encode_ascii
 from protocols.ollama.errors import JSON_HEADERS, OllamaError, get_error_text
 from protocols.openapi import NDJSON_CONTENT_TYPE
@@ -204,6 +205,7 @@ class GenerationEncoder:
 
     content_type = NDJSON_CONTENT_TYPE
     hidden_reasons = frozenset({"content_filter"})
+    content_losses = AS_TEXT
 
     def __init__(
         self,
@@ -221,6 +223,7 @@ class GenerationEncoder:
         self._timer = ResponseTimer(context.clock, started_at)
         self._usage: Usage | None = None
         self._reason = "stop"
+        self.losses = CallLosses()
         self._calls: list[tuple[ToolCallStart, list[str]]] = []
         """The calls, with the pieces of their arguments."""
         head = encode_ascii({"model": model})[:-1] + b',"created_at":"'
@@ -305,7 +308,7 @@ class GenerationEncoder:
     def _build_calls(self, calls: Sequence[ToolCall]) -> list[ToolCallEntry]:
         """The calls. Raises WorkerFailed.
 
-        One that the token limit cut has no form in this protocol: ``done_reason`` tells of it.
+        One that the token limit cut has no form in this protocol. It is reported.
         """
         entries = []
         for index, call in enumerate(calls):
@@ -314,6 +317,7 @@ class GenerationEncoder:
             except WorkerFailed:
                 if self._reason != "length":
                     raise
+                self.losses.add(index)
         return entries
 
     def _build_answer(

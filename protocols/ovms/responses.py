@@ -37,6 +37,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import RerankRequest
+from protocols.core.response_losses import AS_TEXT, TEXT_AND_REFUSAL
 from protocols.core.sse import DONE_EVENT, format_event
 from protocols.ovms import errors
 
@@ -122,6 +123,7 @@ class GenerationEncoder:
         self._context = context
         self._handshake_sent = form.early
         self.hidden_reasons = core_events.INCOMPLETE_REASONS if form.early else frozenset()
+        self.content_losses = AS_TEXT if form.is_chat and not form.early else TEXT_AND_REFUSAL
         self._usage: core_events.Usage | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
@@ -269,8 +271,8 @@ class GenerationEncoder:
             "logprobs": None if self._variant.early else self._build_logprobs(choice),
         }
         if not self._variant.is_chat:
-            return out | {"text": choice.text}
-        message: ChoicePayload = {"content": choice.text or choice.refusal}
+            return out | {"text": choice.text + choice.refusal}
+        message: ChoicePayload = {"content": choice.text + choice.refusal}
         if choice.reasoning and not self._variant.early:
             message["reasoning_content"] = choice.reasoning
         message["role"] = "assistant"

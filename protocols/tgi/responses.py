@@ -29,6 +29,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
+from protocols.core.response_losses import ONE_TEXT
 from protocols.json_body import encode_ascii
 from protocols.tgi.errors import JSON_HEADERS, build_error_body
 from protocols.tgi.requests import GenerateOptions
@@ -108,6 +109,7 @@ class GenerateEncoder:
 
     content_type = "text/event-stream"
     hidden_reasons = frozenset({"content_filter"})
+    content_losses = ONE_TEXT
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
+from protocols.core.response_losses import TEXT_AND_REFUSAL
 from protocols.triton import errors, tensors
 from protocols.triton.formats import (
     CHUNKED_EVENT_HEADERS,
@@ -172,6 +173,7 @@ class GenerateEncoder:
 
     content_type = EVENT_STREAM
     hidden_reasons = frozenset({"content_filter"})
+    content_losses = TEXT_AND_REFUSAL
 
     def __init__(
         self,
@@ -344,6 +346,7 @@ class InferEncoder:
 
     content_type = "application/json"
     hidden_reasons = frozenset({"content_filter"})
+    content_losses = TEXT_AND_REFUSAL
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from tests.conftest import Serve
 from tests.support.fakes import ScriptedWorker
 
 FRONT = """
-listeners: [{{address: "127.0.0.1:0", protocols: [openai, anthropic]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [openai, anthropic, ollama]}}]
 limits: {{drain_timeout: 1s}}
 backends:
   pool:
@@ -46,6 +46,7 @@ async def ask(
 ) -> list[str]:
     """The losses that the header of the client's response reports."""
     options = "{worker_api: responses}" if protocol == "openai" else "{}"
+    protocol = protocol.removesuffix(" chat")
     async with ScriptedWorker([answer]) as worker:
         front = FRONT.format(protocol=protocol, options=options, worker=worker.url)
         gateway = await serve(front)
@@ -196,3 +197,42 @@ async def test_results_of_tools_of_the_service_are_shown_or_reported(serve: Serv
         "messages[1].content[1].content=dropped",
         "messages[1].content[2].content.x=dropped",
     ]
+
+
+CALLS = [
+    {
+        "index": i,
+        "id": f"call_{i}",
+        "type": "function",
+        "function": {"name": "f", "arguments": one},
+    }
+    for i, one in enumerate(('{"city": "Rome"}', '{"city": "Pa'))
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+async def test_cut_call_and_refusal_are_reported(serve: Serve, path: str) -> None:
+    message = {"role": "assistant", "content": "", "refusal": "No.", "tool_calls": CALLS}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    answer = respond(msgspec.json.encode({"id": "a", "model": "w", "choices": [choice]}))
+    body = {"model": "chat", "messages": REQUEST_OPTIONS["messages"], "stream": False}
+    body |= {"max_tokens": 9} if path == "/v1/messages" else {}
+
+    lost = await ask(serve, answer, path, body, "openai chat")
+
+    refusal = [] if path == "/v1/messages" else ["response.choices[0].message.refusal=approximated"]
+    assert lost == [*refusal, "response.choices[0].message.tool_calls[1]=dropped"]
+
+
+async def test_cut_call_of_a_stream_is_reported(serve: Serve) -> None:
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {"tool_calls": CALLS}}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+    ]
+    data = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in chunks)
+    answer = respond(data + b"data: [DONE]\n\n", "text/event-stream")
+
+    body = {"model": "chat", "messages": REQUEST_OPTIONS["messages"]}
+    lost = await ask(serve, answer, "/api/chat", body, "openai chat")
+
+    assert lost == ["response.choices[0].message.tool_calls[1]=dropped"]

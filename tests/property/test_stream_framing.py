@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols.core.aggregate import aggregate
-from protocols.core.events import ResponseExtra, TextDelta
+from protocols.core.events import TextDelta
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from tests.property.test_unknown_keys import HEADERS, clock
 from tests.property.test_unknown_response_keys import (
@@ -47,7 +47,7 @@ def add_frames(data: bytes, frame: bytes) -> bytes:
 
 def translate(
     client: str, worker: Any, data: bytes, *, clients: Any = CLIENTS
-) -> tuple[bytes, list[ResponseExtra]]:
+) -> tuple[bytes, list[str]]:
     """Return the client's stream without the random parts of ids, and what must be reported."""
     written, lost = translate_response(client, worker, data, stream=True, clients=clients)
     return RANDOM_ID.sub(rb"\1", written), lost

@@ -6,7 +6,7 @@ and in streams, for a client of each protocol.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -16,15 +16,15 @@ from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.aggregate import aggregate
-from protocols.core.events import ChoiceEnd, Event, HostedToolCall, ResponseExtra
-from protocols.core.extra import list_paths, remove_extra_fields
+from protocols.core.events import INCOMPLETE_REASONS, ChoiceEnd, Event
+from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import (
     ClientRequest,
     ResponseContext,
-    SupportsHostedTools,
     build_kept_keys_reader,
     get_request_kinds,
 )
+from protocols.core.response_losses import LossyEvent, find_losses, get_single_losses
 from tests.property.test_odd_values import DETAILED, GENERATED, TENSORS, TOKENS
 from tests.property.test_unknown_keys import HEADERS, KEY, VALUE, add_key, clock, list_places
 from tests.protocols import find_rows
@@ -303,7 +303,7 @@ def translate_response(
     *,
     stream: bool,
     clients: Mapping[str, tuple[str, dict[str, Any]]] = CLIENTS,
-) -> tuple[bytes, list[ResponseExtra]]:
+) -> tuple[bytes, list[str]]:
     """Return the client's response, and what must be reported. Raises the worker's error."""
     client = build_adapter(ADAPTERS.get(client_name, client_name), None, {})
     path, fields = clients[client_name]
@@ -316,33 +316,34 @@ def translate_response(
 
 def answer_call(
     client: Any, call: ClientRequest, worker: Any, data: bytes, *, stream: bool
-) -> tuple[bytes, list[ResponseExtra]]:
+) -> tuple[bytes, list[str]]:
     """The same for a request of this client."""
     decoded = client.decode_request(call).bind_target("w", client.name)
     request, _ = remove_extra_fields(decoded, build_kept_keys_reader(worker)(decoded))
     decoder = worker.create_decoder(request)
     events: list[Event] = [*decoder.feed(data), *decoder.close()]
     encoder = client.create_encoder(call, request, ResponseContext("r", 1, "m", "1", "w", clock))
-    source = getattr(encoder, "extra_source", None)
-    lost = [one for one in events if isinstance(one, ResponseExtra) and one.source != source]
-    hidden = getattr(encoder, "hidden_reasons", ())
-    lost += [
-        ResponseExtra("", "choice", ((("finish_reason",), one.lost_word or one.finish_reason),))
+    lost = [
+        loss.field
         for one in events
-        if isinstance(one, ChoiceEnd) and (one.lost_word or one.finish_reason in hidden)
+        if isinstance(one, get_args(LossyEvent))
+        and not (isinstance(one, ChoiceEnd) and is_complete(one))
+        for loss in find_losses(one, encoder)
     ]
-    if not isinstance(encoder, SupportsHostedTools):
-        hosted = [one for one in events if isinstance(one, HostedToolCall)]
-        lost += [ResponseExtra("", "response", ((("output", one.kind), True),)) for one in hosted]
     if stream:
-        return encoder.encode_events(events), lost
-    return encoder.encode_unary(aggregate(events)).body, lost
+        written = encoder.encode_events(events)
+    else:
+        written = encoder.encode_unary(aggregate(events)).body
+    return written, lost + [loss.field for loss in get_single_losses(encoder)]
 
 
-def is_kept_or_reported(written: bytes, lost: list[ResponseExtra]) -> bool:
+def is_complete(end: ChoiceEnd) -> bool:
+    return end.lost_word is None and end.finish_reason not in INCOMPLETE_REASONS
+
+
+def is_kept_or_reported(written: bytes, lost: list[str]) -> bool:
     """Whether the key is either in the client's response or among the reported paths."""
-    paths = [path for one in lost for path in list_paths(one.path, one.values)]
-    return (VALUE.encode() in written) != any(KEY in path for path in paths)
+    return (VALUE.encode() in written) != any(KEY in path for path in lost)
 
 
 def join_events(name: str, events: list[dict[str, Any]]) -> bytes:
@@ -427,7 +428,7 @@ def test_cached_tokens_reach_every_client_whatever_the_worker_calls_them(
     standard = counts | ({"prompt_tokens_details": {"cached_tokens": cached}} if cached else {})
 
     # when each answers the same
-    def answer(usage: dict[str, Any]) -> tuple[bytes, list[ResponseExtra]]:
+    def answer(usage: dict[str, Any]) -> tuple[bytes, list[str]]:
         data = (
             join_events("openai", [*CHAT_STREAM[:-1], CHAT_STREAM[-1] | {"usage": usage}])
             if stream
@@ -443,7 +444,7 @@ def test_cached_tokens_reach_every_client_whatever_the_worker_calls_them(
     else:
         ids = re.compile(rb'"(?:item_)?id":"[^"]*"')
         assert ids.sub(b"", written) == ids.sub(b"", answer(standard)[0])
-    assert not [path for one in lost for path in list_paths(one.path, one.values)]
+    assert not [path for path in lost if "usage" in path]
 
 
 @pytest.mark.parametrize("client", PROMPT_CLIENTS)

@@ -45,6 +45,7 @@ from protocols.core.events import (
 from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
 from protocols.core.json_text import JsonDecoder, decode_json
+from protocols.core.response_losses import ALL_WRITTEN, CallLosses
 from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX, ONLY_PART
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
@@ -423,6 +424,7 @@ class ResponsesEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     writes_hosted_tools = True
+    content_losses = ALL_WRITTEN
     extra_source = SOURCE
 
     def __init__(
@@ -435,6 +437,7 @@ class ResponsesEncoder:
     ) -> None:
         self.heartbeat_interval = heartbeat_interval
         self.stored_response: StoredResponse | None = None
+        self.losses = CallLosses()
         self._decoded = decoded
         self._about = about
         self._build_headers = build_headers
@@ -628,6 +631,7 @@ class ResponsesEncoder:
 
     def _begin_call(self, event: ToolCallStart) -> bytes:
         if self._call_ids and self._decoded.request.parallel_tools is False:
+            self.losses.add(event.call_index)
             return b""
         ended = self._end_item("completed")
         identity = self._decoded.tools.identify(event.name)

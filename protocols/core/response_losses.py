@@ -1,0 +1,112 @@
+"""What a client does not get of a worker's answer, or gets as something else.
+
+An encoder declares what it writes. What it does not declare is reported as dropped, so that a new
+kind of content, or a new encoder, loses nothing in silence.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    HostedToolCall,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseExtra,
+    ToolCallStart,
+)
+from protocols.core.extra import list_paths
+from protocols.core.interfaces import ResponseEncoder, SupportsHostedTools
+from protocols.core.loss import LossReason, UnsupportedParameter, list_names
+
+LossyEvent = (
+    HostedToolCall | ResponseExtra | ReasoningDelta | RefusalDelta | ToolCallStart | ChoiceEnd
+)
+"""The events of which an encoder may lose something."""
+ALL_WRITTEN: Final[Mapping[type[Event], LossReason]] = {}
+"""What is lost by an encoder that writes each kind of content as what it is."""
+AS_TEXT: Final[Mapping[type[Event], LossReason]] = {RefusalDelta: "approximated"}
+"""What is lost where a refusal is text like any other."""
+ONE_TEXT: Final[Mapping[type[Event], LossReason]] = {
+    ReasoningDelta: "approximated",
+    RefusalDelta: "approximated",
+    ToolCallStart: "dropped",
+}
+"""What is lost where an answer is nothing but text."""
+TEXT_AND_REFUSAL: Final[Mapping[type[Event], LossReason]] = {
+    **ONE_TEXT,
+    ReasoningDelta: "dropped",
+}
+"""What is lost where reasoning is left out, too."""
+NOTHING_WRITTEN: Final[Mapping[type[Event], LossReason]] = dict.fromkeys(ONE_TEXT, "dropped")
+"""What is lost where an encoder says nothing about it."""
+
+
+def find_losses(
+    event: LossyEvent, encoder: ResponseEncoder | None
+) -> Iterable[UnsupportedParameter]:
+    """What the client does not get of an event. None as encoder: it is not written at all."""
+    choice = f"response.choices[{event.index}]"
+    match event:
+        case HostedToolCall():
+            is_written = isinstance(encoder, SupportsHostedTools)
+            path = f"response.output[{event.place}].{event.kind}"
+            return () if is_written else list_names((path,))
+        case ResponseExtra():
+            is_written = getattr(encoder, "extra_source", None) == event.source
+            return () if is_written else list_names(list_paths(event.path, event.values))
+        case ChoiceEnd():
+            hidden = getattr(encoder, "hidden_reasons", ())
+            is_written = event.lost_word is None and event.finish_reason not in hidden
+            return () if is_written else list_names((f"{choice}.finish_reason",), "approximated")
+        case ReasoningDelta():
+            return _find_lost_reasoning(event, encoder, f"{choice}.message.reasoning_content")
+        case RefusalDelta():
+            return _find_lost_content(event, encoder, f"{choice}.message.refusal")
+        case _:
+            path = _locate_call(event.call_index, event.index)
+            return _find_lost_content(event, encoder, path)
+
+
+def get_content_losses(encoder: ResponseEncoder | None) -> Mapping[type[Event], LossReason]:
+    """What becomes of each kind of content; see ``WritesContentKinds``."""
+    losses: Mapping[type[Event], LossReason] = getattr(encoder, "content_losses", NOTHING_WRITTEN)
+    return losses
+
+
+def get_single_losses(encoder: ResponseEncoder | None) -> Sequence[UnsupportedParameter]:
+    """What an encoder has left out so far of what it can write; see ``ReportsLosses``."""
+    losses: Sequence[UnsupportedParameter] = getattr(encoder, "losses", ())
+    return losses
+
+
+class CallLosses(list[UnsupportedParameter]):
+    """The tool calls that an encoder leaves out."""
+
+    def add(self, call: int, choice: int = 0) -> None:
+        """Add a call."""
+        self.append(UnsupportedParameter(_locate_call(call, choice), "dropped"))
+
+
+def _locate_call(call: int, choice: int) -> str:
+    """The path of a tool call in an answer."""
+    return f"response.choices[{choice}].message.tool_calls[{call}]"
+
+
+def _find_lost_content(
+    event: LossyEvent, encoder: ResponseEncoder | None, path: str
+) -> Iterable[UnsupportedParameter]:
+    reason = get_content_losses(encoder).get(type(event))
+    return () if reason is None else list_names((path,), reason)
+
+
+def _find_lost_reasoning(
+    event: ReasoningDelta, encoder: ResponseEncoder | None, path: str
+) -> Iterator[UnsupportedParameter]:
+    if event.text:
+        yield from _find_lost_content(event, encoder, path)
+    if event.at:
+        writes_signature = getattr(encoder, "writes_signature", None)
+        if writes_signature is None or not writes_signature(event):
+            yield from list_names((event.at,))
