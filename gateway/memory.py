@@ -1,8 +1,9 @@
 """The memory that a process holds for its clients: one budget for whatever holds it.
 
-Bodies of requests and the stored responses that they refer to, responses that their clients do not
-read, recordings until they are written, and connections take from it. At its end the connections
-that make the least progress are closed, and what finds no room all the same is refused.
+Bodies of requests and the stored responses that they refer to, responses of workers until they are
+complete, responses that their clients do not read, recordings until they are written, and
+connections take from it. At its end the connections that make the least progress are closed, and
+what finds no room all the same is refused.
 """
 
 from collections import Counter
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from msgspec import Struct
 
-from protocols.core.errors import Overloaded
+from protocols.core.errors import MemoryExhausted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MemoryUse = Literal["bodies", "responses", "recordings", "connections"]
-"""What memory is held for. ``bodies`` also are what they refer to, and what is sent on of them."""
+"""What memory is held for. ``bodies`` also are what they refer to, and what is sent on of them;
+``responses`` are those that workers have not completed and those that clients have not read."""
 
 _MAX_CLOSED: Final = 64
 """How many connections are closed at most to make room once."""
@@ -114,7 +116,7 @@ class MemoryBudget:
         return True
 
     def reserve(self, use: MemoryUse, size: int) -> None:
-        """Take so many bytes; give them back if negative. Raises Overloaded."""
+        """Take so many bytes; give them back if negative. Raises MemoryExhausted."""
         if size > 0 and not self.try_take(use, size):
             raise build_memory_overload()
         if size < 0:
@@ -123,7 +125,7 @@ class MemoryBudget:
     def ensure_room(self, size: int) -> None:
         """Make room for bytes that a client has announced, which takes none of it yet.
 
-        Only clients that are slow are closed for an announcement. Raises Overloaded.
+        Only clients that are slow are closed for an announcement. Raises MemoryExhausted.
         """
         if self.used + size > self.limit and not self._make_room(size, only_slow=True):
             self._refused += 1
@@ -176,6 +178,25 @@ class MemoryBudget:
         return True
 
 
-def build_memory_overload() -> Overloaded:
+def build_memory_overload() -> MemoryExhausted:
     """The error of a request that does not fit into the budget."""
-    return Overloaded("the gateway has no memory for more requests at the moment (limits.memory)")
+    return MemoryExhausted(
+        "the gateway has no memory for more requests at the moment (limits.memory)"
+    )
+
+
+class ResponseAccount:
+    """What a request in the background holds of a worker's response."""
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._memory = memory
+        self._held = 0
+
+    def reserve(self, size: int) -> None:
+        """Take so many bytes; give them back if negative. Raises MemoryExhausted."""
+        self._memory.reserve("responses", size)
+        self._held += size
+
+    def release(self) -> None:
+        """Give everything back."""
+        self.reserve(-self._held)

@@ -45,6 +45,7 @@ from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
     GatewayError,
+    MemoryExhausted,
     RateLimitExceeded,
     StreamBroken,
     UnsupportedEndpoint,
@@ -84,6 +85,8 @@ _MAX_ERROR_BYTES: Final = 64 << 10
 """How much of an error body is read."""
 _LARGE_BODY: Final = 256 << 10
 """The size from which a unary response, or an event of a stream, is decoded in a thread."""
+_MIN_HELD_BYTES: Final = 64 << 10
+"""From this size on, a response that is not complete takes of the gateway's memory budget."""
 _MAX_BATCH: Final = 1000
 """The most events of a large event of a stream that are passed on in a turn of the event loop."""
 _BODY_END_SECONDS: Final = 1.0
@@ -119,6 +122,8 @@ class AttemptRequest(Struct, frozen=True):
     """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
     model_timeouts: ModelTimeouts | None = None
     """Those of the model, which replace the pool's."""
+    reserve_memory: Callable[[int], None] | None = None
+    """See ``backends.interfaces.RequestContext``."""
 
 
 def filter_headers(
@@ -185,6 +190,7 @@ class Attempt(AttemptTimeouts):
     __slots__ = (
         "_decoded_items",
         "_had_content",
+        "_held_bytes",
         "_is_stream",
         "_large_chunks",
         "_last_item",
@@ -218,6 +224,8 @@ class Attempt(AttemptTimeouts):
         self._had_content = True
         """Whether the item read last had content."""
         self._is_stream = is_stream = request.request.stream
+        self._held_bytes = 0
+        """Taken of the gateway's memory for the response."""
         self._undecoded = 0
         """Bytes of an event of the stream that has not ended, or of several without content."""
         self._large_chunks: Sequence[bytes] = ()
@@ -320,15 +328,13 @@ class Attempt(AttemptTimeouts):
         items: list[StreamItem] = []
         body: list[bytes] = []
         """What was read, which may be one JSON document in place of a stream, too."""
-        limit = MAX_EVENT_BYTES if is_stream else self._max_size
         size = 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
             is_last = not chunks or response.complete
             if chunks:
                 size += sum(map(len, chunks))
-                if size > limit:
-                    raise self._make_too_large_error()
+                self._check_size(size)
                 body += chunks
                 self.has_started = not is_stream
                 if is_stream and self._is_large(chunks):
@@ -347,12 +353,29 @@ class Attempt(AttemptTimeouts):
                     end = self._decode_checked_end(body, size)
                 else:  # it would block the event loop
                     self.is_large = True
+                    self._hold_memory(2 * size)  # what is written of it comes on top
                     end = await asyncio.to_thread(self._decode_checked_end, body, size)
                 self._record_success(end[1])
                 items.append(end)
         self.stop_wait()
         self.has_started = True
+        if is_stream:
+            self._hold_memory(0)
         return items
+
+    def _check_size(self, size: int) -> None:
+        """Raises WorkerFailed above the limit, MemoryExhausted if there is no room for them."""
+        if size > (MAX_EVENT_BYTES if self._is_stream else self._max_size):
+            raise self._make_too_large_error()
+        if size > _MIN_HELD_BYTES:
+            self._hold_memory(size)
+
+    def _hold_memory(self, size: int) -> None:
+        """Take so many bytes in all for the response. Raises MemoryExhausted."""
+        reserve, added = self.request.reserve_memory, size - self._held_bytes
+        if reserve is not None and added:
+            reserve(added)
+            self._held_bytes = size
 
     async def read_next(self, sink: EventSink | None = None) -> StreamItem:
         """The next item; the last one ends with StreamEnd. Raises as ``begin`` does.
@@ -486,9 +509,11 @@ class Attempt(AttemptTimeouts):
     async def _decode_large(self, chunks: Sequence[bytes]) -> None:
         """Decode the next bytes in a thread. The bytes of a batch go with its last events."""
         self._large_chunks = ()
+        self._hold_memory(self._undecoded)
         raw, events = await asyncio.to_thread(self._response_reader.feed, chunks)
         if raw or events:
             self._undecoded = 0
+            self._hold_memory(0)
         start = max(0, len(events) - 1) // _MAX_BATCH * _MAX_BATCH
         self._decoded_items.append((raw, events[start:]))
         early = None if raw is None else b""
@@ -564,8 +589,11 @@ class Attempt(AttemptTimeouts):
 
     def _record_failure(self, error: GatewayError) -> None:
         self.failure = error
+        self._hold_memory(0)
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
+        if isinstance(error, MemoryExhausted):
+            return  # not the worker's fault
         if isinstance(error, DeadlineExceeded):
             generates = self.request.request.kind in _GENERATION_KINDS
             has_first_token = self._is_stream or not generates

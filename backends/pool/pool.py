@@ -87,6 +87,7 @@ from protocols.core.custom_tools import has_custom_tools, replace_custom_tools
 from protocols.core.errors import (
     ClientError,
     GatewayError,
+    MemoryExhausted,
     RateLimitExceeded,
     RetriesExhausted,
     UnsupportedEndpoint,
@@ -428,6 +429,7 @@ class PoolBackend:
             make_response_reader=lambda: TranslatedResponse(adapter.create_decoder(request)),
             read_error=adapter.read_error,
             deadline=deadline,
+            reserve_memory=context.reserve_memory,
             background=context.preempt is not None,
             model_timeouts=context.model_timeouts,
         )
@@ -448,6 +450,7 @@ class PoolBackend:
             read_error,
             self._compute_deadline(context),
             model_timeouts=context.model_timeouts,
+            reserve_memory=context.reserve_memory,
         )
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:
@@ -587,6 +590,8 @@ class PoolBackend:
         now: float,
     ) -> None:
         """Raise the error for the client, or for the next fallback, unless a retry is allowed."""
+        if isinstance(error, MemoryExhausted):
+            raise error
         history = retry.history
         retry.record_failure(attempt.worker.key, error)
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
@@ -652,6 +657,8 @@ def _includes_worker(failed: frozenset[WorkerModel], url: str, model: str) -> bo
 
 def _record_failure(worker: WorkerState, error: GatewayError, context: RequestContext) -> None:
     """Keep a failed attempt for the operator, and mask the worker's key in the error."""
+    if isinstance(error, MemoryExhausted):
+        return  # not the worker's fault
     credentials = worker.config.credentials
     mask = None if credentials is None else credentials.mask_text
     if mask is not None:

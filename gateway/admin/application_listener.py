@@ -70,8 +70,12 @@ class BodyReader:
         self._budget.reserve("bodies", size)
         self._size += size
 
+    def reserve_response(self, size: int) -> None:
+        """See ``gateway.pipeline.http.HttpRequest``."""
+        self.reserve_memory(size)
+
     def release(self) -> None:
-        """Give the budget back what the body took of it."""
+        """Give the budget back what the request took of it."""
         self._budget.reserve("bodies", -self._size)
         self._size = 0
 

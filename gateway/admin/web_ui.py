@@ -90,6 +90,9 @@ class _PlaygroundRequest:
     def reserve_memory(self, size: int) -> None:
         self._reader.reserve_memory(size)
 
+    def reserve_response(self, size: int) -> None:
+        self._reader.reserve_response(size)
+
     def release_memory(self) -> None:
         """Give the budget of bodies back what the request took of it."""
         self._reader.release()

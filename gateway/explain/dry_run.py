@@ -46,6 +46,9 @@ class _DryRequest(Struct):
     def reserve_memory(self, size: int) -> None:
         """Its body has the limits of the admin listener."""
 
+    def reserve_response(self, size: int) -> None:
+        """Nothing is sent, so there is no response."""
+
 
 class _DryRunWriter:
     """A ``gateway.pipeline.http.ResponseWriter`` that keeps the response."""

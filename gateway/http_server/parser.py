@@ -52,6 +52,8 @@ class IncomingRequest(Struct, eq=False):
     """Bytes received."""
     _reserved: int = 0
     """Bytes taken of the budget."""
+    _reserved_response: int = 0
+    """The same for a worker's response."""
     _is_over_budget: bool = False
     """Whether there was no room for the body in the budget, so that it is discarded."""
     peer: str = ""
@@ -90,6 +92,12 @@ class IncomingRequest(Struct, eq=False):
         self._budget.reserve("bodies", size)
         self._reserved += size
 
+    def reserve_response(self, size: int) -> None:
+        """See ``HttpRequest``."""
+        size = max(size, -self._reserved_response)  # it may have been dropped
+        self._budget.reserve("responses", size)
+        self._reserved_response += size
+
     def add_data(self, data: bytes) -> None:
         """Keep data of the body, in one buffer, as long as the budget has room for it."""
         size = len(data)
@@ -116,9 +124,12 @@ class IncomingRequest(Struct, eq=False):
         self._is_over_budget = True
 
     def release_body(self) -> None:
-        """Give the budget back what the body took of it."""
+        """Give the budget back what the request took of it."""
         self._budget.reserve("bodies", -self._reserved)
         self._reserved = 0
+        if self._reserved_response:
+            self._budget.reserve("responses", -self._reserved_response)
+            self._reserved_response = 0
         self._data = b""
 
     async def _wait_for_body(self, limit: int) -> None:

@@ -37,6 +37,9 @@ class HttpRequest(Protocol):
     def reserve_memory(self, size: int) -> None:
         """See ``gateway.store.references.MemoryAccount``: for what the request refers to."""
 
+    def reserve_response(self, size: int) -> None:
+        """See ``backends.interfaces.RequestContext.reserve_memory``."""
+
 
 class CancellableRequest(Protocol):
     """A running request, as the admin API and a shutdown see it."""

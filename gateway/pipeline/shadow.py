@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from backends.interfaces import BackendRequest, Deadline, RequestContext
 from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import EmulationPlan, plan_emulation
-from gateway.memory import MemoryBudget
+from gateway.memory import MemoryBudget, ResponseAccount
 from gateway.pipeline.measures import BudgetedMeasure
 from gateway.pipeline.model_settings import apply_model_settings
 from gateway.pipeline.shadow_comparison import (
@@ -99,6 +99,7 @@ class ShadowPair(Stage):
             BudgetedMeasure(memory, primary.client_request.body) if rule.split else None
         )
         self._reader = reader
+        self._account = ResponseAccount(memory)
         self._clock = clock
         self._report = report
         self._shadow_summary = ResponseSummary(clock)
@@ -147,6 +148,8 @@ class ShadowPair(Stage):
         except Exception:
             log.exception("shadow %s failed", self._shadow_id)
             self._shadow_end = classify_error(InternalError(""))
+        finally:
+            self._account.release()
 
     async def _send_shadow(self, seconds: float) -> None:
         """Read the response and discard it. Raises GatewayError."""
@@ -161,6 +164,7 @@ class ShadowPair(Stage):
             timeouts=primary.context.timeouts,
             principal=primary.context.principal,
             received_at=self._clock(),
+            reserve_memory=self._account.reserve,
             preempt=self.preempt,
         )
         summary.start()

@@ -9,6 +9,7 @@ from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InvalidParameter,
+    MemoryExhausted,
     Overloaded,
     RateLimitExceeded,
     RetriesExhausted,
@@ -23,6 +24,8 @@ def is_fallback_error(error: GatewayError) -> bool:
     A prompt that is too long for one target may fit another.
     """
     match error:
+        case MemoryExhausted():
+            return False
         case DeadlineExceeded(phase=which):
             return which != "total"
         case Overloaded() | WorkerError() | RateLimitExceeded() | ContextTooLong():

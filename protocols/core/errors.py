@@ -23,7 +23,8 @@ GatewayError
 │   ├── QuotaExceeded
 │   └── ClientDisconnected      the client closed the connection or cancelled
 ├── Overloaded                  the gateway or every worker is busy
-│   └── RetriesExhausted        no further worker may get the request
+│   ├── RetriesExhausted        no further worker may get the request
+│   └── MemoryExhausted         the gateway has no memory for the request or its response
 ├── DeadlineExceeded            ``phase`` names the timeout
 ├── WorkerError                 the worker's fault
 │   ├── WorkerUnreachable       the worker did not get the request
@@ -293,6 +294,10 @@ class RetriesExhausted(Overloaded):
 
     The client gets the error of the target before it.
     """
+
+
+class MemoryExhausted(Overloaded):
+    """The gateway has no memory for the request or its response: no worker could change that."""
 
 
 class DeadlineExceeded(GatewayError):

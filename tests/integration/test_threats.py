@@ -306,11 +306,11 @@ async def test_bodies_above_the_memory_budget_get_retry_after(
 
     assert response.status_code in (429, 503), response.text
     assert int(response.headers["retry-after"]) >= 1
-    assert mock.records[-1].error == "Overloaded"
+    assert mock.records[-1].error == "MemoryExhausted"
 
     budget.limit = 1 << 20
     response = await mock.http.post(path, json={"model": "mock", **body})
-    assert mock.records[-1].error != "Overloaded", response.text
+    assert mock.records[-1].error != "MemoryExhausted", response.text
     assert budget.get_use("bodies") == 0
 
 

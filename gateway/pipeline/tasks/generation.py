@@ -90,4 +90,5 @@ def make_context(request: RequestState, clock: Clock, settings: HandlerSettings)
         tracestate=traceparent and headers.get("tracestate"),
         attempt_trace=request.attempt_trace,
         offload_to_thread=len(request.client_request.body) >= LARGE_BODY,
+        reserve_memory=request.http.reserve_response,
     )

@@ -72,6 +72,9 @@ class FakeRequest:
     def reserve_memory(self, size: int) -> None:
         """Do nothing: feedback has no references."""
 
+    def reserve_response(self, size: int) -> None:
+        """Do nothing: no worker answers it."""
+
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
