@@ -109,18 +109,24 @@ class MemoryBudget:
 
     def try_take(self, use: MemoryUse, size: int) -> bool:
         """Take so many bytes, if there is room or slow connections can be closed for it."""
-        if self.used + size > self.limit and not self._make_room(size):
+        waiting = self.measure_waiting
+        used = self._taken if waiting is None else self.used
+        if used + size > self.limit and not self._make_room(size):
             self._refused += 1
             return False
-        self._add(use, size)
+        self._taken += size
+        self._uses[use] += size
         return True
 
     def reserve(self, use: MemoryUse, size: int) -> None:
-        """Take so many bytes; give them back if negative. Raises MemoryExhausted."""
-        if size > 0 and not self.try_take(use, size):
+        """Take so many bytes. Raises MemoryExhausted."""
+        if size and not self.try_take(use, size):
             raise build_memory_overload()
-        if size < 0:
-            self._add(use, size)
+
+    def release(self, use: MemoryUse, size: int) -> None:
+        """Give back so many bytes that were taken."""
+        self._taken -= size
+        self._uses[use] -= size
 
     def ensure_room(self, size: int) -> None:
         """Make room for bytes that a client has announced, which takes none of it yet.
@@ -136,7 +142,8 @@ class MemoryBudget:
 
         Beyond the limit, slow connections are closed.
         """
-        self._add(use, size)
+        self._taken += size
+        self._uses[use] += size
         if size > 0 and self.used > self.limit:
             self._make_room(0)
 
@@ -144,10 +151,6 @@ class MemoryBudget:
         """The budget now."""
         uses: dict[str, int] = {use: self.get_use(use) for use in self._uses}
         return MemoryStatus(self.limit, self.used, uses, self._refused, self._closed)
-
-    def _add(self, use: MemoryUse, size: int) -> None:
-        self._uses[use] += size
-        self._taken += size
 
     def _make_room(self, size: int, *, only_slow: bool = False) -> bool:
         """Close slow connections until so many bytes fit; returns whether they do."""

@@ -76,7 +76,7 @@ class BodyReader:
 
     def release(self) -> None:
         """Give the budget back what the request took of it."""
-        self._budget.reserve("bodies", -self._size)
+        self._budget.release("bodies", self._size)
         self._size = 0
 
     async def _read_piece(self, content: StreamReader) -> bytes:

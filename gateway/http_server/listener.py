@@ -120,9 +120,7 @@ class Listener(ListenSockets):
 
     def on_request_start(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
-        idle = self._tracker.idle
-        if connection in idle:
-            del idle[connection]
+        self._tracker.idle.pop(connection, None)
         self._active_requests += 1
 
     def on_body_start(self, connection: ClientConnection) -> None:

@@ -101,16 +101,15 @@ class IncomingRequest(Struct, eq=False):
     def add_data(self, data: bytes) -> None:
         """Keep data of the body, in one buffer, as long as the budget has room for it."""
         size = len(data)
-        if not self._is_over_budget:
-            has_room = self._budget.try_take("bodies", size)
-            if has_room:
-                self._reserved += size
-            if not has_room or self._is_over_budget:  # its connection may be closed for the room
-                self.drop_body()
         self.body_size += size
         if self._is_over_budget:
             return
-        if not self._data:
+        has_room = self._budget.try_take("bodies", size)
+        if has_room:
+            self._reserved += size
+        if not has_room or self._is_over_budget:  # its connection may be closed for the room
+            self.drop_body()
+        elif not self._data:
             self._data = data
         elif type(self._data) is bytearray:
             self._data += data
@@ -125,10 +124,10 @@ class IncomingRequest(Struct, eq=False):
 
     def release_body(self) -> None:
         """Give the budget back what the request took of it."""
-        self._budget.reserve("bodies", -self._reserved)
+        self._budget.release("bodies", self._reserved)
         self._reserved = 0
         if self._reserved_response:
-            self._budget.reserve("responses", -self._reserved_response)
+            self._budget.release("responses", self._reserved_response)
             self._reserved_response = 0
         self._data = b""
 
@@ -179,7 +178,7 @@ _SINGLE_HEADERS: Final = frozenset(
 """Headers that may occur only once. Of others, the first counts."""
 _HEAD_SIZE_FACTOR: Final = 8
 """The maximum head size, in maximum line sizes."""
-_REQUEST_LINE: Final = re.compile(rb"([A-Z][A-Z-]{1,31}) ([!-~]+) HTTP/([0-9]\.[0-9])")
+_REQUEST_LINE: Final = re.compile(r"([A-Z][A-Z-]{1,31}) ([!-~]+) HTTP/([0-9]\.[0-9])")
 _TARGET: Final = re.compile(r"/|\*\Z|[A-Za-z][A-Za-z0-9+.-]*://[^\\/]")
 """How a target begins, except that of CONNECT."""
 _AUTHORITY_END: Final = re.compile("[/?#]")
@@ -189,7 +188,7 @@ _CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BEGUN_LINE: Final = re.compile(rb"[A-Z]{1,32}(?:-[A-Z]*)?(?: [!-~]*(?: [A-Z0-9/.]*)?)?\r?")
 """The beginning of a first line."""
 _CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0"
+_HTTP2_PREFACE: Final = "PRI * HTTP/2.0"
 """How a connection begins whose client takes HTTP/2 for granted (RFC 9113, section 3.4)."""
 HTTP2_MESSAGE: Final = "HTTP/2 is not supported: use HTTP/1.1, or a proxy that translates it"
 _BAD_VERSION: Final = "only HTTP/1.1 and HTTP/1.0 are supported"
@@ -357,7 +356,7 @@ class RequestParser:
         try:
             if not checked:
                 first_line, _, _ = bytes(lines).partition(_LINE_END)
-                _match_request_line(first_line)
+                _match_request_line(first_line.decode("latin-1"))
             _check_line_ends(lines, lines.count(_LINE_END))
         except _HeadError as error:
             self._refuse(error.response)
@@ -400,9 +399,16 @@ class RequestParser:
         """The request with this head, without the blank line. Raises _HeadError."""
         if len(head) > self._max_line_size and (error := self._find_size_error(head)):
             raise _HeadError(error.status, error.message)
-        first_line, _, lines = head.partition(_LINE_END)
+        try:  # an error handler would double the time
+            text = head.decode()
+        except UnicodeDecodeError:
+            text = head.decode("utf-8", "surrogateescape")
+        first_line, *lines = text.split("\r\n")
+        lines.pop()
         method, target, version = _match_request_line(first_line)
-        headers, count = _parse_headers(lines)
+        count = len(lines)
+        _check_line_ends(head, count + 1)
+        headers = _parse_headers(lines)
         is_http10 = version != "1.1"
         if is_http10 and version != "1.0":
             is_http2 = first_line == _HTTP2_PREFACE
@@ -548,13 +554,12 @@ class _ChunkedBody:
         return size
 
 
-def _match_request_line(line: bytes) -> tuple[str, str, str]:
+def _match_request_line(line: str) -> Sequence[str]:
     """Method, target and version (RFC 9112, 3). Raises _HeadError."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         raise _HeadError(400, _BAD_FIRST_LINE)
-    method, target, version = match.groups()
-    return method.decode(), target.decode(), version.decode()
+    return match.groups()
 
 
 def _check_line_ends(data: bytes | bytearray, count: int) -> None:
@@ -563,18 +568,11 @@ def _check_line_ends(data: bytes | bytearray, count: int) -> None:
         raise _HeadError(400, _BAD_HEADER)
 
 
-def _parse_headers(data: bytes) -> tuple[dict[str, str], int]:
-    """The headers in these lines (RFC 9112, 5), and their number. Raises _HeadError.
+def _parse_headers(lines: Sequence[str]) -> dict[str, str]:
+    """The headers in these lines (RFC 9112, 5). Raises _HeadError.
 
     Of several with one name, the first counts.
     """
-    try:  # an error handler would double the time
-        lines = data.decode().split("\r\n")
-    except UnicodeDecodeError:
-        lines = data.decode("utf-8", "surrogateescape").split("\r\n")
-    lines.pop()
-    count = len(lines)
-    _check_line_ends(data, count)
     headers: dict[str, str] = {}
     names = _header_names
     for line in lines:
@@ -582,9 +580,7 @@ def _parse_headers(data: bytes) -> tuple[dict[str, str], int]:
         if not colon:
             raise _HeadError(400, _BAD_HEADER)
         headers[names[name]] = value.strip(" \t")
-    if len(headers) != count:
-        headers = _resolve_duplicates(lines)
-    return headers, count
+    return headers if len(headers) == len(lines) else _resolve_duplicates(lines)
 
 
 def _resolve_duplicates(lines: Sequence[str]) -> dict[str, str]:

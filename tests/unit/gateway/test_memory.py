@@ -47,7 +47,7 @@ def test_all_uses_share_one_limit() -> None:
         memory.reserve("bodies", 11)
     assert raised.value.retry_after
 
-    memory.reserve("bodies", -40)
+    memory.release("bodies", 40)
     status = memory.get_status()
     assert status.uses == {"bodies": 0, "responses": 30, "recordings": 20, "connections": 0}
     assert (status.limit, status.used, status.refused, status.closed) == (100, 50, 1, 0)
