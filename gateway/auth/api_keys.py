@@ -69,6 +69,14 @@ class Authenticator:
         self.allows_anonymous = not principals and tokens is None
         """Whether requests need no key."""
 
+    def find_principal(self, headers: Mapping[str, str]) -> Principal | None:
+        """The principal whose API key is the Bearer token, as most clients send it.
+
+        None does not say that the caller is unknown: ``authenticate`` reads all credentials.
+        """
+        token = headers.get("authorization", "")
+        return self._find_key(_hash_key(token[7:])) if token[:7] == "Bearer " else None
+
     async def wait_keys(self) -> None:
         """Wait after ``authenticate`` raised KeysPending."""
         assert self._token_verifier is not None  # noqa: S101 - only tokens raise KeysPending
@@ -86,8 +94,12 @@ class Authenticator:
             raise Unauthorized("no API key was given", missing=True)
         error: Unauthorized | None = None
         for credential in credentials:
+            digest = _hash_key(credential)
             try:
-                if (principal := self._find_principal(credential)) is not None:
+                principal = self._find_key(digest)
+                if principal is None and self._token_verifier is not None:
+                    principal = self._token_verifier.verify_token(credential, digest)
+                if principal is not None:
                     return principal
             except Unauthorized as invalid_token:
                 error = invalid_token
@@ -100,15 +112,9 @@ class Authenticator:
             raise KeyError(name)
         return _ImpersonatingAuthenticator(principal)
 
-    def _find_principal(self, key: str) -> Principal | None:
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        if digest in self._by_digest:
-            known_digest, principal = self._by_digest[digest]
-            if hmac.compare_digest(known_digest, digest):
-                return principal
-        return (
-            None if self._token_verifier is None else self._token_verifier.verify_token(key, digest)
-        )
+    def _find_key(self, digest: str) -> Principal | None:
+        known = self._by_digest.get(digest)
+        return known[1] if known is not None and hmac.compare_digest(known[0], digest) else None
 
 
 class _ImpersonatingAuthenticator(Authenticator):
@@ -116,9 +122,17 @@ class _ImpersonatingAuthenticator(Authenticator):
         super().__init__([principal])
         self._principal = principal
 
+    def find_principal(self, headers: Mapping[str, str]) -> Principal | None:
+        del headers
+        return self._principal
+
     def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         del headers
         return self._principal
+
+
+def _hash_key(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def may_explain(principal: Principal | None, *, open_to_all: bool) -> bool:

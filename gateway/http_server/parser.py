@@ -384,10 +384,14 @@ class RequestParser:
         except _HeadError as error:
             self._refuse(error.response)
             return len(data)
+        end = start + self._body_left
         if self._chunked_body is not None:
             self.body_request = request
-        elif not self._body_left:
+        elif end <= len(data):
             request.is_complete = True
+            if self._body_left:
+                request.add_data(data[start:end])
+                start = end
         elif start < len(data):
             start = self._read_body(request, data, start)
         else:

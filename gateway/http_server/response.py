@@ -136,24 +136,25 @@ class Http1ResponseWriter(Struct, eq=False):
         """See ``gateway.pipeline.http.ResponseWriter``."""
         self.started = True
         lines, omitted_names = render_headers(headers, UNARY_PREFIXES)
+        if omitted_names:
+            self.closes_connection = "connection" in omitted_names
+            self._is_chunked = "transfer-encoding" in omitted_names and not self._request.is_http10
         if status in _BODILESS_STATUSES:
             body = b""
-        elif "transfer-encoding" in omitted_names and not self._request.is_http10:
-            self._is_chunked = True
+        elif self._is_chunked:
             lines.append(_CHUNKED_LINE)
             body = self._frame_chunk(body) + _LAST_CHUNK
         else:
             lines.append(f"Content-Length: {len(body)}")
-        if "connection" in omitted_names:
-            self.closes_connection = True
         head = self._build_head(status, lines)
         if self._is_head_only:
             body = b""
+        send, transport = self._owner.write_batcher.send, self._transport
         if len(body) < _LARGE_BODY:
-            self._owner.write_batcher.send(self._transport, head + body)
+            send(transport, head + body)
         else:  # it is not copied
-            self._owner.write_batcher.send(self._transport, head)
-            self._owner.write_batcher.send(self._transport, body)
+            send(transport, head)
+            send(transport, body)
         self.finished = True
 
     def start(self, status: int, headers: Headers) -> None:

@@ -63,9 +63,10 @@ class Admission:
 
 def set_target_labels(record: RequestRecord, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
     """Note the target that is about to get the request."""
+    target, reason = route.target, route.reason
     record.model = route.model.info.name
-    record.version = route.target.version
-    record.backend = route.target.backend_name
-    record.rule = route.reason.rule
-    record.sticky = "pinned" if route.pinned else route.reason.sticky
+    record.version = target.version
+    record.backend = target.backend_name
+    record.rule = reason.rule
+    record.sticky = "pinned" if route.pinned else reason.sticky
     record.stream = stream

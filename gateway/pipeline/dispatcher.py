@@ -23,6 +23,7 @@ from gateway.pipeline.http import CancellableRequest
 from gateway.pipeline.responder import Responder
 from gateway.pipeline.state import RequestState
 from gateway.pipeline.strategies import TargetAttempt
+from gateway.ratelimit.reservation import Reservation
 from gateway.routing.fallback import (
     CONTEXT_TOO_SHORT,
     NO_ACCESS,
@@ -35,7 +36,7 @@ from gateway.routing.router import Model, Route, Router
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.events import Event
 from protocols.core.interfaces import ResponseContext
-from protocols.core.request import GenerationRequest
+from protocols.core.request import AnyRequest, GenerationRequest
 
 
 class Dispatcher:
@@ -119,20 +120,16 @@ class Dispatcher:
         self, request: RequestState, strategy: TargetAttempt
     ) -> Coroutine[Any, Any, None]:
         """Make one attempt at a target with this strategy."""
-        record, context, prepared = request.record, request.context, strategy.prepared
-        if (
-            request.reservation is not None
-            and strategy.route.target.computes_choices
-            and isinstance(prepared.request, GenerationRequest)
-            and prepared.request.sample_count > 1
-        ):
-            request.reservation.reserve_choices(prepared.request.sample_count)
-        if prepared.passthrough is not None or not isinstance(prepared.request, GenerationRequest):
-            record.stream = prepared.request.stream  # only text is streamed, whatever a body says
+        record, prepared = request.record, strategy.prepared
+        wanted = prepared.request
+        if request.reservation is not None and strategy.route.target.computes_choices:
+            _reserve_choices(request.reservation, wanted)
+        if prepared.passthrough is not None or not isinstance(wanted, GenerationRequest):
+            record.stream = wanted.stream  # only text is streamed, whatever a body says
         record.unsupported_parameters = strategy.unsupported_parameters
-        record.operation = prepared.request.kind
-        if prepared.request.timeout is not None:
-            context.deadline.shorten(prepared.request.timeout)
+        record.operation = wanted.kind
+        if wanted.timeout is not None:
+            request.context.deadline.shorten(wanted.timeout)
         if request.stages:
             request.notify(lambda stage: stage.on_attempt(request, strategy))
             if any(stage.observes_events for stage in request.stages):
@@ -140,7 +137,7 @@ class Dispatcher:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         responder = Responder(request, strategy, self._deadline_timer, self._loop)
-        if client_id := request.routing_info.client_id or prepared.request.client_id:
+        if client_id := request.routing_info.client_id or wanted.client_id:
             return self._run_named((request.adapter.name, record.key, client_id), responder)
         return responder.run(self.running_requests, stream=record.stream)
 
@@ -207,26 +204,30 @@ def has_fallback_access(request: RequestState, route: Route, model: Model) -> bo
 
 def _make_strategy(request: RequestState, route: Route) -> TargetAttempt:
     """The strategy for this target. Raises ClientError."""
-    target = route.target
+    record, target, model = request.record, route.target, route.model
     response_context = ResponseContext(
-        id=request.record.id,
-        created=int(request.record.started_at),
+        id=record.id,
+        created=int(record.started_at),
         model=request.routing_info.model,
         version=target.version,
         backend_model=target.backend_model,
         clock=request.context.clock,
-        context_length=route.model.info.context_length,
-        settings=route.model.settings,
+        context_length=model.info.context_length,
+        settings=model.settings,
     )
-    strategy = TargetAttempt(
+    return TargetAttempt.prepare(
         request.adapter,
         request.client_request,
         route,
         response_context=response_context,
         context=request.context,
     )
-    strategy.prepare()
-    return strategy
+
+
+def _reserve_choices(reservation: Reservation, request: AnyRequest) -> None:
+    """Take the slots of further choices, each of which a local model computes."""
+    if isinstance(request, GenerationRequest) and request.sample_count > 1:
+        reservation.reserve_choices(request.sample_count)
 
 
 def _report_events(request: RequestState, events: Sequence[Event]) -> None:

@@ -85,6 +85,7 @@ class RequestHandler:
         self._wall_clock = services.wall_clock
         self._new_id = services.new_id
         self._observe_request = services.observe_request
+        self._check_counts = settings.body_counts.needs_check
         self._own_endpoints = services.own_endpoints
         self._failed_keys = services.failed_keys
         deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
@@ -154,10 +155,7 @@ class RequestHandler:
         request = RequestState(http, writer, record)
         self.running_count += 1
         try:
-            if http.path in self._static_pages and http.method in _BODILESS_METHODS:
-                send_reply(writer, self._static_pages[http.path](http), record)
-            else:
-                await self._process_request(request)
+            await self._process_request(request)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
@@ -181,22 +179,26 @@ class RequestHandler:
         except GatewayError as error:
             await self._answer_other_path(request, error)
             return
-        request.match, adapter = match, match.mount.adapter
-        request.adapter, record.protocol = adapter, adapter.name
-        for stage in self._stages:
-            request.add_stage(stage)
+        endpoint, adapter = match.endpoint, match.mount.adapter
+        request.match, request.adapter = match, adapter
+        record.protocol = adapter.name
         body = b""
         try:
-            if request.stages:
-                request.notify(lambda stage: stage.on_found(request))
-            if not match.endpoint.public:
-                principal = request.principal = await self._authenticate_request(request)
-                record.key = "" if principal is None else principal.name
-            handler = self._endpoint_handlers[match.endpoint.task]
-            if handler.reads_body and match.endpoint.method not in _BODILESS_METHODS:
-                body = await self._read_body(request)
+            if self._stages:
+                self._begin_stages(request)
+            if not endpoint.public:
+                principal = self._authenticator.find_principal(http.headers)
+                if principal is None:
+                    principal = await self._authenticate_request(request)
+                if principal is not None:
+                    request.principal, record.key = principal, principal.name
+            handler = self._endpoint_handlers[endpoint.task]
+            if handler.reads_body and endpoint.method not in _BODILESS_METHODS:
+                body = await http.body(self._settings.max_body_size)
+                if "content-encoding" in http.headers or self._check_counts(len(body)):
+                    body = await self._decode_body(request, body)
             request.client_request = request.build_client_request(body)
-            if request.stages or self._header_stages:
+            if self._header_stages or request.stages:
                 self._report_read(request)
             await handler.answer(request)
         except GatewayError as error:
@@ -206,20 +208,30 @@ class RequestHandler:
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(bug, request.build_client_request(body), request)
 
+    def _begin_stages(self, request: RequestState) -> None:
+        """Let the stages of all requests observe it. Raises GatewayError where one refuses it."""
+        for stage in self._stages:
+            request.add_stage(stage)
+        request.notify(lambda stage: stage.on_found(request))
+
     def _report_read(self, request: RequestState) -> None:
         """Report to the stages that the request was read, also to those that its headers ask for.
 
         Raises GatewayError where one refuses the request.
         """
-        headers = request.http.headers
         for header, stage in self._header_stages:
-            if header in headers and headers[header] == "1":
+            if request.http.headers.get(header) == "1":
                 request.add_stage(stage)
-        request.notify(lambda stage: stage.on_read(request))
+        if request.stages:
+            request.notify(lambda stage: stage.on_read(request))
 
     async def _answer_other_path(self, request: RequestState, error: GatewayError) -> None:
-        """Answer a request to a path of no protocol: by the gateway itself, or ``error``."""
+        """Answer a request to a path of no protocol: with a page, by the gateway, or ``error``."""
         http, record = request.http, request.record
+        page = self._static_pages.get(http.path)
+        if page is not None and http.method in _BODILESS_METHODS:
+            send_reply(request.writer, page(http), record)
+            return
         request.adapter = self.path_router.find_owner(http.path, http.headers).adapter
         record.protocol = request.adapter.name
         endpoint = self._own_endpoints.get(http.path)
@@ -280,11 +292,10 @@ class RequestHandler:
             await self._authenticator.wait_keys()
             return self._authenticator.authenticate(headers)
 
-    async def _read_body(self, request: RequestState) -> bytes:
-        """The decoded body. Raises ClientError and Overloaded."""
+    async def _decode_body(self, request: RequestState, body: bytes) -> bytes:
+        """The body without its content encoding. Raises ClientError for too many values in it."""
         http, adapter = request.http, request.adapter
         settings, encoding = self._settings, http.headers.get("content-encoding")
-        body = await http.body(settings.max_body_size)
         if encoding:  # a small body may become a large one
             body = await asyncio.to_thread(decompress_body, body, encoding, settings.max_body_size)
         if settings.body_counts.needs_check(len(body)):

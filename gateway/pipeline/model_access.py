@@ -7,7 +7,7 @@ model can't send these.
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import unquote
 
@@ -82,11 +82,12 @@ _names_models: Final = NameCache[str, bool](
 """Whether a field has one of the names."""
 
 
-def check_field_names(names: Iterable[str]) -> None:
+def check_field_names(names: Collection[str]) -> None:
     """The same for the names of fields; in forms, ``models[0]`` is a part of ``models``."""
-    for name in names:
-        if _names_models[name]:
-            raise InvalidParameter(
-                f"{name!r} names further models: an API key with a list of models can't use it",
-                param=name,
-            )
+    if not any(map(_names_models.__getitem__, names)):
+        return
+    name = next(name for name in names if _names_models[name])
+    raise InvalidParameter(
+        f"{name!r} names further models: an API key with a list of models can't use it",
+        param=name,
+    )

@@ -109,8 +109,8 @@ class Responder(Struct, eq=False):
     """Whether this class cancelled the task."""
     _stop_reason: GatewayError | None = None
     """Why ``stop`` was called, if it was."""
-    _write_blocked_since: float = math.inf
-    """Since when a write waits for the client, by the context's clock."""
+    _blocked_until: float = math.inf
+    """How long a write may wait for the client that waits for it now, by the context's clock."""
     _is_client_stalled: bool = False
     _has_content: bool = False
     """Whether some content was written."""
@@ -155,38 +155,21 @@ class Responder(Struct, eq=False):
         self._stop_reason = error or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
-    async def run(  # noqa: PLR0912 - a branch for each way in which a response may end
-        self, running_requests: set[CancellableRequest], *, stream: bool
-    ) -> None:
+    async def run(self, running_requests: set[CancellableRequest], *, stream: bool) -> None:
         """Write the response; meanwhile it is one of ``running_requests``.
 
         Raises GatewayError before the first byte.
         """
-        task = asyncio.current_task(self._loop)
+        self._task = task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
-        cancelled, context = task.cancelling(), self._request.context
+        cancelled, context, timer = task.cancelling(), self._request.context, self._deadline_timer
         running_requests.add(self)
         try:
-            self._deadline_timer.add(
-                self,
-                context.deadline.expiry_within(min(context.timeouts.idle, _MAX_BLOCKED_SECONDS)),
-            )
-            self._task = task
+            timer.add(self, context.deadline.expiry_within(math.inf))
             if stream:
                 await self._stream_events()
             else:
-                events, body = await self._read_unary(await self._strategy.send_unary())
-                build = self._strategy.build_response
-                if context.offload_to_thread or events[_MANY_EVENTS:]:
-                    response = await asyncio.to_thread(build, events, body)
-                else:
-                    response = build(events, body)
-                self._request.record.unsupported_parameters = self._strategy.unsupported_parameters
-                if self._request.store_response is not None:
-                    await self._save_response()
-                send_reply(
-                    self._request.writer, response, self._request.record, self._request.headers
-                )
+                await self._send_unary()
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -207,12 +190,13 @@ class Responder(Struct, eq=False):
             running_requests.discard(self)
             if self._is_cancelled:
                 task.uncancel()
-            self._deadline_timer.remove(self)
+            timer.remove(self)
+            record, history = self._request.record, context.attempt_history
             if context.first_attempt_at is not None:
-                self._request.record.overhead = context.first_attempt_at - context.received_at
-            self._request.record.worker = context.attempt_history.worker
-            if context.attempt_history.failures:
-                self._request.record.worker_failures = context.attempt_history.failures
+                record.overhead = context.first_attempt_at - context.received_at
+            record.worker = history.worker
+            if history.failures:
+                record.worker_failures = history.failures
 
     def _cancel_task(self) -> None:
         """Cancel the task once."""
@@ -221,22 +205,44 @@ class Responder(Struct, eq=False):
             self._task.cancel()
 
     def on_deadline(self, now: float) -> None:
-        """Check the request's deadline, and whether the client still reads.
+        """End a request whose time is up, or whose client has blocked a write for too long."""
+        self._is_client_stalled = self._blocked_until <= now
+        if self._is_client_stalled or self._request.context.deadline.expires_at <= now:
+            self._cancel_task()
+        else:
+            self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """Set the timer for the end of the request's time, or of a blocked write."""
+        deadline = self._request.context.deadline
+        self._deadline_timer.add(self, min(deadline.expires_at, self._blocked_until))
+
+    async def _drain(self) -> None:
+        """Wait until the client has read enough.
 
         A client that blocks a write for longer than the idle timeout, or 30 seconds, is
         disconnected, since it would occupy its worker.
         """
-        expires_at, idle_timeout = (
-            self._request.context.deadline.expires_at,
-            min(self._request.context.timeouts.idle, _MAX_BLOCKED_SECONDS),
-        )
-        self._is_client_stalled = self._write_blocked_since + idle_timeout <= now
-        if expires_at <= now or self._is_client_stalled:
-            self._cancel_task()
+        context = self._request.context
+        self._blocked_until = context.clock() + min(context.timeouts.idle, _MAX_BLOCKED_SECONDS)
+        self._set_deadline()
+        await self._request.writer.drain()
+        self._blocked_until = math.inf
+        self._set_deadline()
+
+    async def _send_unary(self) -> None:
+        """Send the response, when all of its events are there."""
+        request = self._request
+        events, body = await self._read_unary(await self._strategy.send_unary())
+        build = self._strategy.build_response
+        if request.context.offload_to_thread or len(events) > _MANY_EVENTS:
+            response = await asyncio.to_thread(build, events, body)
         else:
-            self._deadline_timer.add(
-                self, min(expires_at, self._write_blocked_since + idle_timeout, now + idle_timeout)
-            )
+            response = build(events, body)
+        request.record.unsupported_parameters = self._strategy.unsupported_parameters
+        if request.store_response is not None:
+            await self._save_response()
+        send_reply(request.writer, response, request.record, request.headers)
 
     async def _stream_events(self) -> None:
         """Write events as they come.
@@ -244,7 +250,6 @@ class Responder(Struct, eq=False):
         The response begins with its first bytes, so that an earlier failure gets an error status.
         Its end is written with its last chunk.
         """
-        sink = self._request.writer
         encoder = self._strategy.get_heartbeat_encoder()
         if encoder is not None:
             self._heartbeat = HeartbeatTimer(encoder, self._deadline_timer, self._write_heartbeat)
@@ -258,9 +263,7 @@ class Responder(Struct, eq=False):
                         await self._save_response()
                     self._finish_stream()
                 elif not more:
-                    self._write_blocked_since = self._request.context.clock()
-                    await sink.drain()
-                    self._write_blocked_since = math.inf
+                    await self._drain()
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
@@ -292,27 +295,27 @@ class Responder(Struct, eq=False):
 
     def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write a batch of events. Returns whether the client takes more at once."""
-        events = self._strategy.process_events(events)
+        request, attempt = self._request, self._strategy
+        writer, chunk = request.writer, data
+        events = attempt.process_events(events)
         if data is None and events:
-            chunk: bytes | None = self._strategy.get_encoder().encode_events(events)
-            self._strategy.report_unwritten()
-        else:
-            chunk = data
-        self._request.record.tokens += self._record_events(events)
+            chunk = attempt.get_encoder().encode_events(events)
+            attempt.report_unwritten()
+        request.record.tokens += self._record_events(events)
         if not self._has_content:
             self._has_content = self._begin_content(chunk, events)
         if chunk:
-            if self._request.store_response is not None and self._is_stream_complete:
+            if request.store_response is not None and self._is_stream_complete:
                 self._last_chunk = chunk
             else:
-                self._request.writer.write(chunk)
+                writer.write(chunk)
             if self._heartbeat is not None:
                 self._heartbeat.has_output = True
-        return not (self._request.writer.started and self._request.writer.needs_drain)
+        return not (writer.started and writer.needs_drain)
 
     def _write_heartbeat(self, data: bytes) -> None:
         """Write to a client that reads; begin the response if it has not begun."""
-        if self._is_end_written or self._write_blocked_since < math.inf:
+        if self._is_end_written or self._blocked_until < math.inf:
             return
         if not self._request.writer.started:
             self._start_response(self._get_elapsed())
@@ -326,22 +329,19 @@ class Responder(Struct, eq=False):
         Many events are read in several turns of the event loop.
         """
         body: bytes | None = None
-        batches: list[Event] = []
+        received: list[Event] = []
         for data, batch in items:
             body = data or body
-            batches += batch
-        events = list(self._read_batch(batches[:_MANY_EVENTS], is_encoded=body is None))
-        for start in range(_MANY_EVENTS, len(batches), _MANY_EVENTS):
-            await asyncio.sleep(0)
-            batch = batches[start : start + _MANY_EVENTS]
-            events += self._read_batch(batch, is_encoded=body is None)
+            received += batch
+        process, events = self._strategy.process_events, list[Event]()
+        for start in range(0, len(received), _MANY_EVENTS):
+            if start:
+                await asyncio.sleep(0)
+            processed = process(received[start : start + _MANY_EVENTS])
+            self._record_events(processed, is_encoded=body is None)
+            events += processed
         self._check_complete()
         return events, body
-
-    def _read_batch(self, batch: Sequence[Event], *, is_encoded: bool) -> Sequence[Event]:
-        events = self._strategy.process_events(batch)
-        self._record_events(events, is_encoded=is_encoded)
-        return events
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""
@@ -361,8 +361,7 @@ class Responder(Struct, eq=False):
             elif type(event) is Usage:
                 self._request.record.usage = event
             elif type(event) is ChoiceEnd:
-                self._finish_reasons.append(event.finish_reason)
-                self._check_end(event)
+                self._record_end(event)
             elif type(event) is StreamEnd:
                 self._is_stream_complete = True
             elif type(event) in _PROTOCOL_EVENTS:
@@ -371,11 +370,12 @@ class Responder(Struct, eq=False):
                 self._report_lost_piece(event)  # type: ignore[arg-type]
         return tokens
 
-    def _check_end(self, event: ChoiceEnd) -> None:
-        """Report a reason that the client does not get.
+    def _record_end(self, event: ChoiceEnd) -> None:
+        """Note the finish reason. Report one that the client does not get.
 
         A word that only the client may know is passed on, but it is no success.
         """
+        self._finish_reasons.append(event.finish_reason)
         if event.own_word is not None and event.finish_reason == "unknown":
             record_error(self.record, UnknownFinishReason(event.own_word))
         elif event.lost_word is not None or event.finish_reason in INCOMPLETE_REASONS:

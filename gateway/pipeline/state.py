@@ -1,7 +1,7 @@
 """The state of one request, and the stages that observe it.
 
 ``RequestHandler`` creates the state once and passes it along. Each step of the path fills in its
-part and reads those of the steps before it, in the order of the slots:
+part and reads those of the steps before it, in this order:
 
     received        http, writer, record
     found           match, adapter
@@ -11,7 +11,7 @@ part and reads those of the steps before it, in the order of the slots:
     routed          route
     limited         reservation
 
-A slot without a default has no value before its step: reading it too early is an AttributeError, a
+A field without a default has no value before its step: reading it too early is an AttributeError, a
 bug that tests find, and not a None that each reader would have to expect. ``record`` is the part
 for operators. It holds no prompts and no keys, and is all that is left of a request that has ended.
 
@@ -58,28 +58,7 @@ ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
 
 
 class RequestState:
-    """One request, from its first byte to its record. See above for the order of its slots."""
-
-    __slots__ = (
-        "adapter",
-        "attempt_trace",
-        "backend_observer",
-        "client_request",
-        "context",
-        "headers",
-        "http",
-        "is_dry_run",
-        "match",
-        "principal",
-        "record",
-        "reservation",
-        "route",
-        "route_observer",
-        "routing_info",
-        "stages",
-        "store_response",
-        "writer",
-    )
+    """One request, from its first byte to its record. See above for the order of its steps."""
 
     match: EndpointMatch
     adapter: ClientAdapter
@@ -89,30 +68,27 @@ class RequestState:
     """What backends see of the request."""
     route: Route
     """The first target; a fallback does not change it."""
-    principal: Principal | None
+    principal: Principal | None = None
     """The caller; None without keys."""
-    reservation: Reservation | None
+    reservation: Reservation | None = None
     """What it took of its key's limits, if it has any."""
-    headers: Headers
+    headers: Headers = ()
     """The rate-limit headers of its response."""
-    store_response: ResponseSaver | None
+    store_response: ResponseSaver | None = None
     """Stores the response, if its endpoint is stateful."""
     stages: "tuple[Stage, ...]"
     """The stages that observe it, in their order."""
-    is_dry_run: bool
+    is_dry_run: bool = False
     """Whether the request is only explained. No worker and no shadow may get it."""
-    route_observer: RouteObserver | None
-    backend_observer: RequestObserver | None
-    attempt_trace: AttemptTrace | None
+    route_observer: RouteObserver | None = None
+    backend_observer: RequestObserver | None = None
+    attempt_trace: AttemptTrace | None = None
 
     def __init__(self, http: HttpRequest, writer: ResponseWriter, record: RequestRecord) -> None:
         self.http = http
         self.writer = writer
         self.record = record
-        self.principal = self.reservation = self.store_response = None
-        self.headers = self.stages = ()
-        self.is_dry_run = False
-        self.route_observer = self.backend_observer = self.attempt_trace = None
+        self.stages = ()
 
     def __repr__(self) -> str:
         record = self.record

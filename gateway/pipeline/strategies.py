@@ -22,7 +22,7 @@ from gateway.emulation.execute import (
     send_emulated,
     send_emulated_unary,
 )
-from gateway.emulation.planner import NO_EMULATION, plan_emulation, plan_passthrough
+from gateway.emulation.planner import NO_EMULATION, EmulationPlan, plan_emulation, plan_passthrough
 from gateway.pipeline.model_settings import apply_model_settings, list_clamped_fields
 from gateway.routing.router import Model, Route
 from protocols.core import loss
@@ -78,67 +78,77 @@ class RequestDecoder(Struct, eq=False):
         return self._decoded
 
 
-class TargetAttempt:
+class TargetAttempt(Struct, eq=False):
     """What one attempt at a target needs: the request for its backend, and its response.
 
-    ``prepare`` chooses between pass-through and translation. A request that is passed through is
-    decoded only if its response has to be encoded.
+    ``prepare`` makes it, and chooses between pass-through and translation. A request that is passed
+    through is decoded only if its response has to be encoded.
     """
 
-    def __init__(
-        self,
+    adapter: ClientAdapter
+    client_request: ClientRequest
+    route: Route
+    context: RequestContext
+    prepared: PreparedRequest
+    """The request as the backend gets it, before emulation."""
+    _response_context: ResponseContext
+    _decoder: RequestDecoder
+    _encoder: ResponseEncoder | None = None
+    process_events: EventProcessor = keep_events
+    """The events to report for a batch of the response. Call it for each batch, in order."""
+    observe_events: EventObserver | None = None
+    """Receives the events that ``process_events`` returns, if it is set before ``stream``."""
+    plan: EmulationPlan = NO_EMULATION
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
+    """The parameters to report as unsupported."""
+
+    def __repr__(self) -> str:
+        way = "translated" if self.prepared.passthrough is None else "passed through"
+        return f"<TargetAttempt {self.context.id} at {self.route.target_name}, {way}>"
+
+    @classmethod
+    def prepare(
+        cls,
         adapter: ClientAdapter,
         client_request: ClientRequest,
         route: Route,
         *,
         response_context: ResponseContext,
         context: RequestContext,
-    ) -> None:
-        self.adapter = adapter
-        self.client_request = client_request
-        self.route = route
-        self.context = context
-        self.prepared: PreparedRequest
-        """The request as the backend gets it, before emulation."""
-        self.process_events: EventProcessor = keep_events
-        """The events to report for a batch of the response. Call it for each batch, in order."""
-        self.observe_events: EventObserver | None = None
-        """Receives the events that ``process_events`` returns, if it is set before ``stream``."""
-        self.plan = NO_EMULATION
-        self.unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
-        """The parameters to report as unsupported."""
-        self._response_context = response_context
-        self._decoder = RequestDecoder(adapter, client_request, route)
-        self._encoder: ResponseEncoder | None = None
-
-    def __repr__(self) -> str:
-        prepared = getattr(self, "prepared", None)
-        way = "passed through" if prepared and prepared.passthrough else "translated"
-        return f"<TargetAttempt {self.context.id} at {self.route.target_name}, {way}>"
-
-    def prepare(self) -> None:
+    ) -> "TargetAttempt":
         """Choose between pass-through and translation. Raises ClientError."""
-        adapter, client_request, route = self.adapter, self.client_request, self.route
-        source = PassthroughSource(adapter, client_request, self._response_context)
-        self.prepared = route.target.backend.prepare(BackendRequest(self._decoder.decode, source))
-        rule = get_loss_rule(route.model, client_request.headers)
-        passthrough = self.prepared.passthrough
+        decoder = RequestDecoder(adapter, client_request, route)
+        source = PassthroughSource(adapter, client_request, response_context)
+        prepared = route.target.backend.prepare(BackendRequest(decoder.decode, source))
+        attempt = cls(
+            adapter=adapter,
+            client_request=client_request,
+            route=route,
+            context=context,
+            prepared=prepared,
+            _response_context=response_context,
+            _decoder=decoder,
+        )
+        passthrough = prepared.passthrough
         sent = () if passthrough is None else passthrough.upstream_request.headers
         lost = find_lost_arguments(adapter, client_request, sent)
-        if passthrough is not None:
-            if changed := (*self.prepared.unsupported_parameters, *lost):
-                self.plan = plan_passthrough(changed)
-                self._apply_loss_rule(rule)
-        else:
-            request = self.prepared.request
-            unsupported = (*self.prepared.unsupported_parameters, *lost)
-            if isinstance(request, GenerationRequest) and request.clamped_fields:
-                unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
-            if unsupported:
-                refuse_lost_state(adapter.stateful_fields, request.extra, unsupported)
-                self.plan = plan_emulation(request, unsupported)
-                self._apply_loss_rule(rule)
-            self._encoder = self._create_encoder()
+        if passthrough is None:
+            attempt._plan_translation(lost)
+        elif lost or prepared.unsupported_parameters:
+            attempt.plan = plan_passthrough((*prepared.unsupported_parameters, *lost))
+            attempt._apply_loss_rule()
+        return attempt
+
+    def _plan_translation(self, lost: Sequence[UnsupportedParameter]) -> None:
+        request = self.prepared.request
+        unsupported = (*self.prepared.unsupported_parameters, *lost)
+        if isinstance(request, GenerationRequest) and request.clamped_fields:
+            unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
+        if unsupported:
+            refuse_lost_state(self.adapter.stateful_fields, request.extra, unsupported)
+            self.plan = plan_emulation(request, unsupported)
+            self._apply_loss_rule()
+        self._encoder = self._create_encoder()
 
     def check_content(self) -> None:
         """Raise UnsupportedFeature for content that the target can't see, if the model refuses it.
@@ -162,19 +172,26 @@ class TargetAttempt:
 
     def stream(self, sink: EventSink | None = None) -> StreamItems:
         """Send the request; see ``backends.interfaces.Backend.send``."""
-        backend, observe = self.route.target.backend, self.observe_events
-        self.context.model_timeouts = self.route.model.timeouts
-        items, process = send_emulated(backend, self.prepared, self.context, self.plan, sink)
-        self.process_events = process if observe is None else _observe_events(process, observe)
+        route, context = self.route, self.context
+        context.model_timeouts = route.model.timeouts
+        backend = route.target.backend
+        items, process = send_emulated(backend, self.prepared, context, self.plan, sink)
+        self._set_processor(process)
         return items
 
     def send_unary(self) -> Coroutine[Any, Any, Sequence[StreamItem]]:
         """Send a unary request; see ``backends.interfaces.Backend.send_unary``."""
-        backend, observe = self.route.target.backend, self.observe_events
-        self.context.model_timeouts = self.route.model.timeouts
-        items, process = send_emulated_unary(backend, self.prepared, self.context, self.plan)
-        self.process_events = process if observe is None else _observe_events(process, observe)
+        route, context = self.route, self.context
+        context.model_timeouts = route.model.timeouts
+        items, process = send_emulated_unary(
+            route.target.backend, self.prepared, context, self.plan
+        )
+        self._set_processor(process)
         return items
+
+    def _set_processor(self, process: EventProcessor) -> None:
+        observe = self.observe_events
+        self.process_events = process if observe is None else _observe_events(process, observe)
 
     def get_encoder(self) -> ResponseEncoder:
         """The encoder of the response; the same one each time."""
@@ -215,9 +232,9 @@ class TargetAttempt:
         """
         passthrough = self.prepared.passthrough
         if body is not None and passthrough is not None:
-            headers = passthrough.build_headers() + loss.build_loss_headers(
-                self.unsupported_parameters
-            )
+            headers = passthrough.build_headers()
+            if self.unsupported_parameters:
+                headers += loss.build_loss_headers(self.unsupported_parameters)
             return HttpResponse(200, body, headers)
         encoder = self.get_encoder()
         response = encoder.encode_unary(aggregate(events))
@@ -256,8 +273,9 @@ class TargetAttempt:
         encoder = self._encoder
         return encoder.stored_response if isinstance(encoder, StorableEncoder) else None
 
-    def _apply_loss_rule(self, rule: OnLoss) -> None:
+    def _apply_loss_rule(self) -> None:
         """Raise UnsupportedFeature, or set the parameters to report."""
+        rule = get_loss_rule(self.route.model, self.client_request.headers)
         if rule == "reject" and (lost := self.plan.lost_parameters):
             fields = ", ".join(dict.fromkeys(parameter.field for parameter in lost))
             model = self.route.model.info.name

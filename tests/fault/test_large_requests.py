@@ -33,11 +33,11 @@ class BlockedCall:
         owner, name = where
         real = getattr(owner, name)
 
-        def held(*args: Any) -> Any:
+        def held(*args: Any, **named: Any) -> Any:
             self.begun.set()
             if not self._go.wait(30):
                 raise RuntimeError("nobody else could be served meanwhile")
-            return real(*args)
+            return real(*args, **named)
 
         monkeypatch.setattr(owner, name, held)
 
@@ -85,9 +85,9 @@ async def test_fallback_of_a_large_request_does_not_block_the_event_loop(
 ) -> None:
     where, real = list[bool](), TargetAttempt.prepare
 
-    def build_request(*args: Any) -> None:
+    def build_request(*args: Any, **about: Any) -> TargetAttempt:
         where.append(threading.current_thread() is threading.main_thread())
-        real(*args)
+        return real(*args, **about)
 
     monkeypatch.setattr(TargetAttempt, "prepare", build_request)
     down = {"kind": "echo", "fail": {"mode": "unavailable"}}

@@ -483,14 +483,13 @@ def prepare_request(
         "r",
     )
     context = ResponseContext("r", 1, "m", "1", "w", clock, settings=compiled.settings)
-    attempt = TargetAttempt(
+    attempt = TargetAttempt.prepare(
         client,
         call,
         route,
         response_context=context,
         context=RequestContext("r", Deadline(clock, 60), clock),
     )
-    attempt.prepare()
     prepared = attempt.prepared
     if prepared.passthrough is not None:
         sent = prepared.passthrough.upstream_request

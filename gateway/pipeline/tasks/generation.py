@@ -46,31 +46,30 @@ class GenerationHandler:
 
     async def answer(self, request: RequestState) -> None:
         """See ``gateway.pipeline.tasks.registry.EndpointHandler``."""
-        adapter, client_request = request.adapter, request.client_request
-        is_large = len(client_request.body) >= LARGE_BODY
+        adapter, call, principal = request.adapter, request.client_request, request.principal
         info = request.routing_info = (
-            await asyncio.to_thread(adapter.read_routing_info, client_request)
-            if is_large
-            else adapter.read_routing_info(client_request)
+            adapter.read_routing_info(call)
+            if len(call.body) < LARGE_BODY
+            else await asyncio.to_thread(adapter.read_routing_info, call)
         )
         request.context = make_context(request, self._clock, self._settings)
-        if client_request.endpoint.is_stateful:
+        if call.endpoint.is_stateful:
             await load_references(request, self._reference_loader, self._settings)
         if info.inform:
             await self._information.answer(request)
             return
         if info.other_names or not info.model:
             request.routing_info = replace(info, model=self._router.find_name(info))
-        if request.principal is not None and request.principal.models is not None:
-            await check_named_models(client_request)
+        if principal is not None and principal.models is not None:
+            await check_named_models(call)
         self._admission.admit(request)
         await self._dispatcher.dispatch(request)
 
 
 def make_context(request: RequestState, clock: Clock, settings: HandlerSettings) -> RequestContext:
     """What backends see of a request whose body was read."""
-    timeouts, headers = settings.timeouts, request.client_request.headers
-    received_at = clock()
+    call, timeouts, received_at = request.client_request, settings.timeouts, clock()
+    headers = call.headers
     deadline = Deadline(clock, timeouts.total, received_at)
     if (
         _TIMEOUT_HEADER in headers
@@ -89,6 +88,6 @@ def make_context(request: RequestState, clock: Clock, settings: HandlerSettings)
         received_at=received_at,
         tracestate=traceparent and headers.get("tracestate"),
         attempt_trace=request.attempt_trace,
-        offload_to_thread=len(request.client_request.body) >= LARGE_BODY,
+        offload_to_thread=len(call.body) >= LARGE_BODY,
         reserve_memory=request.http.reserve_response,
     )

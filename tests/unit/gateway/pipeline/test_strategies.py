@@ -97,9 +97,7 @@ def make_strategy(
     clock = lambda: 0.0  # noqa: E731 - it stands still
     about = ResponseContext("r", 1, "m", "1", "real", clock)
     context = RequestContext("r", Deadline(clock, 9.0), clock)
-    attempt = TargetAttempt(adapter, call, route, response_context=about, context=context)
-    attempt.prepare()
-    return attempt
+    return TargetAttempt.prepare(adapter, call, route, response_context=about, context=context)
 
 
 @pytest.mark.parametrize(
