@@ -138,6 +138,7 @@ _GENERATION_SUPPORT = {
     for section, fields in _PARAMETER_SECTIONS.items()
     for name in fields
 }
+_GENERATION_SUPPORT["stopping.stop"] = ParameterSupport("stop", reports_match=True)
 _GENERATION_SUPPORT["reasoning.effort"] = ParameterSupport(
     "reasoning_effort", reason="approximated"
 )

@@ -42,7 +42,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.json_text import JsonDecoder
-from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -215,8 +215,9 @@ def _write_reasoning(request: GenerationRequest, *, body_limit: int) -> dict[str
     if wanted.include is False or wanted.effort == "none" or wanted.budget == 0:
         return {"thinking": {"type": "disabled"}}
     fields: dict[str, Any] = {}
-    if wanted.budget is not None and _MIN_BUDGET <= wanted.budget < body_limit:
-        fields["thinking"] = {"type": "enabled", "budget_tokens": wanted.budget}
+    if wanted.budget is not None and wanted.budget >= _MIN_BUDGET and body_limit > _MIN_BUDGET:
+        budget = min(wanted.budget, body_limit - 1)
+        fields["thinking"] = {"type": "enabled", "budget_tokens": budget}
     elif wanted.effort is not None or wanted.include or wanted.budget is not None:
         fields["thinking"] = {"type": "adaptive"}
     if wanted.effort is not None:
@@ -413,14 +414,32 @@ def _find_other_losses(
     if any(not stop.strip() for stop in request.stopping.stop):
         path = "stopping.stop"
         yield UnsupportedParameter(names.get(path, "stop"), "dropped", "blank", path)
-    wanted = request.reasoning
-    if wanted is not None and (wanted.effort in _EFFORTS or (wanted.budget or 0) in range(1, 1024)):
-        path = "reasoning.effort" if wanted.effort in _EFFORTS else "reasoning.budget"
-        yield UnsupportedParameter(names.get(path, "reasoning"), "approximated", path=path)
+    if (wanted := request.reasoning) is not None:
+        if wanted.effort in _EFFORTS:
+            path = "reasoning.effort"
+            yield UnsupportedParameter(names.get(path, "reasoning"), "approximated", path=path)
+        yield from _find_changed_budget(request, wanted.budget or 0, names)
     yield from loss.find_lost_parts(request.messages, _describe_lost_part)
     for one in loss.find_lost_parts(request.messages, _describe_image_detail):
         yield replace(one, reason="approximated")
     yield from find_conversation_losses(request, names)
+
+
+def _find_changed_budget(
+    request: GenerationRequest, budget: int, names: Mapping[str, str]
+) -> Iterator[UnsupportedParameter]:
+    """The loss of a budget that the service does not take, or not with this limit of tokens."""
+    limit = request.stopping.max_tokens or DEFAULT_MAX_TOKENS
+    reason: LossReason = "approximated"
+    detail = ""
+    if budget >= _MIN_BUDGET:
+        if budget < limit:
+            return
+        if limit > _MIN_BUDGET:
+            reason, detail = "clamped", f"{budget} to {limit - 1}"
+    if budget > 0:
+        path = "reasoning.budget"
+        yield UnsupportedParameter(names.get(path, "reasoning"), reason, detail, path)
 
 
 def _find_changed_keys(
@@ -500,7 +519,13 @@ def _clamp_tokens(fields: dict[str, Any], limit: int, clamped: dict[str, str]) -
     clamped["max_tokens"] = f"{requested} to {limit}"
     thinking = _decode_value(fields.get("thinking", b"null"))
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-    if type(budget) is int and budget >= limit > _MIN_BUDGET:
+    if type(budget) is int and budget >= limit:
+        if limit <= _MIN_BUDGET:
+            raise UnsupportedFeature(
+                f"thinking.budget_tokens must be at least {_MIN_BUDGET} and less than max_tokens, "
+                f"which is limited to {limit} for this model.",
+                param="thinking.budget_tokens",
+            )
         fields["thinking"] = {**thinking, "budget_tokens": limit - 1}
         clamped["thinking.budget_tokens"] = f"{budget} to {limit - 1}"
 

@@ -70,7 +70,7 @@ def test_all_supported_parameters_are_mapped() -> None:
         logprobs=LogprobsOptions(4),
         echo=True,
         priority=3,
-        response_options=ResponseOptions(token_ids=True),
+        response_options=ResponseOptions(token_ids=True, matched_stop=True),
     )
 
     assert commands.find_unsupported_params(request, {}, templates=False) == ()

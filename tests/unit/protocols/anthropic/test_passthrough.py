@@ -4,11 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from protocols.anthropic.endpoints import Anthropic
-from protocols.core.errors import Overloaded, WorkerFailed
+from protocols.core.errors import Overloaded, UnsupportedFeature, WorkerFailed
 from protocols.core.events import StreamEnd, TextDelta, Usage
-from protocols.core.interfaces import PassthroughRequest, ResponseContext
+from protocols.core.interfaces import ModelSettings, PassthroughRequest, ResponseContext
 from protocols.openai.endpoints import OpenAI
 from tests.unit.protocols.anthropic.conftest import MakeCall
 
@@ -233,3 +234,35 @@ def test_token_count_is_passed_through(make: MakeCall, response_context: Respons
     assert reader.close() == (b'{"input_tokens":3}', (StreamEnd(),))
     with pytest.raises(WorkerFailed):
         passed.create_reader().close()
+
+
+@pytest.mark.parametrize(("limit", "budget"), [(3000, 2999), (1025, 1024)])
+def test_budget_of_thinking_stays_below_the_limit_of_a_model(
+    make: MakeCall, response_context: ResponseContext, limit: int, budget: int
+) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 5000}
+    call = make({"max_tokens": 9000, "thinking": thinking})
+    limited = replace(response_context, settings=ModelSettings(limit))
+
+    passed = prepare(call, limited, Anthropic(over_limit="clamp"))
+
+    assert passed is not None
+    body = msgspec.json.decode(passed.upstream_request.body)
+    assert (body["max_tokens"], body["thinking"]["budget_tokens"]) == (limit, budget)
+    assert [loss.field for loss in passed.unsupported_parameters] == [
+        "max_tokens",
+        "thinking.budget_tokens",
+    ]
+
+
+def test_limit_of_a_model_without_room_for_thinking_is_an_error(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 5000}
+    call = make({"max_tokens": 9000, "thinking": thinking})
+    limited = replace(response_context, settings=ModelSettings(1024))
+
+    with pytest.raises(UnsupportedFeature, match="limited to 1024") as refused:
+        prepare(call, limited, Anthropic(over_limit="clamp"))
+
+    assert refused.value.param == "thinking.budget_tokens"

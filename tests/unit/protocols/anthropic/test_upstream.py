@@ -316,6 +316,11 @@ def test_tools_are_written(choice: Any, parallel: bool | None, wanted: Any) -> N
             {"thinking": {"type": "adaptive"}},
             [("reasoning.budget", "approximated")],
         ),
+        (
+            ReasoningOptions(budget=9000),
+            {"thinking": {"type": "enabled", "budget_tokens": 3999}},
+            [("reasoning.budget", "clamped")],
+        ),
         (ReasoningOptions(summary="auto"), {}, [("reasoning.summary", "dropped")]),
     ],
 )
@@ -328,6 +333,13 @@ def test_reasoning_is_thinking(
 
     assert {name: body[name] for name in ("thinking", "output_config") if name in body} == fields
     assert find_losses(request) == losses
+
+
+def test_budget_without_room_below_the_limit_is_no_budget() -> None:
+    request = ask(reasoning=ReasoningOptions(budget=2000), stopping=StopConditions(max_tokens=1024))
+
+    assert encode(request)["thinking"] == {"type": "adaptive"}
+    assert find_losses(request) == [("reasoning.budget", "approximated")]
 
 
 def test_output_format() -> None:
