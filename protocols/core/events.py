@@ -73,8 +73,9 @@ class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
 
     ``id`` is the worker's name of the item that the piece belongs to, if it has one. With
     ``is_new_part``, it begins a further part of that item, and its text with ``PART_SEPARATOR``.
-    ``at`` is the path of the signature or of the encrypted reasoning in the worker's answer, if
-    there is one.
+    ``is_summary`` says whether the worker wrote a summary of it, if its protocol has both. ``at``
+    is the path of the signature or of the encrypted reasoning in the worker's answer, if there is
+    one.
     """
 
     text: str
@@ -84,6 +85,7 @@ class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
     id: str | None = None
     is_new_part: bool = False
     at: str = ""
+    is_summary: bool | None = None
 
 
 class RefusalDelta(Struct, frozen=True, gc=False, tag=True):

@@ -60,7 +60,7 @@ async def ask(
     ("path", "body", "has_signature"),
     [
         ("/v1/chat/completions", REQUEST_OPTIONS, False),
-        ("/v1/responses", {"model": "chat", "input": "hi", "max_output_tokens": 9}, False),
+        ("/v1/responses", {"model": "chat", "input": "hi", "max_output_tokens": 9}, True),
         (
             "/v1/responses",
             {"model": "chat", "input": "hi", "max_output_tokens": 9, "store": False},

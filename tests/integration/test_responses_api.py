@@ -433,3 +433,30 @@ async def test_search_of_the_worker_is_reported_to_other_clients(
 
     assert response.json()["choices"][0]["message"]["content"] == "found"
     assert response.headers.get("x-interlingua-loss") == header
+
+
+@pytest.mark.parametrize("text", ["hm", ""], ids=["shown", "omitted"])
+async def test_signed_reasoning_of_a_stored_response_goes_back_to_its_worker(
+    serve: Serve, text: str
+) -> None:
+    # given a worker that signs its reasoning, and has to get it back
+    thinking = {"type": "thinking", "thinking": text, "signature": "c2ln"}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    answer = {"id": "msg_1", "content": [thinking, use], "stop_reason": "tool_use"}
+    async with ScriptedWorker([respond(answer)], [respond(answer)]) as worker:
+        config = {
+            "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+            "backends": {"w": {"protocol": "anthropic", "workers": [worker.url]}},
+            "models": {"m": {"backend": "w"}},
+            "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+        }
+        gateway = ResponsesGateway(worker, await serve(json.dumps(config)))
+
+        # when a response is continued
+        first = await gateway.create(tools=[TOOL], max_output_tokens=99)
+        result = {"type": "function_call_output", "call_id": "toolu_1", "output": "1"}
+        await gateway.create(previous_response_id=first["id"], input=[result], tools=[TOOL])
+
+        # then the worker gets its signature, and the client did not
+        assert gateway.worker_body["messages"][1]["content"] == [thinking, use]
+        assert "encrypted_content" not in json.dumps(first)

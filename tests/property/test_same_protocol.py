@@ -12,6 +12,7 @@ import pytest
 
 from tests.property.test_unknown_keys import VALUE, add_key, list_places
 from tests.property.test_unknown_response_keys import (
+    CLIENTS,
     STREAMS,
     WHOLE,
     WORKERS,
@@ -125,4 +126,45 @@ def test_unknown_key_of_a_stream_reaches_clients_of_the_protocol(
     written, lost = translate_response(name, WORKERS[name], join_events(name, events), stream=True)
 
     assert VALUE.encode() in written
+    assert lost == []
+
+
+SUMMARY = {"type": "summary_text", "text": "short"}
+THOUGHT = {"type": "reasoning_text", "text": "long"}
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"reasoning": {"summary": "auto"}}], ids=["unasked", "asked"]
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("summary", "content"),
+    [([SUMMARY], None), ([SUMMARY, SUMMARY], None), ([], [THOUGHT]), ([SUMMARY], [THOUGHT])],
+)
+def test_reasoning_of_a_response_is_what_the_worker_wrote(
+    summary: list[Any], content: list[Any] | None, asked: dict[str, Any], *, stream: bool
+) -> None:
+    item: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": summary}
+    item |= {} if content is None else {"content": content}
+    answer = WHOLE["responses"] | {"output": [item]}
+    events = [
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": answer},
+    ]
+    data = join_events("responses", events) if stream else msgspec.json.encode(answer)
+    path, fields = CLIENTS["responses"]
+
+    written, lost = translate_response(
+        "responses",
+        WORKERS["responses"],
+        data,
+        stream=stream,
+        clients={"responses": (path, fields | asked)},
+    )
+
+    if stream:
+        written = written.rstrip().rpartition(b"data: ")[2]
+    body = msgspec.json.decode(written)
+    [received] = (body["response"] if stream else body)["output"]
+    assert (received["summary"], received.get("content")) == (summary, content)
     assert lost == []

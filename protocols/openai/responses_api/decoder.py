@@ -256,7 +256,10 @@ class ResponsesDecoder(sse.StreamDecoder):
         part = event.type, event.summary_index, event.content_index
         is_new_part = state.reasoning_part not in (None, part)
         state.has_output, state.reasoning_part = True, part
-        events.append(_build_reasoning(text, event.item_id, is_new_part=is_new_part))
+        is_summary = event.type == "response.reasoning_summary_text.delta"
+        events.append(
+            _build_reasoning(text, event.item_id, is_new_part=is_new_part, is_summary=is_summary)
+        )
 
     def _read_call_delta(self, event: _WireEvent, events: list[Event]) -> None:
         state, text = self._find_item(event), _as_text(event.delta)
@@ -453,10 +456,13 @@ def _list_unknown(value: _Object, known: KeyTree, *at: str) -> FieldValues:
     return tuple([((*at, *path), one) for path, one in unknown if has_content(one)])
 
 
-def _build_reasoning(text: str, name: Any, *, is_new_part: bool) -> ReasoningDelta:
+def _build_reasoning(
+    text: str, name: Any, *, is_new_part: bool, is_summary: bool
+) -> ReasoningDelta:
     if is_new_part:
         text = PART_SEPARATOR + text
-    return ReasoningDelta(text, id=read_text(name), is_new_part=is_new_part)
+    identifier = read_text(name)
+    return ReasoningDelta(text, id=identifier, is_new_part=is_new_part, is_summary=is_summary)
 
 
 def _read_content(item: _Object) -> list[Event]:
@@ -476,14 +482,15 @@ def _read_content(item: _Object) -> list[Event]:
                 events.append(RefusalDelta(_as_text(part.get("refusal"))))
             case "reasoning_text":
                 text = _as_text(part.get("text"))
-                events.append(_build_reasoning(text, name, is_new_part=bool(events)))
+                events.append(
+                    _build_reasoning(text, name, is_new_part=bool(events), is_summary=False)
+                )
             case _:
                 pass
     summary = item.get("summary")
-    if not events and isinstance(summary, list):
-        for text in (_as_text(_as_object(part).get("text")) for part in summary):
-            if text:
-                events.append(_build_reasoning(text, name, is_new_part=bool(events)))
+    for value in summary if isinstance(summary, list) else ():
+        if text := _as_text(_as_object(value).get("text")):
+            events.append(_build_reasoning(text, name, is_new_part=bool(events), is_summary=True))
     if not events and item.get("encrypted_content"):
         events.append(ReasoningDelta("", id=name))
     return events

@@ -335,7 +335,7 @@ class ConversationReader:
         for name, text in texts.items():
             if text not in ("", part.text):
                 self.unknown[f"{at}.{name}"] = _LOST
-        if part.text:
+        if part.text or part.signature:
             turn = self._begin_output()
             turn.reasoning.append(replace(part, at=_locate_reasoning(at, part, texts)))
             turn.reasoning_places.append(at)

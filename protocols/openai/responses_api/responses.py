@@ -218,7 +218,7 @@ class _MessageItem:
 
 
 class _ReasoningItem:
-    """Reasoning: as its own text, or as the summary that the client asked for."""
+    """Reasoning: as what the worker says it is, else as the summary that the client asked for."""
 
     def __init__(
         self,
@@ -233,31 +233,39 @@ class _ReasoningItem:
         self.id = id
         self.extra: dict[str, Any] = {}
         """The worker's keys that no event represents."""
-        self._is_summary = is_summary
         self._seals = seals
         self._index = index
-        self._texts: list[str] = []
-        """Those of the complete parts."""
+        self._parts: list[dict[str, str]] = []
+        """The complete parts."""
         self._pieces: list[str] = []
         self._signature: str | None = None
-        self._part_type = "summary_text" if is_summary else "reasoning_text"
-        self._event = "response.reasoning_summary_text" if is_summary else "response.reasoning_text"
+        self.sealed: str | None = None
+        """All of it with its signature, at the end; None if it has no signature."""
+        self._is_summary = self._is_default_summary = is_summary
+        self._event = ""
         self._place: Mapping[str, Any] = {}
         self._template: Any = None
-        self._place_part()
+        self._place_part(is_summary=is_summary)
 
-    def _place_part(self) -> None:
-        """Count the next part."""
-        part_index = "summary_index" if self._is_summary else "content_index"
-        place = {"item_id": self.id, "output_index": self._index, part_index: len(self._texts)}
-        self._place = place
-        self._template = build_delta_template(f"{self._event}.delta", place)
+    @property
+    def _part_type(self) -> str:
+        return "summary_text" if self._is_summary else "reasoning_text"
+
+    def _place_part(self, *, is_summary: bool) -> None:
+        """Begin to count the next part, of the summary or of the reasoning itself."""
+        self._is_summary = is_summary
+        kind = "reasoning_summary_text" if is_summary else "reasoning_text"
+        self._event = f"response.{kind}"
+        part_index = "summary_index" if is_summary else "content_index"
+        number = sum(part["type"] == self._part_type for part in self._parts)
+        self._place = {"item_id": self.id, "output_index": self._index, part_index: number}
+        self._template = build_delta_template(f"{self._event}.delta", self._place)
 
     def _build(self, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self.id, "type": "reasoning", "summary": []}
-        if self._texts:
-            parts = [{"type": self._part_type, "text": text} for text in self._texts]
-            item["summary" if self._is_summary else "content"] = parts
+        for part in self._parts:
+            key = "summary" if part["type"] == "summary_text" else "content"
+            item.setdefault(key, []).append(part)
         return item | {"status": status}
 
     def _write_part(self, step: str, text: str) -> bytes:
@@ -272,13 +280,17 @@ class _ReasoningItem:
         return self._writer.write(added, output_index=self._index, item=item)
 
     def add(self, event: ReasoningDelta) -> bytes:
-        """A piece of reasoning."""
+        """A piece of reasoning. It is what the worker says, or else what the client asked for."""
         text, ended = event.text, b""
         self._signature = event.signature or self._signature
+        is_summary = self._is_default_summary if event.is_summary is None else event.is_summary
         if event.is_new_part:
             ended, text = self._end_part(), text.removeprefix(PART_SEPARATOR)
         if not text and not event.signature:
             return ended
+        if is_summary != self._is_summary and event.text:
+            ended += self._end_part()
+            self._place_part(is_summary=is_summary)
         begun = b"" if self._pieces else self._write_part("added", "")
         self._pieces.append(text)
         written = self._writer.write_delta(self._template, _encode(text)) if text else b""
@@ -291,18 +303,20 @@ class _ReasoningItem:
         text = "".join(self._pieces)
         ended = self._writer.write(f"{self._event}.done", **self._place, text=text)
         ended += self._write_part("done", text)
-        self._texts.append(text)
+        self._parts.append({"type": self._part_type, "text": text})
         self._pieces = []
-        self._place_part()
+        self._place_part(is_summary=self._is_summary)
         return ended
 
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item. What the worker encrypted is not packed again."""
         ended = self._end_part()
         item = self._build(status)
+        if self._seals or self._signature is not None:
+            text = PART_SEPARATOR.join(part["text"] for part in self._parts)
+            self.sealed = seal_reasoning(text, self._signature)
         if self._seals:
-            text = PART_SEPARATOR.join(self._texts)
-            item["encrypted_content"] = seal_reasoning(text, self._signature)
+            item["encrypted_content"] = self.sealed
         item |= self.extra
         done = "response.output_item.done"
         return ended + self._writer.write(done, output_index=self._index, item=item), item
@@ -457,6 +471,8 @@ class ResponsesEncoder:
         self._call_ids: set[str] = set()
         self._item_count = 0
         self._output: list[Mapping[str, Any]] = []
+        self._sealed: dict[str, str] = {}
+        """Signed reasoning by the id of its item, for the store alone."""
         self._usage: Usage | None = None
         self._status = "completed"
         self._incomplete_reason: str | None = None
@@ -609,7 +625,7 @@ class ResponsesEncoder:
 
     def writes_signature(self, event: ReasoningDelta) -> bool:
         """See ``protocols.core.interfaces.SupportsSignedReasoning``."""
-        return event.redacted is None and self._seals_reasoning
+        return event.redacted is None and (self._seals_reasoning or self._decoded.stores)
 
     @property
     def _seals_reasoning(self) -> bool:
@@ -671,6 +687,9 @@ class ResponsesEncoder:
             return b""
         ended, item = self._open_item.end(status)
         self._output.append(item)
+        sealed = getattr(self._open_item, "sealed", None)
+        if sealed is not None and "encrypted_content" not in item:
+            self._sealed[item["id"]] = sealed
         self._open_item, self._open_call = None, -1
         return ended
 
@@ -782,7 +801,12 @@ class ResponsesEncoder:
                 names.append(name)
                 item = {"id": name, "type": kind, **{k: v for k, v in item.items() if k != "id"}}  # noqa: PLW2901 - the item with its id
             items.append(item)
-        body = {"response": self._final, "input": items, "history": self._decoded.history}
+        body = {
+            "response": self._final,
+            "input": items,
+            "history": self._decoded.history,
+            "sealed": self._sealed,
+        }
         return StoredResponse(self._final["id"], tuple(names), _encode(body))
 
 

@@ -35,6 +35,8 @@ class _StoredItems(Struct):
     response: _StoredOutput
     input: list[Raw] = []
     history: list[Raw] = []
+    sealed: dict[str, str] = {}
+    """What clients did not ask for: reasoning with its signature, by the id of its item."""
 
 
 class _ItemId(Struct):
@@ -83,10 +85,10 @@ def count_references(body: bytes) -> Mapping[str, int]:
 def read_parts(stored: StoredResponse, names: Container[str]) -> Mapping[str, bytes]:
     """The items with these ids, and all items of the response if it is named itself.
 
-    Nothing is decoded but the ids.
+    Nothing is decoded but the ids, and reasoning that has a signature.
     """
     record = _decode_items(stored.body)
-    own = (*record.input, *record.response.output)
+    own = (*record.input, *(_add_sealed(item, record.sealed) for item in record.response.output))
     parts: dict[str, bytes] = {}
     if stored.id in names:
         parts[stored.id] = _encode([*record.history, *own])
@@ -95,6 +97,14 @@ def read_parts(stored: StoredResponse, names: Container[str]) -> Mapping[str, by
         if isinstance(name, str) and name in names:
             parts[name] = bytes(item)
     return parts
+
+
+def _add_sealed(item: Raw, sealed: Mapping[str, str]) -> Raw:
+    """An item of the output, with its reasoning as it was signed."""
+    if not sealed or not isinstance(name := _decode_id(item).id, str) or name not in sealed:
+        return item
+    fields = _decode_part(item)
+    return Raw(_encode({**fields, "encrypted_content": sealed[name]}))  # type: ignore[dict-item]
 
 
 def set_references(call: ClientRequest, parts: Mapping[str, bytes] | None) -> None:

@@ -281,11 +281,11 @@ def test_unknown_keys_of_events_that_are_read_are_reported() -> None:
     ]
 
 
-def test_clients_get_signatures_in_reasoning_that_is_packed() -> None:
+def test_signatures_are_in_the_store_or_in_reasoning_that_is_packed() -> None:
     signed = ReasoningDelta("", signature="s")
     storing, packed = create_encoder(), create_encoder(store=False)
 
-    assert not storing.writes_signature(signed)
+    assert storing.writes_signature(signed)
     assert packed.writes_signature(signed)
     assert not packed.writes_signature(ReasoningDelta("", redacted="R"))
 
