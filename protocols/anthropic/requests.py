@@ -802,7 +802,6 @@ def _read_tool(item: Mapping[str, Any], at: str) -> Tool:
     if "input_schema" not in item:
         raise missing_error(f"{at}.input_schema")
     schema = as_object(item["input_schema"], f"{at}.input_schema")
-    schema.pop("$schema", None)
     if "type" not in schema:
         schema = {"type": "object", **schema}
     description = read_optional_string(item, "description", at)

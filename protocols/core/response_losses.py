@@ -10,6 +10,7 @@ from typing import Final
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    FieldValues,
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
@@ -87,6 +88,11 @@ class CallLosses(list[UnsupportedParameter]):
     def add(self, call: int, choice: int = 0) -> None:
         """Add a call."""
         self.append(UnsupportedParameter(_locate_call(call, choice), "dropped"))
+
+    def add_arguments(self, call: int, values: FieldValues) -> None:
+        """Add arguments of a call of a custom tool, which has its input alone."""
+        extra = ResponseExtra("", "tool_call", values, 0, call)
+        self += list_names(list_paths(extra.path, extra.values))
 
 
 def _locate_call(call: int, choice: int) -> str:

@@ -147,7 +147,7 @@ def test_reasoning_of_a_response_is_what_the_worker_wrote(
     item: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": summary}
     item |= {} if content is None else {"content": content}
     answer = WHOLE["responses"] | {"output": [item]}
-    events = [
+    events: list[dict[str, Any]] = [
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": answer},
     ]

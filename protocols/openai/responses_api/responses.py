@@ -378,6 +378,10 @@ class _CallItem:
             return b""
         return self._writer.write_delta(self._template, _encode(text))
 
+    def list_further_arguments(self) -> FieldValues:
+        """The arguments that are not the input of a custom tool."""
+        return () if self._reader is None else self._reader.list_further_arguments()
+
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item."""
         ended = b"" if self._reader is None else self._add_piece(self._reader.close())
@@ -687,6 +691,9 @@ class ResponsesEncoder:
             return b""
         ended, item = self._open_item.end(status)
         self._output.append(item)
+        if isinstance(self._open_item, _CallItem):
+            further = self._open_item.list_further_arguments()
+            self.losses.add_arguments(self._open_call, further)
         sealed = getattr(self._open_item, "sealed", None)
         if sealed is not None and "encrypted_content" not in item:
             self._sealed[item["id"]] = sealed

@@ -104,7 +104,7 @@ def _add_sealed(item: Raw, sealed: Mapping[str, str]) -> Raw:
     if not sealed or not isinstance(name := _decode_id(item).id, str) or name not in sealed:
         return item
     fields = _decode_part(item)
-    return Raw(_encode({**fields, "encrypted_content": sealed[name]}))  # type: ignore[dict-item]
+    return Raw(_encode({**fields, "encrypted_content": sealed[name]}))
 
 
 def set_references(call: ClientRequest, parts: Mapping[str, bytes] | None) -> None:

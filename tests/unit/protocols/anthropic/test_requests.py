@@ -543,7 +543,7 @@ def test_tools_are_read(make: MakeCall) -> None:
     [function] = decode(make({"tools": [tool]})).tools
 
     assert (function.name, function.description, function.strict) == ("f", "D", True)
-    assert function.parameters == Raw(b'{"type":"object","properties":{"a":null}}')
+    assert function.parameters == Raw(b'{"type":"object","$schema":"x","properties":{"a":null}}')
 
 
 def test_server_tool_is_rejected_or_dropped(make: MakeCall) -> None:

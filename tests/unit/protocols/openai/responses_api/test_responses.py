@@ -230,6 +230,16 @@ def test_custom_call(kind: str) -> None:
     assert (item["type"], item["input"], item["name"]) == ("custom_tool_call", "a\nb", "p")
 
 
+def test_further_arguments_of_a_custom_call_are_reported() -> None:
+    encoder = create_encoder(tools=[P])
+
+    encoder.encode_events([*call(0, "p", '{"input":"a","why":"b"}'), *end()])
+
+    assert [loss.field for loss in encoder.losses] == [
+        "response.choices[0].message.tool_calls[0].function.arguments.why"
+    ]
+
+
 def test_custom_call_that_waits_for_another() -> None:
     events = [*call(0, "f", "{}"), *call(1, "p", '{"input":"x"}'), *end()]
 
