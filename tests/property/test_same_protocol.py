@@ -134,7 +134,7 @@ THOUGHT = {"type": "reasoning_text", "text": "long"}
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"reasoning": {"summary": "auto"}}], ids=["unasked", "asked"]
+    "options", [{}, {"reasoning": {"summary": "auto"}}], ids=["unasked", "asked"]
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ THOUGHT = {"type": "reasoning_text", "text": "long"}
     [([SUMMARY], None), ([SUMMARY, SUMMARY], None), ([], [THOUGHT]), ([SUMMARY], [THOUGHT])],
 )
 def test_reasoning_of_a_response_is_what_the_worker_wrote(
-    summary: list[Any], content: list[Any] | None, asked: dict[str, Any], *, stream: bool
+    summary: list[Any], content: list[Any] | None, options: dict[str, Any], *, stream: bool
 ) -> None:
     item: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": summary}
     item |= {} if content is None else {"content": content}
@@ -159,7 +159,7 @@ def test_reasoning_of_a_response_is_what_the_worker_wrote(
         WORKERS["responses"],
         data,
         stream=stream,
-        clients={"responses": (path, fields | asked)},
+        clients={"responses": (path, fields | options)},
     )
 
     if stream:
