@@ -26,6 +26,7 @@ from protocols.core.events import (
     FinishReason,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -34,9 +35,10 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
-from protocols.core.request import GenerationRequest, ToolCall
+from protocols.core.request import FieldPath, GenerationRequest, ToolCall
 from protocols.core.response_losses import ALL_WRITTEN, CallLosses
 
 _encode = msgspec.json.Encoder().encode
@@ -135,6 +137,7 @@ class MessageEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     content_losses = ALL_WRITTEN
+    extra_source = SOURCE
 
     def __init__(
         self, request: GenerationRequest, about: ResponseContext, options: MessageOptions
@@ -151,6 +154,8 @@ class MessageEncoder:
         self._has_started = False
         self.losses = CallLosses()
         self.heartbeat_interval = options.heartbeat_interval
+        self._extra: dict[FieldPath, Any] = {}
+        """The worker's keys that the next event of a message as a whole has."""
         self._blocks = BlockQueue(f"{OWN_SIGNATURE}{about.id}")
 
     def headers(self) -> Headers:
@@ -167,6 +172,14 @@ class MessageEncoder:
         """
         return True
 
+    def writes_key(self, event: ResponseExtra, path: FieldPath) -> bool:
+        """See ``protocols.core.interfaces.SelectsResponseExtra``.
+
+        Keys of the message have a place; those of events and of blocks have none, since blocks
+        are cut anew.
+        """
+        return event.scope == "response" and path[0] != "events" and not self._options.discards
+
     # --- streams ----------------------------------------------------------------------------------
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
@@ -180,6 +193,8 @@ class MessageEncoder:
                 out.append(self._encode_end())
             elif type(event) is ResponseMetadata:
                 self._keep_id(event)
+            elif type(event) is ResponseExtra:
+                self._keep_extra(event)
             else:
                 self._read_event(event)
                 out.append(blocks.take_bytes())
@@ -204,10 +219,9 @@ class MessageEncoder:
             stop_sequence=None,
             usage=usage,
         )
-        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n%b' % (
-            _encode(body),
-            PING_EVENT,
-        )
+        message = self._encode_with_extra(body)
+        start = b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n'
+        return start % message + PING_EVENT
 
     def encode_heartbeat(self, silence: float) -> bytes:
         """See ``protocols.core.interfaces.SupportsHeartbeat``.
@@ -273,11 +287,9 @@ class MessageEncoder:
         reason, stop = self._map_stop_reason(end, called=self._blocks.has_calls)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = self._finish_usage(self._usage)
-        return b"%bevent: message_delta\ndata: %b\n\n%b" % (
-            self._blocks.take_bytes(),
-            _encode({"type": "message_delta", "delta": delta, "usage": usage}),
-            _MESSAGE_STOP,
-        )
+        blocks = self.encode_start() + self._blocks.take_bytes()
+        fields = self._encode_with_extra({"type": "message_delta", "delta": delta, "usage": usage})
+        return b"%bevent: message_delta\ndata: %b\n\n%b" % (blocks, fields, _MESSAGE_STOP)
 
     # --- unary responses --------------------------------------------------------------------------
 
@@ -302,7 +314,9 @@ class MessageEncoder:
             stop_sequence=stop,
             usage=self._finish_usage(response.usage),
         )
-        return HttpResponse(200, _encode(body))
+        for event in response.extra:
+            self._keep_extra(event)
+        return HttpResponse(200, self._encode_with_extra(body))
 
     def _build_content(
         self, choice: UnaryChoice
@@ -333,6 +347,22 @@ class MessageEncoder:
         return content
 
     # --- both -------------------------------------------------------------------------------------
+
+    def _keep_extra(self, event: ResponseExtra) -> None:
+        """Keep the keys of a worker of this protocol for what is written next."""
+        if event.source == SOURCE:
+            self._extra |= {
+                path: value for path, value in event.values if self.writes_key(event, path)
+            }
+
+    def _encode_with_extra(self, body: Any) -> bytes:
+        data = _encode(body)
+        if not self._extra:
+            return data
+        fields = decode_json(data)
+        write_extra_fields(fields, self._extra)
+        self._extra = {}
+        return _encode(fields)
 
     def _map_stop_reason(self, end: ChoiceEnd, *, called: bool) -> tuple[str, str | None]:
         """The stop reason, and the stop sequence if one is known to have matched."""

@@ -21,6 +21,7 @@ from protocols.core.events import (
     FinishReason,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -29,8 +30,10 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
-from protocols.core.request import GenerationRequest
+from protocols.core.json_text import decode_json
+from protocols.core.request import FieldPath, GenerationRequest
 from protocols.core.response_losses import AS_TEXT
 from protocols.core.sse import DONE_EVENT
 from protocols.json_body import encode_ascii
@@ -123,10 +126,12 @@ class ChatEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     content_losses = AS_TEXT
+    extra_source = SOURCE
 
     def __init__(self, request: GenerationRequest, about: ResponseContext) -> None:
         self._about, self._id = about, about.id
         self._hides_reasoning = request.response_options.hides_reasoning
+        self._is_streamed = request.stream
         self._has_started = False
         self._open_block: str | None = None
         """The type of the block of content that has begun and not ended."""
@@ -140,6 +145,14 @@ class ChatEncoder:
     def headers(self) -> Headers:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         return (("x-served-model", self._about.version),)
+
+    def writes_key(self, event: ResponseExtra, path: FieldPath) -> bool:  # noqa: ARG002
+        """See ``protocols.core.interfaces.SelectsResponseExtra``.
+
+        Blocks of content are cut anew, as are the events of a stream: their keys have no place.
+        """
+        steps = (step for step in path if not step.startswith("tool_calls["))
+        return not self._is_streamed and not any(step.endswith("]") for step in steps)
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -235,7 +248,18 @@ class ChatEncoder:
         )
         if choice.logprobs:
             body.logprobs = [_build_logprobs((one,)) for one in choice.logprobs]
-        return HttpResponse(200, encode_ascii(body))
+        values = {
+            path: value
+            for event in response.extra
+            if event.source == SOURCE
+            for path, value in event.values
+            if self.writes_key(event, path)
+        }
+        if not values:
+            return HttpResponse(200, encode_ascii(body))
+        fields = decode_json(encode_ascii(body))
+        write_extra_fields(fields, values)
+        return HttpResponse(200, encode_ascii(fields))
 
     def _build_message(self, choice: UnaryChoice) -> AssistantMessage:
         calls = [

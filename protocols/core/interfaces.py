@@ -15,6 +15,7 @@ ReportsLosses        a response encoder that leaves out single parts of an answe
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
 SupportsSignedReasoning a response encoder that writes signatures of reasoning
 SupportsResponseExtra a response encoder that writes a worker's keys without a place in events
+SelectsResponseExtra a response encoder that writes some of these keys
 SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
@@ -37,7 +38,7 @@ from msgspec import Struct
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, UnsupportedFeature
-from protocols.core.events import Event, FinishReason, ReasoningDelta, Usage
+from protocols.core.events import Event, FinishReason, ReasoningDelta, ResponseExtra, Usage
 from protocols.core.loss import LossReason, UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 from protocols.core.request_headers import RequestHeaders
@@ -242,6 +243,14 @@ class SupportsResponseExtra(Protocol):
 
     extra_source: str
     """The protocol."""
+
+
+@runtime_checkable
+class SelectsResponseExtra(Protocol):
+    """One that writes only some of these keys."""
+
+    def writes_key(self, event: ResponseExtra, path: tuple[str, ...]) -> bool:
+        """Whether clients get the value at this path in the event's object."""
 
 
 class ClientAdapter(Protocol):

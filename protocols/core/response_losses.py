@@ -55,8 +55,7 @@ def find_losses(
             path = f"response.output[{event.place}].{event.kind}"
             return () if is_written else list_names((path,))
         case ResponseExtra():
-            is_written = getattr(encoder, "extra_source", None) == event.source
-            return () if is_written else list_names(list_paths(event.path, event.values))
+            return list_names(list_paths(event.path, _select_unwritten(event, encoder)))
         case ChoiceEnd():
             hidden = getattr(encoder, "hidden_reasons", ())
             is_written = event.lost_word is None and event.finish_reason not in hidden
@@ -68,6 +67,16 @@ def find_losses(
         case _:
             path = _locate_call(event.call_index, event.index)
             return _find_lost_content(event, encoder, path)
+
+
+def _select_unwritten(event: ResponseExtra, encoder: ResponseEncoder | None) -> FieldValues:
+    """The keys that the encoder does not write."""
+    if getattr(encoder, "extra_source", None) != event.source:
+        return event.values
+    writes_key = getattr(encoder, "writes_key", None)
+    if writes_key is None:
+        return ()
+    return tuple([one for one in event.values if not writes_key(event, one[0])])
 
 
 def get_content_losses(encoder: ResponseEncoder | None) -> Mapping[type[Event], LossReason]:
