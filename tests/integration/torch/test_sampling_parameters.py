@@ -41,6 +41,10 @@ def _add_seed(command: ipc.GenerateCommand) -> ipc.GenerateCommand:
     )
 
 
+_finished_runs: Final[dict[bytes, EngineDriver]] = {}
+"""Engines that have run a command with the tiny model, by the command: endpoints share commands."""
+
+
 class OptionTestBench:
     """Sends requests to one endpoint and returns their results."""
 
@@ -50,6 +54,8 @@ class OptionTestBench:
         self.case = case
         self.reference = reference
         self.model = tiny
+        self._tiny = tiny
+        self._own_runs: set[bytes] = set()
         self._scripted = scripted
         self.losses: tuple[str, ...] = ()
         """The wire names that the last request's loss report lists."""
@@ -74,12 +80,20 @@ class OptionTestBench:
     def run(self, **options: Any) -> Any:
         """Run the request in an engine; ``__`` in an option stands for a dot.
 
-        No option may be lost.
+        No option may be lost. A command that another endpoint's test has run is not run again, but
+        a second time in one test it is: its output must be the same.
         """
         values = {name.replace("__", "."): value for name, value in options.items()}
         command = _add_seed(self.build_command(values))
         assert self.losses == ()
-        return EngineDriver(self.model).run(msgspec.structs.replace(command, token_ids=True))
+        command = msgspec.structs.replace(command, token_ids=True)
+        key = ipc.encode_frame([command])
+        if self.model is not self._tiny or key in self._own_runs:
+            return EngineDriver(self.model).run(command)
+        self._own_runs.add(key)
+        if key not in _finished_runs:
+            _finished_runs[key] = EngineDriver(self.model).run(command)
+        return _finished_runs[key]
 
     def ids(self, **options: Any) -> list[int]:
         """Return the tokens of the only choice."""
