@@ -95,8 +95,10 @@ class PoolMember:
 
     @property
     def free(self) -> bool:
-        limits = (self.site.places, self.health.get_limit())
-        return all(limit is None or self.in_flight < limit for limit in limits)
+        places, limit = self.site.places, self.health.get_limit()
+        return (places is None or self.in_flight < places) and (
+            limit is None or self.in_flight < limit
+        )
 
     def refuse(self, now: float) -> None:
         """It answered 429 to one of its requests, of which it no longer counts this one."""
@@ -245,6 +247,8 @@ class PoolSimulation:
         else:
             call.outcome = "failed"
         for waiting in list(self._waiting):
+            if not any(one.free for one in self.members):
+                break
             if self._send(waiting):
                 self._waiting.remove(waiting)
 
