@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.registry import load_symbol
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.aggregate import ResponseAccumulator
@@ -31,6 +30,7 @@ from protocols.core.request import (
     TextPart,
 )
 from protocols.prompt import build_prompt
+from tests.support.path_routers import get_path_router
 from tests.support.requested_parameters import list_requested_parameters
 
 
@@ -269,6 +269,6 @@ def encode_worker_stream(
 def create_client_request(adapter: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
     """Decode an upstream request as a worker of this protocol would."""
     path, _, query = wire.path.partition("?")
-    match = PathRouter([AdapterMount(adapter)]).find_endpoint(wire.method, path)
+    match = get_path_router(adapter).find_endpoint(wire.method, path)
     headers = {name.lower(): value for name, value in wire.headers}
     return ClientRequest(match.endpoint, match.params, headers, query, wire.body, path)

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols.core.aggregate import aggregate
 from protocols.core.events import TextDelta
@@ -28,6 +27,7 @@ from tests.property.test_unknown_response_keys import (
     join_events,
     translate_response,
 )
+from tests.support.path_routers import get_path_router
 
 RANDOM_ID = re.compile(rb"\b([a-z]{2,4}_)[0-9a-f]{8,}")
 TRANSLATED = ("responses", "tgi")
@@ -82,7 +82,7 @@ def pass_through(name: str, data: bytes) -> tuple[Any, Any]:
     """Return what a stream that is passed through says: as its reader sees it, and as a client."""
     client: Any = build_adapter(name, None, {})
     path, fields = CLIENTS[name]
-    endpoint = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
+    endpoint = get_path_router(client).find_endpoint("POST", path)
     body = msgspec.json.encode({"model": "m", "stream": True, **fields})
     call = ClientRequest(endpoint.endpoint, endpoint.params, HEADERS, "", body, path, "r")
     context = ResponseContext("r", 1, "m", "1", "w", clock)

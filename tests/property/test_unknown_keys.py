@@ -22,7 +22,6 @@ from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
 from gateway.config.registry import load_symbol
 from gateway.pipeline.strategies import TargetAttempt
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.routing.router import RequestDefaults, Router, Target, compile_model
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
@@ -40,6 +39,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from tests.protocols import find_rows
+from tests.support.path_routers import get_path_router
 from tests.support.request_bodies import BODIES
 
 KEY = "x_unknown"
@@ -376,7 +376,7 @@ DETAILED_REQUESTS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 def add_small_requests(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the detailed requests of a protocol, and a small one for each other operation."""
-    router = PathRouter([AdapterMount(build_adapter(name, None, {}))])
+    router = get_path_router(build_adapter(name, None, {}))
     operations = set()
     for path, body in (*DETAILED_REQUESTS[name], *list_small_requests(name)):
         operation = router.find_endpoint("POST", path).endpoint.operation
@@ -472,7 +472,7 @@ def prepare_request(
         model.get("defaults", RequestDefaults()),
     )
     route = Router({"m": compiled}, draw=clock).route("m")
-    match = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
+    match = get_path_router(client).find_endpoint("POST", path)
     call = ClientRequest(
         match.endpoint,
         match.params,

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.aggregate import aggregate
@@ -28,6 +27,7 @@ from protocols.core.response_losses import LossyEvent, find_losses, get_single_l
 from tests.property.test_odd_values import DETAILED, GENERATED, TENSORS, TOKENS
 from tests.property.test_unknown_keys import HEADERS, KEY, VALUE, add_key, clock, list_places
 from tests.protocols import find_rows
+from tests.support.path_routers import get_path_router
 from tests.support.request_bodies import BODIES
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -291,7 +291,7 @@ def list_endpoint_cases() -> Iterator[Any]:
 
 def build_call(client: Any, path: str, fields: dict[str, Any]) -> ClientRequest:
     path = re.sub(r"{\w+}", "m", path)
-    endpoint = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
+    endpoint = get_path_router(client).find_endpoint("POST", path)
     body = msgspec.json.encode(fields)
     return ClientRequest(endpoint.endpoint, endpoint.params, HEADERS, "", body, path, "r")
 

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.errors import ClientError, GatewayError
@@ -29,6 +28,7 @@ from tests.property.test_unknown_response_keys import (
     join_events,
     translate_response,
 )
+from tests.support.path_routers import get_path_router
 
 WORD = "x_unknown_word"
 IMAGE = "data:image/png;base64,aGk="
@@ -189,9 +189,7 @@ def list_cases() -> Iterator[Any]:
 
 def find_operation(client: Any, path: str) -> str:
     """The operation of an endpoint of the client's protocol."""
-    operation: str = (
-        PathRouter([AdapterMount(client)]).find_endpoint("POST", path).endpoint.operation
-    )
+    operation: str = get_path_router(client).find_endpoint("POST", path).endpoint.operation
     return operation
 
 
@@ -220,7 +218,7 @@ def put_word(body: Mapping[str, Any], place: Place) -> dict[str, Any]:
 def decode(name: str, path: str, body: dict[str, Any]) -> None:
     """Raise ClientError unless the client's adapter takes the request."""
     client = build_adapter(name, None, {})
-    endpoint = PathRouter([AdapterMount(client)]).find_endpoint("POST", path)
+    endpoint = get_path_router(client).find_endpoint("POST", path)
     data = msgspec.json.encode(body)
     client.decode_request(
         ClientRequest(endpoint.endpoint, endpoint.params, HEADERS, "", data, path, "r")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols.core.events import ChoiceEnd, StreamEnd, ToolCallDelta, ToolCallStart, Usage
 from protocols.core.interfaces import ClientRequest, ResponseContext
+from tests.support.path_routers import get_path_router
 
 ENDPOINTS = {
     "openai": ("/v1/chat/completions", "tool_calls", "stop"),
@@ -26,7 +26,7 @@ def encode_end(name: str, path: str, end: ChoiceEnd, response_context: ResponseC
         "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}],
         "stream": True,
     }  # fmt: skip
-    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = get_path_router(adapter).find_endpoint("POST", path)
     headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
     call = ClientRequest(match.endpoint, match.params, headers, "", json.dumps(body).encode(), path)
     encoder = adapter.create_encoder(call, adapter.decode_request(call), response_context)

@@ -9,7 +9,6 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.events import (
@@ -25,6 +24,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import ClientRequest, ResponseContext
+from tests.support.path_routers import get_path_router
 from tests.unit.protocols.test_worker_claims import PROTOCOLS, build
 
 pytestmark = pytest.mark.slow
@@ -253,7 +253,7 @@ def create_encoder(
     body = fields | ({"model": "m"} if "serving" not in path and "/v2/" not in path else {})
     if "messages" in body:
         body |= {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = get_path_router(adapter).find_endpoint("POST", path)
     headers = {"content-type": "application/json"}
     call = ClientRequest(match.endpoint, match.params, headers, "", json.dumps(body).encode(), path)
     return adapter.create_encoder(call, adapter.decode_request(call), response_context)

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.anthropic.endpoints import Anthropic
 from protocols.core.interfaces import (
     ClientRequest,
@@ -15,6 +14,7 @@ from protocols.core.interfaces import (
     ResponseContext,
 )
 from protocols.openai.endpoints import OpenAI
+from tests.support.path_routers import get_path_router
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "later": 1}
 COMPLETION = {"model": "m", "prompt": "a", "max_tokens": 5}
@@ -42,7 +42,7 @@ DEFAULTS = ModelSettings(None, {"sampling.temperature": 0.5})
 def pass_through(
     adapter: Any, path: str, body: Mapping[str, Any], settings: ModelSettings
 ) -> PassthroughRequest | None:
-    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = get_path_router(adapter).find_endpoint("POST", path)
     headers = {"anthropic-beta": "x-2026-01-01"}
     call = ClientRequest(
         match.endpoint, match.params, headers, "", msgspec.json.encode(body), path, "7f"

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.anthropic.endpoints import Anthropic
 from protocols.core.interfaces import ClientRequest, ResponseContext
+from tests.support.path_routers import get_path_router
 
 MakeCall = Callable[..., ClientRequest]
 MESSAGE: dict[str, Any] = {
@@ -31,7 +31,7 @@ def make() -> MakeCall:
         query: str = "",
         **headers: str,
     ) -> ClientRequest:
-        match = PathRouter([AdapterMount(Anthropic())]).find_endpoint(method, path)
+        match = get_path_router(Anthropic()).find_endpoint(method, path)
         body = changed or {} if not isinstance(changed, bytes) or not changed else changed
         raw = body if isinstance(body, bytes) else msgspec.json.encode({**MESSAGE, **body})
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

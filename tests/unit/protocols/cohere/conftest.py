@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.cohere.decoder import ChatDecoder
 from protocols.cohere.endpoints import Cohere
 from protocols.core.events import Event
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
+from tests.support.path_routers import get_path_router
 
 COHERE = Cohere()
 TURNS: list[Any] = [{"role": "user", "content": "hi"}]
@@ -30,7 +30,7 @@ def make() -> MakeCall:
         method: str = "POST",
         query: str = "",
     ) -> ClientRequest:
-        match = PathRouter([AdapterMount(COHERE)]).find_endpoint(method, path)
+        match = get_path_router(COHERE).find_endpoint(method, path)
         body = (
             changed
             if isinstance(changed, bytes)

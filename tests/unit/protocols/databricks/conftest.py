@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.databricks.endpoints import Databricks
+from tests.support.path_routers import get_path_router
 
 MakeCall = Callable[..., ClientRequest]
-PATHS = PathRouter([AdapterMount(Databricks())])
+PATHS = get_path_router(Databricks())
 
 
 @pytest.fixture

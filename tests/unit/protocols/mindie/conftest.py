@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import GatewayError
 from protocols.core.events import Event
 from protocols.core.interfaces import ClientRequest, HttpResponse, ResponseContext, ResponseEncoder
 from protocols.core.request import GenerationRequest
 from protocols.mindie.endpoints import MindIE
+from tests.support.path_routers import get_path_router
 
 
 class MindIETestBench:
@@ -26,7 +26,7 @@ class MindIETestBench:
         if keep_alive:
             self.adapter.keep_connections()
         self.now = 100.0
-        self._paths = PathRouter([AdapterMount(self.adapter)])
+        self._paths = get_path_router(self.adapter)
 
     def call(
         self,

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.ollama import Ollama
+from tests.support.path_routers import get_path_router
 
 MakeCall = Callable[..., ClientRequest]
 
@@ -18,7 +18,7 @@ def make() -> MakeCall:
     """Resolve the path like the server; ``body`` is a JSON value or bytes."""
 
     def call(path: str, body: Any = b"", *, method: str = "POST") -> ClientRequest:
-        match = PathRouter([AdapterMount(Ollama())]).find_endpoint(method, path)
+        match = get_path_router(Ollama()).find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return ClientRequest(match.endpoint, match.params, {}, "", raw, path, started_at=7.0)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import aggregate
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import (
@@ -31,6 +30,7 @@ from protocols.core.events import ChoiceEnd, Embedding, Event, StreamEnd, TextDe
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Message, TextPart
 from protocols.openai.endpoints import OpenAI
+from tests.support.path_routers import get_path_router
 
 AZURE = OpenAI("azure")
 VERSION = "api-version=2024-10-21"
@@ -42,7 +42,7 @@ EVENTS = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2), StreamE
 def make_call(
     path: str, body: Any = b"", *, query: str = VERSION, method: str = "POST"
 ) -> ClientRequest:
-    match = PathRouter([AdapterMount(AZURE)]).find_endpoint(method, path)
+    match = get_path_router(AZURE).find_endpoint(method, path)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return ClientRequest(match.endpoint, match.params, {}, query, data, path)
 

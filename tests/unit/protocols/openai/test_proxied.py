@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.errors import (
     ClientError,
     InvalidParameter,
@@ -16,6 +15,7 @@ from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, ProxiedModel, SupportsProxy
 from protocols.core.restricted import RestrictedAdapter
 from protocols.openai.endpoints import OpenAI
+from tests.support.path_routers import get_path_router
 
 ADAPTER = OpenAI()
 ENDPOINTS = {one.operation: one for one in ADAPTER.endpoints if one.task == "proxy"}
@@ -122,7 +122,7 @@ SPEECH = "/openai/deployments/tts/audio/speech"
 def find_deployment(
     body: bytes, content_type: str | None = None, query: str = "api-version=2024-10-21"
 ) -> ProxiedModel:
-    match = PathRouter([AdapterMount(AZURE)]).find_endpoint("POST", SPEECH)
+    match = get_path_router(AZURE).find_endpoint("POST", SPEECH)
     headers = {} if content_type is None else {"content-type": content_type}
     call = ClientRequest(match.endpoint, match.params, headers, query, body, SPEECH)
     return AZURE.find_proxied_model(call)

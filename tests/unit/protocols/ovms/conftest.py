@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.ovms.endpoints import OVMS
+from tests.support.path_routers import get_path_router
 
 MakeCall = Callable[..., ClientRequest]
 
@@ -26,9 +26,7 @@ def make() -> MakeCall:
         adapter: OVMS | None = None,
         content_type: str | None = "application/json",
     ) -> ClientRequest:
-        match = PathRouter([AdapterMount(adapter or OVMS(v1=True, kserve=True))]).find_endpoint(
-            method, path
-        )
+        match = get_path_router(adapter or OVMS(v1=True, kserve=True)).find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {} if content_type is None else {"content-type": content_type}
         return ClientRequest(match.endpoint, match.params, headers, "", raw, path)

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from backends.interfaces import Deadline, RequestContext
 from gateway.emulation.prompt_echo import strip_echo_and_suffix
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import GatewayError, ModelNotFound, VersionNotFound, WorkerFailed
@@ -17,6 +16,7 @@ from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, Text
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.triton.endpoints import Triton
+from tests.support.path_routers import get_path_router
 
 READY = VersionInfo("1", "m", 100)
 MODELS = (
@@ -67,7 +67,7 @@ class Client:
     def __init__(self, profile: str | None = None, **options: Any) -> None:
         self.adapter = Triton(profile, **options)
         self.catalog = Listing()
-        self._paths = PathRouter([AdapterMount(self.adapter)])
+        self._paths = get_path_router(self.adapter)
 
     def call(
         self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None, *, method: str

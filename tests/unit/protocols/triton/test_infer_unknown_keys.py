@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.catalog import ModelInfo
 from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import ClientRequest
 from protocols.triton.endpoints import Triton
+from tests.support.path_routers import get_path_router
 
 TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}
 OUTPUT = {"name": "text_output", "parameters": {"binary_data": False, "y": 3}}
@@ -25,7 +25,7 @@ LOST = ["later", "inputs[0].parameters.x", "outputs[0].parameters.y"]
 
 def decode(adapter: Triton, body: Any = BODY, model: ModelInfo | None = None) -> Any:
     path = "/v2/models/m/infer"
-    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = get_path_router(adapter).find_endpoint("POST", path)
     call = ClientRequest(match.endpoint, match.params, {}, "", msgspec.json.encode(body), path, "r")
     return adapter.decode_request(call, model).bind_target("w", "triton")
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ModelSettings, ResponseContext
 from protocols.triton import Triton
+from tests.support.path_routers import get_path_router
 
 SETTINGS = ModelSettings(50, {"sampling.temperature": 0.5})
 LIMIT = ModelSettings(50)
@@ -18,7 +18,7 @@ def pass_through(body: bytes, settings: ModelSettings) -> bytes | None:
     """Return the worker's body; None if the request must be translated."""
     adapter = Triton("vllm")
     path = "/v2/models/m/generate"
-    match = PathRouter([AdapterMount(adapter)]).find_endpoint("POST", path)
+    match = get_path_router(adapter).find_endpoint("POST", path)
     call = ClientRequest(match.endpoint, match.params, {}, "", body, path, "r")
     context = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0, settings=settings)
     passed = adapter.prepare_passthrough(adapter, call, context)

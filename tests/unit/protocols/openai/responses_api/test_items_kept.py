@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import aggregate
 from protocols.core.events import ResponseExtra
 from protocols.core.interfaces import ClientRequest, PassthroughRequest, ResponseContext
 from protocols.openai import OpenAI
+from tests.support.path_routers import get_path_router
 
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "E"}
 SUMMARY = REASONING | {"summary": [{"type": "summary_text", "text": "so"}]}
@@ -45,7 +45,7 @@ BODY: dict[str, Any] = {
 
 def pass_through(api: Any, profile: str | None = None, **fields: Any) -> PassthroughRequest:
     worker = OpenAI(profile, worker_api=api)
-    match = PathRouter([AdapterMount(OpenAI())]).find_endpoint("POST", "/v1/responses")
+    match = get_path_router(OpenAI()).find_endpoint("POST", "/v1/responses")
     body = msgspec.json.encode(BODY | fields)
     call = ClientRequest(match.endpoint, match.params, {}, "", body, "/v1/responses")
     response_context = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
