@@ -59,6 +59,11 @@ SAMPLE := tests/unit tests/golden tests/conformance tests/integration/http_serve
   tests/integration/test_pool.py tests/integration/test_reload.py tests/integration/test_command.py
 # These alone cover every branch of protocols, in a run of their own: what other tests have cached counts for nothing.
 COVERAGE_TESTS := tests/unit/protocols tests/golden
+# Unit tests of the local engine, of which each takes long and a change of anything else breaks none.
+ENGINE := tests/unit/backends/torch
+# Tests over sockets, which wait for much of their time, and those of the local engine, which compute.
+SOCKETS := tests/integration tests/fault
+ENGINE_OVER_SOCKETS := tests/integration/torch
 # One run with the real model: unary, streamed, tool calls, embeddings.
 REAL_MODEL := tests/integration/test_local_model.py
 # Too long for make test; make properties runs them.
@@ -70,11 +75,13 @@ TOOLS  := tests/deploy tests/page
 SITE   := tests/docs/test_site.py
 # It belongs to make check, which every change must pass as well.
 RULES  := tests/test_architecture.py
+OTHERS := $(ENGINE_OVER_SOCKETS) $(filter-out tests/__pycache__ tests/golden $(SOCKETS) $(DEEP) $(TOOLS) $(RULES), \
+  $(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
 
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: evidence help run install test quick changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
+.PHONY: evidence help run install test quick quick-protocols quick-gateway test-sockets test-others test-properties test-model changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -83,9 +90,16 @@ help:
 run: $(RUN_STAMP)
 	@exec $(BIN)/interlingua serve $(CONFIG)
 
-## make quick   unit and golden tests: most mistakes, in under a minute; without torch where it isn't installed
+## make quick   unit and golden tests but those of the local engine: most mistakes, in under a minute
+# Two halves of about the same time: each test is collected once, and no process has to report to another.
 quick: $(DEV_STAMP)
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --hypothesis-profile=few tests/unit tests/golden
+	@$(MAKE) --jobs=$(JOBS) --output-sync=target quick-protocols quick-gateway
+
+QUICK := $(PYTEST) -p no:xdist -m $(FAST) --hypothesis-profile=few
+quick-protocols:
+	@$(QUICK) $(COVERAGE_TESTS)
+quick-gateway:
+	@$(QUICK) $(addprefix --ignore ,$(COVERAGE_TESTS) $(ENGINE)) tests/unit
 
 ## make changed the tests that the changes since main can break, by what imports what (SINCE=REV)
 changed: $(DEV_STAMP)
@@ -112,12 +126,21 @@ test: $(DEV_STAMP)
 	@$(MAKE) --silent $(DEPLOY_STAMP) || echo "test: Redis can't be installed here; its tests are skipped"
 	@echo "test: protocols, with branch coverage"
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(COVERAGE_TESTS)
-	@echo "test: unit, conformance, integration, fault injection"
-	@$(PYTEST) -m $(FAST) -n $(MORE_JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(DEEP) $(TOOLS) $(SITE) $(RULES))
-	@echo "test: a sample of the properties"
-	@$(PYTEST) -n $(JOBS) --one-in=$(SAMPLE_SIZE) --hypothesis-profile=few tests/property
-	@echo "test: the real model"
-	@$(PYTEST) -m slow $(REAL_MODEL)
+	@echo "test: integration and fault injection; beside them all others"
+	@$(MAKE) --jobs=2 test-sockets test-others
+	@echo "test: a sample of the properties; beside it the real model"
+	@$(MAKE) --jobs=2 test-properties test-model
+
+# Two runs side by side, of about the same time: a test is collected by two processes and not by four, and torch is
+# imported for the local engine's alone.
+test-sockets:
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --ignore $(ENGINE_OVER_SOCKETS) $(SOCKETS) | sed -u 's/^/sockets: /'
+test-others:
+	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(SITE)) $(OTHERS) | sed -u 's/^/others: /'
+test-properties:
+	@$(PYTEST) -p no:xdist --one-in=$(SAMPLE_SIZE) --hypothesis-profile=few tests/property | sed -u 's/^/properties: /'
+test-model:
+	@$(PYTEST) -p no:xdist -m slow $(REAL_MODEL) | sed -u 's/^/model: /'
 
 ## make verify  the long rest, in at most 20 minutes: properties, slow, pages, tools, oracle, clients, ray, pythons
 verify: properties slow pages tools oracle clients ray pythons
