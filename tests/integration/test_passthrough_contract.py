@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import Serve
 from tests.integration.test_passthrough import build_response, build_stream_reply
-from tests.integration.test_passthrough_protocols import FRONT
+from tests.integration.test_passthrough_protocols import CONFIGURATION
 from tests.support.fakes import ScriptedWorker
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -40,7 +40,7 @@ async def ask(serve: Serve, protocol: str, *events: bytes, is_stream: bool = Tru
     if protocol == "databricks":
         del body["model"]
     async with ScriptedWorker(reply) as worker:
-        gateway = await serve(FRONT.format(protocol=protocol, worker=worker.url))
+        gateway = await serve(CONFIGURATION.format(protocol=protocol, worker=worker.url))
         response = await gateway.http.post(PATHS[protocol], json=body)
     assert response.status_code == 200, response.text
     [record] = gateway.records
@@ -70,7 +70,7 @@ async def test_unknown_part_of_a_stream_is_reported(
     # when a client of the same protocol asks for the stream
     reply = build_stream_reply(*events)
     async with ScriptedWorker(reply) as worker:
-        gateway = await serve(FRONT.format(protocol=protocol, worker=worker.url))
+        gateway = await serve(CONFIGURATION.format(protocol=protocol, worker=worker.url))
         response = await gateway.http.post(PATHS[protocol], json=body)
 
     # then it gets the text, and the record says what it did not get, as a header may

@@ -12,7 +12,7 @@ from tests.integration.test_passthrough import build_response, build_stream_repl
 from tests.support.fakes import CLOSE, HANG, ScriptedWorker
 from tests.support.waiting import PATIENCE
 
-FRONT = """
+CONFIGURATION = """
 listeners: [{{address: "127.0.0.1:0", protocols: [{protocol}]}}]
 limits: {{drain_timeout: 1s}}
 backends:
@@ -22,12 +22,18 @@ models:
 """
 
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}],"temperature":0.50'
-CHAT = b'{"model":"chat",%b}' % MESSAGES
-HI_RESPONSE = (
+CHAT_REQUEST = b'{"model":"chat",%b}' % MESSAGES
+CHAT_STREAM_REQUEST = CHAT_REQUEST[:-1] + b',"stream":true}'
+CLIENT_INVOCATIONS = "/serving-endpoints/chat/invocations"
+INVOCATION = b"{%b}" % MESSAGES
+WORKER_INVOCATIONS = "/serving-endpoints/llama/invocations"
+CLIENT_GENERATE = "/v2/models/chat/generate"
+GENERATE_REQUEST = b'{"text_input":"hi","parameters":{"details":true,"temperature":0.50}}'
+CHAT_RESPONSE = (
     b'{"id":"c1", "odd":1.50,"choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},'
     b'"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
 )
-CHUNKS = [
+CHAT_EVENTS = [
     b'data: {"id":"c1","model":"llama","choices":[{"index":0,"delta":{"content":"H"}}]}\n\n',
     (
         b'data: {"id":"c1","model":"llama","choices":[{"index":0,"delta":{"content":"e"},'
@@ -39,15 +45,16 @@ CHUNKS = [
     ),
     b"data: [DONE]\n\n",
 ]
-TEXTS = [
+GENERATE_EVENTS = [
     b'data:{"model_name":"llama","text_output":"H","details":{"generated_tokens":1},"odd":1.50}\n\n',
     (
         b'data:{"model_name":"llama","text_output":"i","details":{"finish_reason":"eos_token",'
         b'"generated_tokens":2}}\n\n'
     ),
 ]
-DETAILED = b'{"text_input":"hi","parameters":{"details":true,"temperature":0.50}}'
-VECTORS = b'{"data":[{"index":0,"embedding":[1.50]}], "usage":{"prompt_tokens":1,"total_tokens":1}}'
+EMBEDDING_RESPONSE = (
+    b'{"data":[{"index":0,"embedding":[1.50]}], "usage":{"prompt_tokens":1,"total_tokens":1}}'
+)
 
 
 class PassthroughCase(Struct, frozen=True):
@@ -65,62 +72,69 @@ class PassthroughCase(Struct, frozen=True):
     """The body that the worker gets up to the request id, if more than the model's name changes."""
 
 
-STREAMED = CHAT[:-1] + b',"stream":true}'
-ENDPOINT = "/serving-endpoints/chat/invocations"
-AT_ENDPOINT = b"{%b}" % MESSAGES
-SERVED = "/serving-endpoints/llama/invocations"
-GENERATE = "/v2/models/chat/generate"
 CASES = {
-    "ovms": PassthroughCase("ovms", "/v3/chat/completions", CHAT, HI_RESPONSE),
+    "ovms": PassthroughCase("ovms", "/v3/chat/completions", CHAT_REQUEST, CHAT_RESPONSE),
     "ovms stream": PassthroughCase(
         "ovms",
         "/v3/chat/completions",
-        STREAMED,
-        CHUNKS,
-        sent=STREAMED.replace(b'"chat"', b'"llama"')[:-1]
+        CHAT_STREAM_REQUEST,
+        CHAT_EVENTS,
+        sent=CHAT_STREAM_REQUEST.replace(b'"chat"', b'"llama"')[:-1]
         + b',"stream_options":{"include_usage":true}}',
     ),
     "ovms embeddings": PassthroughCase(
-        "ovms", "/v3/embeddings", b'{"model":"chat","input":"a"}', VECTORS
+        "ovms", "/v3/embeddings", b'{"model":"chat","input":"a"}', EMBEDDING_RESPONSE
     ),
     "databricks": PassthroughCase(
-        "databricks", ENDPOINT, AT_ENDPOINT, HI_RESPONSE, SERVED, sent=AT_ENDPOINT
+        "databricks",
+        CLIENT_INVOCATIONS,
+        INVOCATION,
+        CHAT_RESPONSE,
+        WORKER_INVOCATIONS,
+        sent=INVOCATION,
     ),
     "databricks stream": PassthroughCase(
         "databricks",
         "/serving-endpoints/chat/completions",
-        STREAMED,
-        CHUNKS,
+        CHAT_STREAM_REQUEST,
+        CHAT_EVENTS,
         shown=b"llama",
     ),
     "databricks embeddings": PassthroughCase(
-        "databricks", ENDPOINT, b'{"input":"a"}', VECTORS, SERVED, sent=b'{"input":"a"}'
+        "databricks",
+        CLIENT_INVOCATIONS,
+        b'{"input":"a"}',
+        EMBEDDING_RESPONSE,
+        WORKER_INVOCATIONS,
+        sent=b'{"input":"a"}',
     ),
     "mindie chat": PassthroughCase(
-        "mindie", "/v1/chat/completions", CHAT, HI_RESPONSE.replace(b'"id":"c1", ', b"")
+        "mindie", "/v1/chat/completions", CHAT_REQUEST, CHAT_RESPONSE.replace(b'"id":"c1", ', b"")
     ),
-    "mindie chat stream": PassthroughCase("mindie", "/v1/chat/completions", STREAMED, CHUNKS),
+    "mindie chat stream": PassthroughCase(
+        "mindie", "/v1/chat/completions", CHAT_STREAM_REQUEST, CHAT_EVENTS
+    ),
     "mindie generate": PassthroughCase(
         "mindie",
-        GENERATE,
-        DETAILED,
+        CLIENT_GENERATE,
+        GENERATE_REQUEST,
         b'{"text_output": "Hi","odd":1.50,"details":{"finish_reason":"length"}}',
         "/v2/models/llama/generate",
-        sent=DETAILED[:-1],
+        sent=GENERATE_REQUEST[:-1],
     ),
     "mindie generate stream": PassthroughCase(
         "mindie",
-        f"{GENERATE}_stream",
-        DETAILED,
-        TEXTS,
+        f"{CLIENT_GENERATE}_stream",
+        GENERATE_REQUEST,
+        GENERATE_EVENTS,
         "/v2/models/llama/generate_stream",
-        sent=DETAILED[:-1],
+        sent=GENERATE_REQUEST[:-1],
     ),
 }
 
 
 async def serve_gateway(serve: Serve, worker: ScriptedWorker, protocol: str) -> RunningGateway:
-    return await serve(FRONT.format(protocol=protocol, worker=worker.url))
+    return await serve(CONFIGURATION.format(protocol=protocol, worker=worker.url))
 
 
 async def send_case(gateway: RunningGateway, case: PassthroughCase) -> Any:
@@ -145,13 +159,13 @@ async def test_passthrough_changes_only_the_model_name(serve: Serve, case: Passt
     written = b"".join(case.answer) if isinstance(case.answer, list) else case.answer
     assert response.status_code == 200
 
-    if case.answer is CHUNKS:  # only its text events are forwarded unchanged
+    if case.answer is CHAT_EVENTS:  # only its text events are forwarded unchanged
         chunks = [json.loads(one[6:]) for one in response.content.split(b"\n\n")[:-2]]
         texts = [choice["delta"].get("content") for one in chunks for choice in one["choices"]]
         assert "".join(filter(None, texts)) == "Hei"
-        assert CHUNKS[1].partition(b'"choices"')[2] in response.content
+        assert CHAT_EVENTS[1].partition(b'"choices"')[2] in response.content
         assert {one["model"] for one in chunks} == {case.shown.decode()}
-        assert response.content.endswith(CHUNKS[-1])
+        assert response.content.endswith(CHAT_EVENTS[-1])
     else:
         assert response.content == written.replace(b'"llama"', b'"%b"' % case.shown)
     [request] = [one for one in worker.requests if one.method == "POST"]
@@ -209,9 +223,9 @@ async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, 
     """A request without ``stream`` may mean a stream to the worker and none to the client."""
     case = CASES[name]
     other = (
-        [build_response(HI_RESPONSE)]
+        [build_response(CHAT_RESPONSE)]
         if isinstance(case.answer, list)
-        else build_stream_reply(CHUNKS[0], *CHUNKS[2:])
+        else build_stream_reply(CHAT_EVENTS[0], *CHAT_EVENTS[2:])
     )
 
     async with ScriptedWorker(other) as worker:
@@ -227,9 +241,9 @@ async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, 
 
 
 async def test_generate_without_details_is_translated_and_drops_the_details(serve: Serve) -> None:
-    async with ScriptedWorker(build_stream_reply(*TEXTS)) as worker:
+    async with ScriptedWorker(build_stream_reply(*GENERATE_EVENTS)) as worker:
         gateway = await serve_gateway(serve, worker, "mindie")
-        response = await gateway.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
+        response = await gateway.http.post(f"{CLIENT_GENERATE}_stream", json={"text_input": "hi"})
     assert b"details" not in response.content
 
     body = json.loads(get_post_bodies(worker)[0])
@@ -237,10 +251,10 @@ async def test_generate_without_details_is_translated_and_drops_the_details(serv
 
 
 async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -> None:
-    hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
+    hanging = [*build_stream_reply(GENERATE_EVENTS[0], end=b""), HANG]
     async with ScriptedWorker(hanging, [build_response(b"{}")]) as worker:
         gateway = await serve_gateway(serve, worker, "mindie")
-        stream = gateway.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        stream = gateway.http.stream("POST", f"{CLIENT_GENERATE}_stream", content=GENERATE_REQUEST)
         async with stream as response:
             async for _ in response.aiter_raw():
                 break
@@ -254,10 +268,10 @@ async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -
 
 
 async def test_client_stops_a_passthrough_request_by_its_worker_request_id(serve: Serve) -> None:
-    hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
+    hanging = [*build_stream_reply(GENERATE_EVENTS[0], end=b""), HANG]
     async with ScriptedWorker(hanging, [build_response(b"{}")]) as worker:
         gateway = await serve_gateway(serve, worker, "mindie")
-        stream = gateway.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        stream = gateway.http.stream("POST", f"{CLIENT_GENERATE}_stream", content=GENERATE_REQUEST)
         async with stream as response:
             pieces = response.aiter_raw()
             await anext(pieces)
