@@ -113,11 +113,10 @@ class AsyncioHttpClient:
     ) -> Http1Response | None:
         """See HttpClient."""
         host_pool = self._host_pools.get(url)
-        if host_pool is None:
+        connection = None if host_pool is None else host_pool.pop_idle(self._idle_timeout)
+        if connection is None:
             return None
-        data = build_request_head(url, request, extra_headers) + request.body
-        connection = host_pool.pop_idle(self._idle_timeout)
-        return None if connection is None else connection.send(data)
+        return connection.send(build_request_head(url, request, extra_headers) + request.body)
 
     async def send_on_new_connection(
         self,

@@ -16,6 +16,7 @@ What must never happen:
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 from typing import Final, NamedTuple, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -85,7 +86,6 @@ class Http1Response(Struct, eq=False):
     """The unread chunks of the body."""
     status: int = 0
     headers: dict[str, str] = {}
-    """Replaced when the head begins."""
     complete: bool = False
     """Whether all of it has been received."""
     held_bytes: int = 0
@@ -264,8 +264,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Whether reading is paused."""
         self._bytes_without_body = 0
         """Bytes received since the last byte of body."""
-        self._header_count = self._header_bytes = 0
-        """Headers and trailers of the current response."""
+        self._headers: list[tuple[bytes, bytes]] = []
+        """Headers and trailers of the current response, or of an interim one, as they were sent."""
+        self._header_count = 0
+        """How many of them are no trailers."""
         self._malformed: ConnectionFault | None = None
         """Why no more of the connection is read."""
 
@@ -339,6 +341,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.abort()  # unexpected: it could be taken for the next response
             return
         self._has_received = True
+        self._bytes_without_body += nbytes
         response.held_bytes += nbytes
         parts = self._parts
         known = len(parts)
@@ -348,7 +351,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._keep_alive = False
         except HttpParserError:
             self._malformed = self._malformed or NOT_HTTP
-        self._bytes_without_body = 0 if len(parts) > known else self._bytes_without_body + nbytes
+        if len(parts) > known:
+            self._bytes_without_body = 0
+        elif self._bytes_without_body > self._max_head:
+            self._check_header_size()
         if self._response.complete:
             del parts[self._body_end :]  # bytes after the end of the response
         if self._malformed or self._bytes_without_body > self._max_bytes_without_body:
@@ -378,20 +384,20 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer after the body."""
-        response = self._response
-        self._header_count += 1
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > self._max_head or self._header_count > _MAX_HEADERS:
-            self._malformed = self._make_large_head_fault()
-        elif not response.status:
-            response.headers[_response_header_names[name]] = value.decode("latin-1")
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is complete; interim responses (1xx) are ignored."""
         response, status = self._response, self._parser.get_status_code()
+        headers = self._headers
+        self._header_count = count = len(headers)
+        if count > _MAX_HEADERS or self._bytes_without_body > self._max_head:
+            self._check_header_size()
         if response.complete or self._malformed:
             return
         if status >= _FIRST_FINAL_STATUS or status == _STATUS_SWITCHING_PROTOCOLS:
+            names = _response_header_names
+            response.headers = {names[name]: value.decode("latin-1") for name, value in headers}
             response.status = status
             if not self._parser.should_keep_alive():
                 self._keep_alive = False
@@ -399,17 +405,18 @@ class HttpConnection(asyncio.BufferedProtocol):
     def on_message_complete(self) -> None:
         """The end of a response, or of an interim one."""
         response = self._response
+        if len(self._headers) > self._header_count:
+            self._check_header_size()
         if response.status and not response.complete:
             response.complete = True
             self._body_end = len(self._parts)
-            self._header_count = self._header_bytes = self._bytes_without_body = 0
+            self._bytes_without_body = 0
 
     def on_message_begin(self) -> None:
         """A head begins: the expected one, or an unexpected one."""
+        self._headers.clear()
         if self._response.complete:
             self._keep_alive = False
-        else:
-            self._response.headers = {}
 
     # --- private --------------------------------------------------------------------------------
 
@@ -418,6 +425,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self.paused and not self._aborted and self._transport is not None:
             self.paused = True
             self._transport.pause_reading()
+
+    def _check_header_size(self) -> None:
+        """Note that the headers and trailers exceed a limit, if they do."""
+        size = sum(map(len, chain.from_iterable(self._headers)))
+        if size > self._max_head or len(self._headers) > _MAX_HEADERS:
+            self._malformed = self._make_large_head_fault()
 
     def _fail_malformed(self, response: Http1Response) -> None:
         """The data is not HTTP, or exceeds a limit."""

@@ -179,7 +179,12 @@ class AttemptServices(Struct, frozen=True):
     """What a unary response may consist of."""
 
 
-class Attempt(AttemptTimeouts):
+def _refuse_item(_raw: bytes | None, _events: Sequence[Event]) -> bool:
+    """Refuse an item before there is a sink."""
+    return False
+
+
+class Attempt(AttemptTimeouts, kw_only=True, eq=False):
     """One request to one worker. Its outcome is recorded in the worker's health.
 
     Call ``begin``, then ``read_next`` until ``finished``, then ``drain`` unless ``complete``.
@@ -187,71 +192,59 @@ class Attempt(AttemptTimeouts):
     ``accepted``: the worker sent status 200. ``failure`` is the error that ended the response.
     """
 
-    __slots__ = (
-        "_decoded_items",
-        "_had_content",
-        "_held_bytes",
-        "_is_stream",
-        "_large_chunks",
-        "_last_item",
-        "_rate_limited",
-        "_response",
-        "_response_reader",
-        "_services",
-        "_sink",
-        "_undecoded",
-        "accepted",
-        "complete",
-        "failure",
-        "finished",
-        "is_large",
-        "request",
-        "slot",
-        "worker",
-    )
+    slot: WorkerSlot
+    worker: WorkerState
+    request: AttemptRequest
+    _services: AttemptServices
+    _response_reader: PassthroughReader
+    _is_stream: bool
+    _response: UpstreamResponse | None = None
+    _rate_limited: bool = False
+    _had_content: bool = True
+    """Whether the item read last had content."""
+    _held_bytes: int = 0
+    """Taken of the gateway's memory for the response."""
+    _undecoded: int = 0
+    """Bytes of an event of the stream that has not ended, or of several without content."""
+    _large_chunks: Sequence[bytes] = ()
+    """The end of a large event, which a thread has to decode."""
+    _decoded_items: list[StreamItem] = field(default_factory=list[StreamItem])
+    """What it holds, the last first."""
+    _sink: EventSink = _refuse_item
+    _last_item: StreamItem = _NO_OUTPUT
+    """What ended the use of the sink."""
+    finished: bool = False
+    """The last event was StreamEnd or an error; else the worker may still be generating."""
+    complete: bool = False
+    """A unary response has been read to its end."""
+    is_large: bool = False
+    """The unary response was decoded in a thread."""
+    accepted: bool = False
+    failure: GatewayError | None = None
 
-    def __init__(
-        self, slot: WorkerSlot, request: AttemptRequest, services: AttemptServices
-    ) -> None:
-        self.slot = slot
-        self.worker = slot.worker
-        self.request = request
-        self._services = services
-        self._response_reader = request.make_response_reader()
+    @classmethod
+    def create(
+        cls, slot: WorkerSlot, request: AttemptRequest, services: AttemptServices
+    ) -> "Attempt":
+        """An attempt at the worker of ``slot``."""
         timeouts = services.timeouts
         if request.model_timeouts is not None:
             timeouts = request.model_timeouts.override(timeouts)
-        self._had_content = True
-        """Whether the item read last had content."""
-        self._is_stream = is_stream = request.request.stream
-        self._held_bytes = 0
-        """Taken of the gateway's memory for the response."""
-        self._undecoded = 0
-        """Bytes of an event of the stream that has not ended, or of several without content."""
-        self._large_chunks: Sequence[bytes] = ()
-        """The end of a large event, which a thread has to decode."""
-        self._decoded_items: list[StreamItem] = []
-        """What it holds, the last first."""
-        # A unary response has no first token of its own: only the deadline applies.
-        first_due = slot.acquired_at + timeouts.first_token if is_stream else NO_TIMEOUT
-        AttemptTimeouts.__init__(
-            self,
+        is_stream = request.request.stream
+        return cls(
             services.deadline_timer,
             request.deadline,
-            first_due,
+            # A unary response has no first token of its own: only the deadline applies.
+            slot.acquired_at + timeouts.first_token if is_stream else NO_TIMEOUT,
             timeouts.idle,
             timeouts.idle_max,
+            slot=slot,
+            worker=slot.worker,
+            request=request,
+            _services=services,
+            _response_reader=request.make_response_reader(),
+            _is_stream=is_stream,
         )
-        self._response: UpstreamResponse | None = None
-        self._rate_limited = False
-        self.finished = False
-        """The last event was StreamEnd or an error; else the worker may still be generating."""
-        self.complete = False
-        """A unary response has been read to its end."""
-        self.is_large = False
-        """The unary response was decoded in a thread."""
-        self.accepted = False
-        self.failure: GatewayError | None = None
 
     def __repr__(self) -> str:
         state = "waiting"
@@ -425,7 +418,7 @@ class Attempt(AttemptTimeouts):
 
     def close(self) -> None:
         """Stop the timeouts and release the connection."""
-        self._deadline_timer.remove(self)
+        self.deadline_timer.remove(self)
         if self._response is not None:
             self._response.release()
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Coroutine
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import UpstreamResponse
 from backends.interfaces import TIME_IS_UP, Deadline
@@ -26,65 +28,40 @@ _TIMEOUT_TEXTS: dict[TimeoutName, str] = {
 }
 
 
-class AttemptTimeouts:
+class AttemptTimeouts(Struct, eq=False):
     """Aborts a worker's response when the worker is silent for too long.
 
-    ``first`` is the time, by the timer's clock, by which the first events must arrive;
+    ``first_due`` is the time, by the timer's clock, by which the first events must arrive;
     ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), the next
-    content may take ``idle`` seconds. Comments are no content, but signs of life: each lets the
-    worker go on for ``idle`` seconds, up to ``idle_max`` seconds without content. The deadline
-    always applies. The reader calls ``start_wait`` or ``wait_next`` before it waits and
+    content may take ``idle_timeout`` seconds. Comments are no content, but signs of life: each lets
+    the worker go on for ``idle_timeout`` seconds, up to ``idle_max`` seconds without content. The
+    deadline always applies. The reader calls ``start_wait`` or ``wait_next`` before it waits and
     ``stop_wait`` afterwards, and at last removes the object from the timer. A subclass implements
     ``abort_response``.
     """
 
-    __slots__ = (
-        "_alive_at",
-        "_connecting_task",
-        "_deadline",
-        "_deadline_timer",
-        "_expired",
-        "_first_due",
-        "_first_latest",
-        "_idle_max",
-        "_idle_timeout",
-        "_is_waiting",
-        "_last_read_at",
-        "_next_check",
-        "has_started",
-        "longest_gap",
-    )
-
-    def __init__(
-        self,
-        deadline_timer: DeadlineTimer,
-        deadline: Deadline,
-        first_due: float,
-        idle_timeout: float,
-        idle_max: float = 0.0,
-    ) -> None:
-        self._idle_max = idle_max
-        self._first_latest = deadline_timer.clock() + idle_max
-        """How far comments extend ``first``, by the clock."""
-        self._alive_at = -NO_TIMEOUT
-        """The last read without content, by the clock."""
-        self._deadline_timer = deadline_timer
-        self._deadline = deadline
-        self._idle_timeout = idle_timeout
-        self._first_due = first_due
-        self.has_started = False
-        """Whether the first events have arrived."""
-        self.longest_gap = 0.0
-        """The longest time between two reads since the first events, in seconds."""
-        self._last_read_at = NO_TIMEOUT
-        """Start of the last read after the first events, by the clock."""
-        self._is_waiting = False
-        self._next_check = NO_TIMEOUT
-        """When the timer checks it next, by the clock."""
-        self._expired: TimeoutName | None = None
-        """The timeout that expired, if any."""
-        self._connecting_task: asyncio.Task[Any] | None = None
-        """The task that waits for a connection."""
+    deadline_timer: DeadlineTimer
+    deadline: Deadline
+    first_due: float
+    idle_timeout: float
+    idle_max: float = 0.0
+    has_started: bool = False
+    """Whether the first events have arrived."""
+    longest_gap: float = 0.0
+    """The longest time between two reads since the first events, in seconds."""
+    _first_latest: float = 0.0
+    """How far comments extend ``first_due``, by the clock."""
+    _alive_at: float = -NO_TIMEOUT
+    """The last read without content, by the clock."""
+    _last_read_at: float = NO_TIMEOUT
+    """Start of the last read after the first events, by the clock."""
+    _is_waiting: bool = False
+    _next_check: float = NO_TIMEOUT
+    """When the timer checks it next, by the clock."""
+    _expired: TimeoutName | None = None
+    """The timeout that expired, if any."""
+    _connecting_task: asyncio.Task[Any] | None = None
+    """The task that waits for a connection."""
 
     def abort_response(self) -> None:
         """Abort the response, if there is one yet."""
@@ -113,14 +90,15 @@ class AttemptTimeouts:
 
     def start_wait(self, now: float) -> None:
         """Start to wait for the first bytes. Raises DeadlineExceeded."""
-        due, total = self._first_due, self._deadline.expires_at
+        due, total = self.first_due, self.deadline.expires_at
         if total <= now:
             raise _make_deadline_error("total")
         if due > total:  # noqa: PLR1730 - it would be a call for each request
             due = total
+        self._first_latest = now + self.idle_max
         self._is_waiting = True
         self._next_check = due
-        self._deadline_timer.add(self, due)
+        self.deadline_timer.add(self, due)
 
     def wait_next(self, *, had_content: bool = True) -> None:
         """Start to wait for the next bytes. Raises DeadlineExceeded.
@@ -129,12 +107,12 @@ class AttemptTimeouts:
         """
         if self.has_started:
             now = self.record_read() if had_content else self.record_life()
-            due = self._last_read_at + self._idle_timeout
+            due = self._last_read_at + self.idle_timeout
         else:
-            now, due = self._deadline_timer.clock(), self._first_due
-        if self._alive_at + self._idle_timeout > due:
+            now, due = self.deadline_timer.clock(), self.first_due
+        if self._alive_at + self.idle_timeout > due:
             due = self._get_silence_limit()
-        total = self._deadline.expires_at
+        total = self.deadline.expires_at
         if total <= now:
             raise _make_deadline_error("total")
         self._is_waiting = True
@@ -142,7 +120,7 @@ class AttemptTimeouts:
             due = total
         if due < self._next_check:
             self._next_check = due
-            self._deadline_timer.add(self, due)
+            self.deadline_timer.add(self, due)
 
     def stop_wait(self) -> None:
         """Stop waiting: no timeout but the next check applies."""
@@ -150,7 +128,7 @@ class AttemptTimeouts:
 
     def record_read(self) -> float:
         """Record a read after the first events; returns the time."""
-        now = self._deadline_timer.clock()
+        now = self.deadline_timer.clock()
         if now - self._last_read_at > self.longest_gap:  # noqa: PLR1730 - it would be a call for each read
             self.longest_gap = now - self._last_read_at
         self._last_read_at = now
@@ -158,7 +136,7 @@ class AttemptTimeouts:
 
     def record_life(self) -> float:
         """Record a read without content, which extends the timeouts; returns the time."""
-        self._alive_at = now = self._deadline_timer.clock()
+        self._alive_at = now = self.deadline_timer.clock()
         return now
 
     def on_deadline(self, now: float) -> None:
@@ -169,7 +147,7 @@ class AttemptTimeouts:
         due, timeout = self._get_next_limit()
         if due > now:
             self._next_check = due
-            self._deadline_timer.add(self, due)
+            self.deadline_timer.add(self, due)
         else:
             self._expire(timeout)
 
@@ -179,9 +157,9 @@ class AttemptTimeouts:
 
     def set_drain_deadline(self, seconds: float) -> None:
         """Let the rest of the body take at most ``seconds``."""
-        now = self.record_read() if self.has_started else self._deadline_timer.clock()
+        now = self.record_read() if self.has_started else self.deadline_timer.clock()
         self.has_started = False
-        self._first_due = self._first_latest = now + seconds
+        self.first_due = self._first_latest = now + seconds
 
     def get_cause(self, error: GatewayError) -> GatewayError:
         """The cause of ``error``: the timeout error if an expired timeout broke the response."""
@@ -193,17 +171,17 @@ class AttemptTimeouts:
         """The time, by the clock, by which content must arrive."""
         if self.has_started:
             limit, latest = (
-                self._last_read_at + self._idle_timeout,
-                self._last_read_at + self._idle_max,
+                self._last_read_at + self.idle_timeout,
+                self._last_read_at + self.idle_max,
             )
         else:
-            limit, latest = self._first_due, self._first_latest
-        extended = min(self._alive_at + self._idle_timeout, latest)
+            limit, latest = self.first_due, self._first_latest
+        extended = min(self._alive_at + self.idle_timeout, latest)
         return extended if extended > limit else limit  # noqa: FURB136 - a call for each read
 
     def _get_next_limit(self) -> tuple[float, TimeoutName]:
         """The next timeout, by the clock, and its name."""
-        total = self._deadline.expires_at
+        total = self.deadline.expires_at
         limit = self._get_silence_limit()
         if limit > total:
             return total, "total"

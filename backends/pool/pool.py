@@ -493,7 +493,7 @@ class PoolBackend:
                 if context.attempt_trace is None
                 else add_trace_headers(request, context.attempt_trace, slot.worker)
             )
-            attempt, items = Attempt(slot, attempt_request, self._services), None
+            attempt, items = Attempt.create(slot, attempt_request, self._services), None
             try:
                 items = await attempt.begin()
             except GatewayError as error:

@@ -137,7 +137,7 @@ async def run_attempt(
         _fail_if_called,
         Deadline(clock, 60),
     )
-    attempt = Attempt(WorkerSlot(member, clock()), work, means)
+    attempt = Attempt.create(WorkerSlot(member, clock()), work, means)
     result: Sequence[StreamItem] | GatewayError
     try:
         result = await attempt.begin()

@@ -22,7 +22,7 @@ def get_loop_time() -> float:
 class CountingAttemptTimeouts(AttemptTimeouts):
     """Timeouts that count how often they abort their response."""
 
-    times = 0
+    times: int = 0
 
     def abort_response(self) -> None:
         self.times += 1
@@ -93,7 +93,7 @@ async def test_received_data_postpones_the_idle_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    "ends", [AttemptTimeouts.stop_wait, lambda watch: watch._deadline_timer.remove(watch)]
+    "ends", [AttemptTimeouts.stop_wait, lambda watch: watch.deadline_timer.remove(watch)]
 )
 async def test_attempt_that_does_not_wait_is_not_aborted(
     ends: Callable[[AttemptTimeouts], None],

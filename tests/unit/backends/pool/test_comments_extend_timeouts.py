@@ -22,7 +22,7 @@ class Clock:
 class Attempt(AttemptTimeouts):
     """Counts how often its response was aborted."""
 
-    aborted = 0
+    aborted: int = 0
 
     def abort_response(self) -> None:
         self.aborted += 1
