@@ -430,9 +430,10 @@ class _SimilarEvents:
         except TEXT_ERRORS:
             pass  # it holds something else; what was decoded before it stays in the list
         identities = [*map(self._get_identity, chunks)]
-        if (count := identities.count(self._identity)) != len(run):
+        if (count := identities.count(self._identity)) != len(identities):
             others = (n for n, one in enumerate(identities) if one != self._identity)
-            count = next(others, count)
+            count = next(others)
+        if count != len(run):
             del chunks[count:]
             run = run[:count]
         if not count:
