@@ -212,6 +212,7 @@ EVERY_ERROR: list[errors.GatewayError] = [
     errors.ClientDisconnected("x"),
     errors.Overloaded("x", retry_after=1.5),
     errors.RetriesExhausted("x"),
+    errors.MemoryExhausted("x"),
     *(errors.DeadlineExceeded("x", which=w) for w in ("queue", "first_token", "idle", "total")),
     errors.WorkerError("x"),
     errors.WorkerUnreachable("x"),
