@@ -39,6 +39,7 @@ from protocols.core.errors import (
 from protocols.core.events import (
     INCOMPLETE_REASONS,
     ChoiceEnd,
+    Embedding,
     Event,
     FinishReason,
     HostedToolCall,
@@ -47,6 +48,7 @@ from protocols.core.events import (
     ResponseExtra,
     StreamEnd,
     TextDelta,
+    TokenList,
     ToolCallStart,
     Usage,
 )
@@ -63,6 +65,8 @@ _MAX_BLOCKED_SECONDS: Final = 30.0
 """The longest time for which a client may block a write."""
 _MANY_EVENTS: Final = 1000
 """A unary response of more events is written in a thread."""
+_MANY_VALUES: Final = 10_000
+"""The same of more numbers of vectors and ids of tokens."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
 
 
@@ -235,7 +239,7 @@ class Responder(Struct, eq=False):
         request = self._request
         events, body = await self._read_unary(await self._strategy.send_unary())
         build = self._strategy.build_response
-        if request.context.offload_to_thread or len(events) > _MANY_EVENTS:
+        if request.context.offload_to_thread or _is_long(events):
             response = await asyncio.to_thread(build, events, body)
         else:
             response = build(events, body)
@@ -437,6 +441,19 @@ class Responder(Struct, eq=False):
         self._last_chunk = self._strategy.get_encoder().encode_error_event(error)
         await self._save_response()
         self._request.writer.finish()
+
+
+def _is_long(events: Sequence[Event]) -> bool:
+    """Whether it takes milliseconds to write these events, whatever backend they are of."""
+    if len(events) > _MANY_EVENTS:
+        return True
+    count = 0
+    for event in events:
+        if type(event) is Embedding:
+            count += len(event.values)
+        elif type(event) is TokenList:
+            count += len(event.ids)
+    return count > _MANY_VALUES
 
 
 def send_reply(

@@ -34,7 +34,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
-from protocols.core.vectors import find_vectors, remove_vectors
+from protocols.core.vectors import encode_numbers, find_vectors, remove_vectors
 from protocols.json_body import JSON_ERRORS, build_answer_error
 
 
@@ -82,8 +82,9 @@ class EmbeddingEncoder(UnaryEncoder):
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
+        encode = encode_base64 if packed else encode_numbers
         data = [
-            EmbeddingItem("embedding", i, encode_base64(values) if packed else _encode_one(values))
+            EmbeddingItem("embedding", i, encode(values))
             for i, values in enumerate(response.embeddings)
         ]
         body = EmbeddingList("list", data, self._model, id=self._id)
@@ -92,11 +93,6 @@ class EmbeddingEncoder(UnaryEncoder):
             body.usage = EmbeddingUsage(tokens, tokens)
         keep_identity(body, response, self.extra_source)
         return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))
-
-
-def _encode_one(values: tuple[float, ...]) -> Any:
-    """The vector as JSON: all of them in one step would delay other requests."""
-    return Raw(encode_json(values))
 
 
 def encode_base64(values: tuple[float, ...]) -> str:

@@ -1,18 +1,24 @@
-"""The vectors in a response with embeddings in the manner of OpenAI, apart from the rest of it.
+"""Large arrays of numbers in responses: no step decodes or encodes millions of them.
 
-Decoding holds the interpreter's lock: a response with 2,048 vectors of 3,072 numbers, decoded in
-one step, would stop all other requests for half a second. Each vector is therefore decoded by
-itself, and the rest has an empty array in the place of each.
+Either holds the interpreter's lock: a response with 2,048 vectors of 3,072 numbers, decoded or
+encoded in one step, would stop all other requests for half a second, also from a thread. Of a
+response with embeddings in the manner of OpenAI each vector is therefore decoded by itself, and the
+rest has an empty array in the place of each. Every protocol encodes vectors, and ids of tokens, by
+``encode_numbers``.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
 
 LARGE_RESPONSE: Final = 256 << 10
 """A smaller response is decoded at once."""
 MAX_VECTOR: Final = 1 << 20
 """The bytes of a vector that is decoded by itself. A longer one is a part of the rest."""
+MAX_ENCODED: Final = 16_384
+"""The numbers that one step encodes."""
 _KEY: Final = b'"embedding"'
 _START: Final = re.compile(rb"\s*+:\s*+(\[)")
 
@@ -57,3 +63,15 @@ def list_gaps(text: bytes, vectors: Iterable[Span]) -> Iterator[Span]:
 def remove_vectors(text: bytes, vectors: list[Span]) -> bytes:
     """The text with empty arrays in the place of these vectors."""
     return b"[]".join([text[slice(*gap)] for gap in list_gaps(text, vectors)]) if vectors else text
+
+
+_encode_step = msgspec.json.Encoder().encode
+
+
+def encode_numbers(values: Sequence[Any]) -> Any:
+    """Numbers as a JSON array, for an object that is encoded later."""
+    if len(values) <= MAX_ENCODED:
+        return msgspec.Raw(_encode_step(values))
+    starts = range(0, len(values), MAX_ENCODED)
+    steps = (_encode_step(values[start : start + MAX_ENCODED])[1:-1] for start in starts)
+    return msgspec.Raw(b"[" + b",".join(steps) + b"]")

@@ -34,6 +34,7 @@ from protocols.core.interfaces import Clock, Headers, HttpResponse, ResponseCont
 from protocols.core.json_text import JsonDecoder
 from protocols.core.request import ToolCall
 from protocols.core.response_losses import AS_TEXT, CallLosses
+from protocols.core.vectors import encode_numbers
 from protocols.json_body import JSON_ERRORS, encode_ascii
 from protocols.ollama.errors import JSON_HEADERS, OllamaError, get_error_text
 from protocols.openapi import NDJSON_CONTENT_TYPE
@@ -422,12 +423,12 @@ class EmbeddingEncoder:
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         if self._is_single:
-            return build_json_response(EmbeddingsAnswer(next(iter(response.embeddings), ())))
+            values = next(iter(response.embeddings), ())
+            return build_json_response(EmbeddingsAnswer(encode_numbers(values)))
         total, load, _, _ = self._timer.measure()
         usage = response.usage
-        vectors: list[Any] = [  # encoded one by one: all in one step would delay other requests
-            Raw(encode_ascii(normalize(values[: self._dimensions])))
-            for values in response.embeddings
+        vectors = [
+            encode_numbers(normalize(values[: self._dimensions])) for values in response.embeddings
         ]
         tokens = UNSET if usage is None else usage.prompt_tokens
         return build_json_response(EmbedAnswer(self._model, vectors, total, load, tokens))

@@ -39,6 +39,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import RerankRequest
 from protocols.core.response_losses import AS_TEXT, TEXT_AND_REFUSAL
 from protocols.core.sse import DONE_EVENT, format_event
+from protocols.core.vectors import encode_numbers
 from protocols.ovms import errors
 
 _encode = json.Encoder().encode
@@ -359,8 +360,9 @@ class OvmsEmbeddingEncoder:
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """Encode the vectors as numbers, or as base64 of little-endian float32."""
         used = response.usage
+        encode = encode_base64 if self._is_base64 else encode_numbers
         data = [
-            Embedding("embedding", encode_base64(values) if self._is_base64 else values, index)
+            Embedding("embedding", encode(values), index)
             for index, values in enumerate(response.embeddings)
         ]
         usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET

@@ -30,6 +30,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.core.response_losses import ONE_TEXT
+from protocols.core.vectors import encode_numbers
 from protocols.json_body import encode_ascii
 from protocols.tgi.errors import JSON_HEADERS, build_error_body
 from protocols.tgi.requests import GenerateOptions
@@ -323,7 +324,7 @@ class VectorEncoder(_JsonEncoder):
 
     def build_body(self, response: UnaryResponse) -> Any:
         """The vectors."""
-        return response.embeddings
+        return [*map(encode_numbers, response.embeddings)]
 
 
 class TokensEncoder(_JsonEncoder):
