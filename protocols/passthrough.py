@@ -355,12 +355,13 @@ class PassthroughRules:
         self, request: Request, response: PassthroughResponse, *, forwards: bool
     ) -> PassthroughReader:
         if not request.stream:
+            has_one_text = type(request) is GenerationRequest and request.choice_count == 1
             return StandardUnaryReader(
                 request,
                 self._create_decoder,
                 NameReplacer(response.names),
                 self._finish_reasons,
-                self._reads_text,
+                self._reads_text and has_one_text,
             )
         return StreamPassthroughReader(
             self._create_decoder(request),

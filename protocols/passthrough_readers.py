@@ -40,7 +40,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ResponseDecoder, ResponseEncoder
 from protocols.core.json_text import TEXT_ERRORS, decode_json
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import Request
 from protocols.core.sse import (
     MAX_EVENT_BYTES,
     has_lone_surrogate,
@@ -71,6 +71,10 @@ class NameReplacer(Struct, frozen=True):
 
     names: Mapping[str, str]
     only: str | None = None
+
+    def shows(self, data: bytes, model: Any) -> bool:
+        """Whether the only name in ``data`` is this one of the model, and the new value is, too."""
+        return self.names == {"model": model} and data.count(_QUOTED_KEYS["model"]) == 1
 
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
@@ -239,7 +243,8 @@ class StandardUnaryReader(Struct, eq=False):
     _names: NameReplacer
     _finish_reasons: frozenset[str]
     _reads_text: bool
-    """Whether the decoder makes the events of ``read_text_response``."""
+    """Whether the response has one text, and the decoder makes the events of
+    ``read_text_response``."""
     _skimmer: UnaryDecoder | None = None
     """Once it is needed: at once for what is no JSON document."""
     _chunks: list[bytes] = []
@@ -256,10 +261,12 @@ class StandardUnaryReader(Struct, eq=False):
         """See ``protocols.core.interfaces.PassthroughReader``."""
         document = b"".join(self._chunks)
         self._chunks = []
-        if self._skimmer is None and self._reads_text and type(self._request) is GenerationRequest:
+        if self._skimmer is None and self._reads_text and not _has_escaped_letters(document):
             text = read_text_response(document, UsageReader(self._request))
-            if text is not None and self._is_standard(document, (text[0],)):
-                return self._names.replace(document.strip()), text[1]
+            if text is not None:
+                body = document.strip()
+                is_shown = self._names.shows(body, text[0].model)
+                return body if is_shown else self._names.replace(body), text[1]
         events, is_standard, is_complete = self._skim(document)
         body = document.strip()
         if not is_complete:
@@ -313,7 +320,12 @@ class StandardUnaryReader(Struct, eq=False):
                 or (message.tool_calls and not _has_standard_calls(message, reason))
             ):
                 return False
-        return not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
+        return not _has_escaped_letters(body)
+
+
+def _has_escaped_letters(body: bytes) -> bool:
+    """Whether a key that the gateway looks for may be written with escapes."""
+    return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
 
 
 def _has_standard_calls(message: WireDelta, reason: str) -> bool:

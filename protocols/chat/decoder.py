@@ -320,8 +320,8 @@ class GenerationDecoder(sse.StreamDecoder):
         if found is None:
             return []
         self._is_done = True
-        choice, events = found
-        self.unary_choices = (choice,)
+        wire, events = found
+        self.unary_choices = wire.choices or ()
         return events
 
     def _read_json(self, body: bytes | bytearray, events: list[Event], *, is_unary: bool) -> None:

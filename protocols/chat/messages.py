@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -139,11 +140,17 @@ def _read_messages(values: Any, rules: MessageRules) -> list[Message]:
     return [_read_message(value, f"messages[{i}]", rules) for i, value in enumerate(values)]
 
 
+_get_role: Final = attrgetter("role")
+_get_tool_calls: Final = attrgetter("tool_calls")
+
+
 def check_tool_results(messages: Sequence[Message]) -> None:
     """Check that tool calls and tool messages match. Raises InvalidParameter, as a conflict.
 
     Calls of the older functions have no id and need no tool message.
     """
+    if "tool" not in map(_get_role, messages) and not any(map(_get_tool_calls, messages)):
+        return
     waiting: list[str] = []
     open_calls: set[str] = set()
     for i, message in enumerate(messages):

@@ -241,24 +241,24 @@ class _TextMessage(WireDelta, gc=False):
     function_call: None = None
 
 
-class _TextChoice(_ChoiceWithoutLogprobs, gc=False):
+class _TextChoice(_ChoiceWithoutLogprobs, gc=False, kw_only=True):
     index: Literal[0] | None = None
     delta: None = None
     message: _TextMessage | None = None
     text: str | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length"]
     stop_reason: None = None
     matched_stop: None = None
     token_ids: None = None
 
 
-class _TextResponse(WireResponse, gc=False):
+class _TextResponse(WireResponse, gc=False, kw_only=True):
     id: str | None = None
     created: Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP)] | None = None
     model: str | None = None
     system_fingerprint: str | None = None
-    choices: tuple[_TextChoice] | None = None  # type: ignore[assignment]
-    usage: WireUsage | None = None
+    choices: tuple[_TextChoice]  # type: ignore[assignment]
+    usage: WireUsage
     error: None = None
 
 
@@ -276,9 +276,9 @@ class _KnownTextChoice(_TextChoice, gc=False, forbid_unknown_fields=True):
     routed_experts: None = None
 
 
-class _KnownTextResponse(_TextResponse, gc=False, forbid_unknown_fields=True):
-    choices: tuple[_KnownTextChoice] | None = None
-    usage: KnownUsage | None = None
+class _KnownTextResponse(_TextResponse, gc=False, kw_only=True, forbid_unknown_fields=True):
+    choices: tuple[_KnownTextChoice]
+    usage: KnownUsage
     object: Any = None
     service_tier: None = None
     prompt_token_ids: None = None
@@ -298,8 +298,8 @@ def read_text_response(
     usage_reader: UsageReader,
     source: str = "",
     decode: Callable[[bytes | bytearray], _TextResponse] = _decode_text_response,
-) -> tuple[WireChoice, list[Event]] | None:
-    """The choice and the events of a unary response with one text and its usage.
+) -> tuple[WireResponse, list[Event]] | None:
+    """A unary response with one text and its usage, and its events.
 
     None of any other response. ``source`` is the worker's protocol. By default, log probabilities
     and unknown keys are left out.
@@ -308,12 +308,10 @@ def read_text_response(
         wire = decode(body)
     except JSON_ERRORS:
         return None
-    if wire.choices is None or wire.usage is None:
+    usage = read_usage(wire.usage, usage_reader)
+    if usage is None:
         return None
     [choice] = wire.choices
-    usage = read_usage(wire.usage, usage_reader)
-    if usage is None or choice.finish_reason is None:
-        return None
     events: list[Event] = []
     if wire.id is not None or wire.model is not None:
         events.append(
@@ -323,7 +321,7 @@ def read_text_response(
         events.append(TextDelta(text, 0, usage.completion_tokens))
     reason: FinishReason = "eos" if choice.finish_reason == "stop" else "length"
     events += (ChoiceEnd(reason), usage, StreamEnd())
-    return choice, events
+    return wire, events
 
 
 def decode_response(body: bytes | bytearray) -> WireResponse:

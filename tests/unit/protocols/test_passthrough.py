@@ -479,6 +479,16 @@ def test_response_with_same_or_no_model_name_is_unchanged() -> None:
     assert out[-1] == nameless
 
 
+@pytest.mark.parametrize("nested", [b'"other"', b'"llama"'])
+def test_another_name_beside_the_public_one_is_replaced(nested: bytes) -> None:
+    both = ANSWER.replace(b'"choices"', b'"draft":{"model":%b},"choices"' % nested)
+
+    reader = require_passthrough("chat", CHAT, shown="llama").create_reader()
+    out, _ = read_passthrough(reader, both)
+
+    assert out[-1] == both.replace(b"other", b"llama")
+
+
 def test_any_worker_model_name_is_replaced_by_the_public_name() -> None:
     other = ANSWER.replace(b'"llama"', b'"org/llama \\"x\\""')
     for shown in ("chat", "llama"):
