@@ -37,6 +37,21 @@ one text for each, and its calls come back as those of the custom tool; a gramma
 the description, which is reported. A request that needs no change is passed through between equal
 protocols, with all that it holds. The other profiles are in the
 [last section](#parameters-supported-by-workers).
+
+Of an answer, a client gets reasoning, refusals and tool calls as what they are, or they are
+reported by their place (`response.choices[0].message.reasoning_content`, `.refusal`,
+`.tool_calls[1]`): *approximated* if they are text like any other (refusals for clients of Ollama,
+Cohere, OVMS and MindIE; reasoning as well for those of TGI's and MindIE's prompts), *dropped* if
+the client gets nothing of them (reasoning for clients of Triton, OVMS's and OpenAI's completions;
+tool calls for all clients of prompts but Ollama's; a call that the token limit has cut, where
+arguments are an object; further calls for a client that takes one). Signatures of reasoning go to
+Anthropic clients and into the items and the store of the Responses API. Reasoning is no loss for an
+Anthropic client that did not ask for it, and none for any client that hid it.
+
+Comments, ids (`id:`), the time to reconnect (`retry:`) and names of events (`event:`) that a
+worker's protocol does not use are framing of one connection, not content: no client gets them, and
+they are not reported. An event of an unknown type is content: it is kept or reported as
+`response.events.TYPE`.
 """
 _HEAD: Final = ("client", "worker", "kept", "mapped", "reported", "by the gateway", "refused")
 _KINDS: Final = {"chat": "chat", "completion": "prompts"}

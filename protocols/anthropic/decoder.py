@@ -295,7 +295,15 @@ class MessageDecoder(sse.StreamDecoder):
         finish = FINISH_REASONS.read_word(self._reason, self._source)
         stop = self._stop if finish.reason == "stop" and isinstance(self._stop, str) else None
         end = finish.build_end(matched_stop=stop, called=bool(self._calls))
+        is_own = self._source in ("", SOURCE)
+        if is_own and ((end.finish_reason == "stop" and not stop) or self._lacks_call):
+            end = replace(end, own_word=self._reason)  # which says more than the message
         return [*events, end, *self._usage_reader.build_end(self._usage())]
+
+    @property
+    def _lacks_call(self) -> bool:
+        """Whether the message ends for a call that it does not have."""
+        return self._reason == "tool_use" and not self._calls
 
     def _usage(self) -> Usage | None:
         """The usage; the prompt's tokens include those that a cache held or stores."""

@@ -169,3 +169,27 @@ def test_reasons_of_an_answer_to_a_prompt_are_kept_or_reported(client: str, work
             yield meaning, written, "finish_reason" in str(lost)
 
     assert_meanings_are_kept(answer_each())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("worker", "word"),
+    [
+        (worker, word)
+        for worker, (table, _, _) in WHOLE.items()
+        if table is not CHAT  # its words of other services are mapped to those of the protocol
+        for word in (*dict(list_words(table)), "later")
+    ],
+)
+def test_reason_reaches_clients_of_the_worker_s_protocol_unchanged(
+    worker: str, word: str, *, stream: bool
+) -> None:
+    if stream and worker not in STREAMS:
+        return
+    _, answer, place = STREAMS[worker] if stream else WHOLE[worker]
+    changed = put_word(answer, place, word)
+    data = join_events(worker, changed) if stream else msgspec.json.encode(changed)
+
+    written, _ = translate_response(worker, WORKERS[worker], data, stream=stream)
+
+    assert f'"{place[-1]}":"{word}"'.encode() in written

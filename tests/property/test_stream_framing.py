@@ -37,6 +37,8 @@ FRAMES: Mapping[str, bytes] = {
     "comment in the event": b": ping\ndata: ",
     "id": b"id: 7\ndata: ",
     "time to reconnect": b"retry: 100\n\ndata: ",
+    "event name": b"event: x_later\ndata: ",
+    "event name after the data's": b"id: 7\nevent: x_later\n: a\ndata: ",
 }
 
 

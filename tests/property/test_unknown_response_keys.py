@@ -318,7 +318,8 @@ def answer_call(
     client: Any, call: ClientRequest, worker: Any, data: bytes, *, stream: bool
 ) -> tuple[bytes, list[str]]:
     """The same for a request of this client."""
-    decoded = client.decode_request(call).bind_target("w", client.name)
+    decoded = client.decode_request(call)
+    decoded = decoded.bind_target("w", decoded.source or client.name)
     request, _ = remove_extra_fields(decoded, build_kept_keys_reader(worker)(decoded))
     decoder = worker.create_decoder(request)
     events: list[Event] = [*decoder.feed(data), *decoder.close()]
