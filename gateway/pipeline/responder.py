@@ -23,7 +23,6 @@ from typing import Any, Final
 from msgspec import Struct
 
 from backends.deadline_timer import DeadlineTimer
-from backends.interfaces import StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.state import RequestState
@@ -236,14 +235,25 @@ class Responder(Struct, eq=False):
 
     async def _send_unary(self) -> None:
         """Send the response, when all of its events are there."""
-        request = self._request
-        events, body = await self._read_unary(await self._strategy.send_unary())
-        build = self._strategy.build_response
-        if request.context.offload_to_thread or _is_long(events):
+        request, attempt = self._request, self._strategy
+        body: bytes | None = None
+        received: list[Event] = []
+        for data, batch in await attempt.send_unary():
+            body = data or body
+            received += batch
+        is_encoded = body is None
+        if len(received) > _MANY_EVENTS:
+            events = await self._read_many(received, is_encoded=is_encoded)
+        else:
+            events = attempt.process_events(received)
+            self._record_events(events, is_encoded=is_encoded)
+        self._check_complete()
+        build = attempt.build_response
+        if request.context.offload_to_thread or (is_encoded and _is_long(events)):
             response = await asyncio.to_thread(build, events, body)
         else:
             response = build(events, body)
-        request.record.unsupported_parameters = self._strategy.unsupported_parameters
+        request.record.unsupported_parameters = attempt.unsupported_parameters
         if request.store_response is not None:
             await self._save_response()
         send_reply(request.writer, response, request.record, request.headers)
@@ -325,27 +335,15 @@ class Responder(Struct, eq=False):
             self._start_response(self._get_elapsed())
         self._request.writer.write(data)
 
-    async def _read_unary(
-        self, items: Sequence[StreamItem]
-    ) -> tuple[Sequence[Event], bytes | None]:
-        """The events of a complete unary response, and its body if the worker wrote it.
-
-        Many events are read in several turns of the event loop.
-        """
-        body: bytes | None = None
-        received: list[Event] = []
-        for data, batch in items:
-            body = data or body
-            received += batch
-        process, events = self._strategy.process_events, list[Event]()
+    async def _read_many(self, received: Sequence[Event], *, is_encoded: bool) -> Sequence[Event]:
+        """The events of a large unary response, read in several turns of the event loop."""
+        events: list[Event] = []
         for start in range(0, len(received), _MANY_EVENTS):
-            if start:
-                await asyncio.sleep(0)
-            processed = process(received[start : start + _MANY_EVENTS])
-            self._record_events(processed, is_encoded=body is None)
-            events += processed
-        self._check_complete()
-        return events, body
+            await asyncio.sleep(0)
+            batch = self._strategy.process_events(received[start : start + _MANY_EVENTS])
+            self._record_events(batch, is_encoded=is_encoded)
+            events += batch
+        return events
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""

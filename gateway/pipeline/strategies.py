@@ -176,7 +176,8 @@ class TargetAttempt(Struct, eq=False):
         context.model_timeouts = route.model.timeouts
         backend = route.target.backend
         items, process = send_emulated(backend, self.prepared, context, self.plan, sink)
-        self._set_processor(process)
+        observe = self.observe_events
+        self.process_events = process if observe is None else _observe_events(process, observe)
         return items
 
     def send_unary(self) -> Coroutine[Any, Any, Sequence[StreamItem]]:
@@ -186,12 +187,9 @@ class TargetAttempt(Struct, eq=False):
         items, process = send_emulated_unary(
             route.target.backend, self.prepared, context, self.plan
         )
-        self._set_processor(process)
-        return items
-
-    def _set_processor(self, process: EventProcessor) -> None:
         observe = self.observe_events
         self.process_events = process if observe is None else _observe_events(process, observe)
+        return items
 
     def get_encoder(self) -> ResponseEncoder:
         """The encoder of the response; the same one each time."""

@@ -282,7 +282,10 @@ class Router:
         """Raise Forbidden if ``name``, which may pin a version, is a model that is not allowed."""
         if allowed_models is None:
             return
-        model = self._by_name.get(name) or self._by_name.get(name.rpartition("@")[0])
+        model = self._by_name.get(name)
+        if model is not None and model.info.name in allowed_models:
+            return
+        model = model or self._by_name.get(name.rpartition("@")[0])
         wildcard = self._find_wildcard(name) if model is None else None
         if model is None and wildcard is None:
             return  # there is no such model
