@@ -221,6 +221,8 @@ class ClientConnection(asyncio.Protocol):
         was_in_head = parser.in_head
         parser.feed(data)
         state = self._state
+        if state == "response" and not self._queue:  # the usual request came whole
+            return
         if state == "body":
             self._state_since = self._owner.loop_time
             if parser.body_request is None:
