@@ -301,7 +301,7 @@ async def test_report_of_losses_that_is_full_costs_nothing(
             paths.append(path)
             yield path
 
-    monkeypatch.setattr("gateway.pipeline.strategies.list_paths", note_paths)
+    monkeypatch.setattr("protocols.core.response_losses.list_paths", note_paths)
     text = b'{"id":"1","model":"m","choices":[{"index":0,"delta":{"content":"before"}}]}'
     event = build_message("elements of a value", 1000, is_delta=True)
     reply = chunked(*(b"data: %b\n\n" % one for one in (text, event, event)))
