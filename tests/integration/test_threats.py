@@ -261,6 +261,11 @@ async def test_decompressed_body_is_limited_in_size(serve: Serve) -> None:
     response = await running.http.post(CHAT, content=cut, headers=headers)
     assert response.status_code == 400, "without its trailer the stream may be truncated"
 
+    for rest in (b"x", gzip.compress(b" ")):
+        twice = gzip.compress(BODY) + rest
+        response = await running.http.post(CHAT, content=twice, headers=headers)
+        assert response.status_code == 400, "others read what follows as well"
+
 
 async def test_get_endpoints_respond_without_reading_the_body(serve: Serve) -> None:
     """The body never ends; the response is sent, and the connection is closed."""
