@@ -68,6 +68,8 @@ ENGINE_OVER_SOCKETS := tests/integration/torch
 REAL_MODEL := tests/integration/test_local_model.py
 # Too long for make test; make properties runs them.
 DEEP   := tests/property tests/schema
+# The files of unit tests that have properties, too: to collect all takes as long as to run many.
+UNIT_PROPERTIES = $(shell grep -rlE '^(from|import) hypothesis' tests/unit --include='*.py')
 # One test of so many of tests/property runs in make test.
 SAMPLE_SIZE := 40
 # Tests that need more tools than Python's.
@@ -148,8 +150,7 @@ verify: properties slow pages tools oracle clients ray pythons
 ## make properties  property tests with 2,000 examples each, and requests drawn from the OpenAPI documents
 properties: $(DEV_STAMP)
 	@echo "properties: 2,000 examples each, and requests drawn from the OpenAPI documents"
-	@$(PYTEST) -n $(JOBS) --dist worksteal --hypothesis-profile=thorough $(DEEP)
-	@$(PYTEST) -m "properties and not slow" -n $(JOBS) --dist worksteal --hypothesis-profile=thorough tests/unit
+	@$(PYTEST) -m properties -n $(JOBS) --dist worksteal --hypothesis-profile=thorough $(DEEP) $(UNIT_PROPERTIES)
 
 ## make slow    tests that take long, such as those with the real model
 slow: $(DEV_STAMP)

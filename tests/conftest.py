@@ -58,7 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the property tests: with 2,000 examples they may take longer than one case."""
+    """Mark the property tests: with 2,000 examples they may take longer than one case.
+
+    The others of ``make properties`` are marked, too, so that one run has them all.
+    """
     if (size := config.getoption("--one-in")) > 1:
         left_out = [item for item in items if zlib.crc32(item.nodeid.encode()) % size]
         config.hook.pytest_deselected(items=left_out)
@@ -67,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.properties)
             item.add_marker(pytest.mark.timeout(1200))
+        elif item.nodeid.startswith(("tests/property/", "tests/schema/")):
+            item.add_marker(pytest.mark.properties)
 
 
 SLOW_IMPORTS = frozenset({"torch", "transformers"})
