@@ -375,7 +375,7 @@ def _find_replacements(
 
     None if that is not all that differs.
     """
-    if sample.choices[0].delta != shown.choices[0].delta:
+    if sample.choices.item.delta != shown.choices.item.delta:
         return None
     replacements = []
     for key, old, new in (("model", sample.model, shown.model), ("id", sample.id, shown.id)):
@@ -404,7 +404,7 @@ class _SimilarEvents:
     ) -> None:
         """``last`` is the event that was decoded of the sample."""
         self._decode_each = run.decoder.decode_each
-        self._get_identity, self._list_pieces = run.get_identity, run.list_pieces
+        self._get_identity, self._get_piece = run.get_identity, run.get_piece
         self._identity = run.get_identity(sample)
         self._last = last
         self.arguments = ""
@@ -459,7 +459,7 @@ class _SimilarEvents:
             ):
                 return self._forward_replaceable(run, events)
             data = new.join(parts)
-        if pieces := [*filter(None, self._list_pieces(chunks))]:
+        if pieces := [*filter(None, map(self._get_piece, chunks))]:
             events.append(self._make_event("".join(pieces), len(pieces)))
         return count, b"data: %b\n\n" % data
 

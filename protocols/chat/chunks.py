@@ -6,7 +6,7 @@ has to be looked at. Whatever it refuses is read by ``protocols.chat.decoder``.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
@@ -18,6 +18,14 @@ from protocols.core.events import (
     ToolCallDelta,
 )
 from protocols.core.json_text import JsonDecoder
+
+T = TypeVar("T")
+
+
+class OnlyItem(Struct, Generic[T], array_like=True, forbid_unknown_fields=True, gc=False):
+    """A list with one item; unlike that of a tuple, its path has a name for ``attrgetter``."""
+
+    item: T
 
 
 class TextChunkDelta(Struct, gc=False):
@@ -69,7 +77,7 @@ class ArgumentsDelta(Struct, gc=False, forbid_unknown_fields=True):
 class ArgumentsChunkDelta(Struct, gc=False):
     """The delta of an arguments chunk."""
 
-    tool_calls: Annotated[list[ArgumentsDelta], Meta(min_length=1, max_length=1)]
+    tool_calls: OnlyItem[ArgumentsDelta]
     content: Literal[""] | None = None
     reasoning_content: Literal[""] | None = None
     reasoning: Literal[""] | None = None
@@ -93,7 +101,7 @@ class ArgumentsChunk(Struct, gc=False):
     As for ``TextChunk``, its decoder accepts no other chunk.
     """
 
-    choices: tuple[ArgumentsChunkChoice]
+    choices: OnlyItem[ArgumentsChunkChoice]
     id: str | None = None
     model: str | None = None
     usage: None = None
@@ -142,7 +150,7 @@ class _TextRunChoice(TextChunkChoice, gc=False, kw_only=True):
 
 
 class _TextRunChunk(TextChunk, gc=False):
-    choices: tuple[_TextRunChoice]
+    choices: OnlyItem[_TextRunChoice]  # type: ignore[assignment]
 
 
 class _ReasoningRunDelta(TextChunkDelta, gc=False):
@@ -155,7 +163,7 @@ class _ReasoningRunChoice(TextChunkChoice, gc=False, kw_only=True):
 
 
 class _ReasoningRunChunk(TextChunk, gc=False):
-    choices: tuple[_ReasoningRunChoice]
+    choices: OnlyItem[_ReasoningRunChoice]  # type: ignore[assignment]
 
 
 class _CompletionRunChoice(TextChunkChoice, gc=False):
@@ -163,40 +171,41 @@ class _CompletionRunChoice(TextChunkChoice, gc=False):
 
 
 class _CompletionRunChunk(TextChunk, gc=False):
-    choices: tuple[_CompletionRunChoice]
+    choices: OnlyItem[_CompletionRunChoice]  # type: ignore[assignment]
 
 
 class ChunkRun(Struct, frozen=True):
     """A kind of chunks, of which a run differs in one piece of content only.
 
-    ``get_identity`` returns what all of a run have in common, ``list_pieces`` their pieces.
+    ``get_identity`` returns what all of a run have in common, ``get_piece`` the piece of one. No
+    function of Python is called for a chunk: a stream has thousands.
     """
 
     decoder: JsonDecoder[Any]
     get_identity: Callable[[Any], object]
-    list_pieces: Callable[[Sequence[Any]], Sequence[str | None]]
+    get_piece: Callable[[Any], str | None]
 
 
 _get_name: Final = attrgetter("id", "model")
 _text_run: Final = ChunkRun(
     JsonDecoder(_TextRunChunk, skims=True),
     _get_name,
-    lambda chunks: [chunk.choices[0].delta.content for chunk in chunks],
+    attrgetter("choices.item.delta.content"),
 )
 _completion_run: Final = ChunkRun(
     JsonDecoder(_CompletionRunChunk, skims=True),
     _get_name,
-    lambda chunks: [chunk.choices[0].text for chunk in chunks],
+    attrgetter("choices.item.text"),
 )
 _reasoning_run: Final = ChunkRun(
     JsonDecoder(_ReasoningRunChunk, skims=True),
     _get_name,
-    lambda chunks: [chunk.choices[0].delta.reasoning_content for chunk in chunks],
+    attrgetter("choices.item.delta.reasoning_content"),
 )
 _arguments_run: Final = ChunkRun(
     JsonDecoder(ArgumentsChunk, skims=True),
-    lambda chunk: (chunk.id, chunk.model, chunk.choices[0].delta.tool_calls[0].index),
-    lambda chunks: [chunk.choices[0].delta.tool_calls[0].function.arguments for chunk in chunks],
+    attrgetter("id", "model", "choices.item.delta.tool_calls.item.index"),
+    attrgetter("choices.item.delta.tool_calls.item.function.arguments"),
 )
 CHUNK_RUNS: Final[Mapping[type[Event], Sequence[ChunkRun]]] = {
     TextDelta: (_text_run, _completion_run),
