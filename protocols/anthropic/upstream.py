@@ -43,6 +43,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
+from protocols.core.places import locate_part
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -129,6 +130,7 @@ _SYSTEM_MESSAGES_BETA: Final = "mid-conversation-system-2026-04-07"
 
 
 def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
+    _refuse_foreign_files(list_messages(request))
     system, messages = _write_messages(list_messages(request))
     values = dict(request.set_fields)
     if request.sampling.do_sample is False:
@@ -158,6 +160,15 @@ def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
     if request.stream:
         body["stream"] = True
     return body
+
+
+def _refuse_foreign_files(messages: Iterable[Message]) -> None:
+    """Raise UnsupportedFeature for a file that only another service has."""
+    for i, message in enumerate(messages):
+        for k, part in enumerate(message.parts):
+            if isinstance(part, FilePart) and part.file_data is None:
+                text = "The model's workers do not have files of another service."
+                raise UnsupportedFeature(text, param=locate_part(message, i, k))
 
 
 def _write_tools(request: GenerationRequest) -> dict[str, Any]:
@@ -348,11 +359,8 @@ def _write_part(part: ContentPart) -> Iterator[dict[str, Any]]:
             source = {"type": "base64", "media_type": media_type, "data": encoded}
             title = {} if part.filename is None else {"title": part.filename}
             yield {"type": "document", "source": source, **title}
-        case FilePart():
-            text = "The model's workers do not have files of another service."
-            raise UnsupportedFeature(text, param="messages")
-        case ReasoningPart() | AudioPart() | VideoPart():
-            pass  # reported as losses
+        case ReasoningPart() | AudioPart() | VideoPart() | FilePart():
+            pass  # reported as losses, or refused
         case _ if part.text.strip():  # the service refuses blank texts
             yield _write_text(part.text)
         case _:

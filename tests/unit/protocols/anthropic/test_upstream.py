@@ -142,8 +142,10 @@ def test_parts_become_blocks() -> None:
 
 
 def test_file_of_another_service_is_rejected() -> None:
-    with pytest.raises(UnsupportedFeature):
+    with pytest.raises(UnsupportedFeature) as refused:
         encode(ask(Message("user", (FilePart(file_id="f"),))))
+
+    assert refused.value.param == "messages[0].content[0]"
 
 
 def test_calls_and_results() -> None:
