@@ -66,6 +66,8 @@ _PATTERNS: Final = {
 class NameReplacer(Struct, frozen=True):
     """Replaces the values of some keys in JSON, in any spelling.
 
+    A model's name is replaced wherever it stands, another key only in the outermost of the objects
+    that have it: a tool call has an id of its own.
     ``names`` are the new values by key; ``only`` replaces no other value than this.
     """
 
@@ -100,8 +102,10 @@ class NameReplacer(Struct, frozen=True):
         quoted_key, match = _QUOTED_KEYS[key], _PATTERNS[key].match
         copied = 0
         parts: list[bytes] = []
+        is_anywhere = key == "model" or data.find(quoted_key, start + 1) < 0
+        outermost = None if is_anywhere else _find_outermost(data, quoted_key)
         while start >= 0:
-            found = match(data, start)
+            found = match(data, start) if outermost is None or start in outermost else None
             if found is not None and (self.only is None or self._is_only(found[1])):
                 value_start, value_end = found.span(1)
                 parts += (data[copied:value_start], value)
@@ -115,6 +119,25 @@ class NameReplacer(Struct, frozen=True):
             return bool(decode_json(value) == self.only)
         except JSON_ERRORS:
             return False
+
+
+_find_tokens: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]').finditer
+"""The strings and brackets of JSON."""
+
+
+def _find_outermost(data: bytes, quoted_key: bytes) -> frozenset[int] | None:
+    """Where a key stands in the outermost of the objects that have it; None if there is none."""
+    depth = 0
+    places: dict[int, list[int]] = {}
+    for token in _find_tokens(data):
+        text = token[0]
+        if text in b"{[":
+            depth += 1
+        elif text in b"}]":
+            depth -= 1
+        elif text == quoted_key:
+            places.setdefault(depth, []).append(token.start())
+    return frozenset(places[min(places)]) if places else None
 
 
 _VALUE: Final = rb'(\[[^][]*+\]|\{[^{}]*+\}|"(?:[^"\\]|\\.)*+"|[^][{}",\s]++)'

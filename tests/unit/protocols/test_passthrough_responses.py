@@ -200,3 +200,14 @@ def test_stream_response_to_a_unary_request_is_decoded_at_once() -> None:
 
     passage.feed([format_event(build_chunk(finish="stop")) + b"data: [DONE]\n\n"])
     assert passage.close()[0] is None
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_id_of_an_answer_is_replaced_but_not_those_of_its_calls(*, stream: bool) -> None:
+    calls = b'[{"id":"c1","function":{"arguments":"{\\"id\\": 1}"}},{"id":"c2","x":{"id":"y"}}]'
+    answer = b'{"choices":[{"message":{"tool_calls":%b}}],"id":"w","x":"]"}' % calls
+    data = b"data: %b\n\ndata: %b\n\n" % (answer, answer) if stream else answer
+
+    replaced = NameReplacer({"id": "own"}).replace(data)
+
+    assert replaced == data.replace(b'"id":"w"', b'"id":"own"')
