@@ -107,6 +107,9 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     input: Raw
 
 
+ContentBlock = ThinkingBlock | RedactedThinkingBlock | TextBlock | ToolUseBlock
+
+
 class MessageBody(Struct):
     """A message: the unary response, and the start of a stream with no content."""
 
@@ -114,7 +117,7 @@ class MessageBody(Struct):
     type: str
     role: str
     model: str
-    content: list[ThinkingBlock | RedactedThinkingBlock | TextBlock | ToolUseBlock]
+    content: list[ContentBlock]
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -300,7 +303,7 @@ class MessageEncoder:
             choice = UnaryChoice(0, finish_reason="length")
         self._keep_id(response.metadata)
         self._has_refused = bool(choice.refusal)
-        content = self._build_content(choice)
+        content = self._build_content(choice, response.events)
         called = any(isinstance(block, ToolUseBlock) for block in content)
         end = ChoiceEnd(choice.finish_reason, 0, choice.matched_stop, choice.own_word)
         reason, stop = self._map_stop_reason(end, called=called)
@@ -318,10 +321,12 @@ class MessageEncoder:
             self._keep_extra(event)
         return HttpResponse(200, self._encode_with_extra(body))
 
-    def _build_content(
-        self, choice: UnaryChoice
-    ) -> list[ThinkingBlock | RedactedThinkingBlock | TextBlock | ToolUseBlock]:
-        content: list[ThinkingBlock | RedactedThinkingBlock | TextBlock | ToolUseBlock] = []
+    def _build_content(self, choice: UnaryChoice, events: Sequence[Event]) -> list[ContentBlock]:
+        content: list[ContentBlock] = []
+        signed = [one for one in events if isinstance(one, ReasoningDelta) and one.signature]
+        if signed[1:] and self._options.thinking != "none":
+            content += self._list_signed_blocks(events)
+            return content + self._build_calls(choice)
         if self._options.thinking != "none":
             if choice.reasoning or choice.reasoning_signature:
                 text = choice.reasoning if self._options.thinking == "shown" else ""
@@ -330,6 +335,36 @@ class MessageEncoder:
             content += [RedactedThinkingBlock(data) for data in choice.redacted_reasoning]
         if text := choice.text + choice.refusal:
             content.append(TextBlock(text))
+        return content + self._build_calls(choice)
+
+    def _list_signed_blocks(self, events: Sequence[Event]) -> list[ContentBlock]:
+        """Reasoning and text as the worker's blocks: a signature is that of its own block."""
+        blocks: list[ContentBlock] = []
+        is_open = False
+        """Whether the last block is reasoning without its signature."""
+        for event in events:
+            last = blocks[-1] if blocks else None
+            match event:
+                case ReasoningDelta(redacted=str() as data):
+                    blocks.append(RedactedThinkingBlock(data))
+                case ReasoningDelta(text, signature=signature) if text or signature:
+                    if not isinstance(last, ThinkingBlock) or not is_open:
+                        last = ThinkingBlock("", f"{OWN_SIGNATURE}{self._about.id}")
+                        blocks.append(last)
+                    last.thinking += text if self._options.thinking == "shown" else ""
+                    last.signature = signature or last.signature
+                    is_open = signature is None
+                case TextDelta(text) | RefusalDelta(text) if text:
+                    if isinstance(last, TextBlock):
+                        last.text += text
+                    else:
+                        blocks.append(TextBlock(text))
+                case _:
+                    pass
+        return blocks
+
+    def _build_calls(self, choice: UnaryChoice) -> list[ContentBlock]:
+        content: list[ContentBlock] = []
         for index, call in enumerate(choice.tool_calls):
             if index and self._is_single_call:
                 self.losses.add(index)

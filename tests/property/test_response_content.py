@@ -266,3 +266,33 @@ def test_each_tool_call_reaches_the_client_or_is_reported(
     for number, name in enumerate(NAMES):
         is_reported = any(f"tool_calls[{number}]" in path for path in lost)
         assert (f'"{name}"'.encode() in written) != is_reported
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_each_block_of_reasoning_keeps_its_own_signature(*, stream: bool) -> None:
+    blocks: list[dict[str, Any]] = [
+        {"type": "thinking", "thinking": "first", "signature": "S1"},
+        {"type": "text", "text": "a"},
+        {"type": "thinking", "thinking": "second", "signature": "S2"},
+        {"type": "redacted_thinking", "data": "R"},
+        {"type": "text", "text": "b"},
+    ]
+    answer = {"id": "m", "content": blocks, "stop_reason": "end_turn", "usage": MESSAGE_USAGE}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {"id": "m", "content": [], "usage": {}}},
+        *(
+            {"type": f"content_block_{step}", "index": i, "content_block": block}
+            for i, block in enumerate(blocks)
+            for step in ("start", "stop")
+        ),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": MESSAGE_USAGE},
+        {"type": "message_stop"},
+    ]
+    data = join_events("anthropic", events) if stream else msgspec.json.encode(answer)
+
+    written, _ = translate_response(
+        "anthropic", WORKERS["anthropic"], data, stream=stream, clients=READERS
+    )
+
+    places = [written.index(one) for one in (b"first", b"S1", b"second", b"S2", b'"R"', b'"b"')]
+    assert places == sorted(places)
