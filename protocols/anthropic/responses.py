@@ -193,7 +193,7 @@ class MessageEncoder:
                 if event.text:
                     out.append(blocks.encode_text(event.text))
             elif type(event) is StreamEnd:
-                out.append(self._encode_end())
+                out = [self.encode_start(), *out, self._encode_end()]
             elif type(event) is ResponseMetadata:
                 self._keep_id(event)
             elif type(event) is ResponseExtra:
@@ -290,7 +290,7 @@ class MessageEncoder:
         reason, stop = self._map_stop_reason(end, called=self._blocks.has_calls)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = self._finish_usage(self._usage)
-        blocks = self.encode_start() + self._blocks.take_bytes()
+        blocks = self._blocks.take_bytes()
         fields = self._encode_with_extra({"type": "message_delta", "delta": delta, "usage": usage})
         return b"%bevent: message_delta\ndata: %b\n\n%b" % (blocks, fields, _MESSAGE_STOP)
 
@@ -395,8 +395,10 @@ class MessageEncoder:
         if not self._extra:
             return data
         fields = decode_json(data)
-        write_extra_fields(fields, self._extra)
-        self._extra = {}
+        is_end = "delta" in fields
+        values = {path: one for path, one in self._extra.items() if is_end or path[0] != "delta"}
+        write_extra_fields(fields, values)
+        self._extra = {path: one for path, one in self._extra.items() if path not in values}
         return _encode(fields)
 
     def _map_stop_reason(self, end: ChoiceEnd, *, called: bool) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ from protocols.core.events import (
     Event,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -94,6 +95,20 @@ def test_stream_starts_with_the_first_content(
     assert wire.startswith(b"event: message_start\n")
     assert describe(read(wire)) == ["message_start", "start 0 text", "text_delta a", "text_delta b"]
     assert encoder.encode_events([]) == b""
+
+
+def test_stream_that_comes_at_once_starts_with_the_message(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    keys = ResponseExtra("anthropic", "response", ((("x",), 1),))
+    last = ResponseExtra("anthropic", "response", ((("delta", "y"), 2),))
+    events = [keys, TextDelta("a"), last, ChoiceEnd("eos"), *END]
+
+    [start, *others] = stream(create(make, response_context), *events)
+
+    assert start["message"]["x"] == 1
+    assert describe(others)[-2:] == ["end_turn", "message_stop"]
+    assert others[-2]["delta"]["y"] == 2
 
 
 def test_empty_stream_has_no_block(make: MakeCall, response_context: ResponseContext) -> None:
