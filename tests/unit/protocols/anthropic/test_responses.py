@@ -102,7 +102,7 @@ def test_stream_that_comes_at_once_starts_with_the_message(
 ) -> None:
     keys = ResponseExtra("anthropic", "response", ((("x",), 1),))
     last = ResponseExtra("anthropic", "response", ((("delta", "y"), 2),))
-    events = [keys, TextDelta("a"), last, ChoiceEnd("eos"), *END]
+    events: list[Event] = [keys, TextDelta("a"), last, ChoiceEnd("eos"), *END]
 
     [start, *others] = stream(create(make, response_context), *events)
 
