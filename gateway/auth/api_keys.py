@@ -74,8 +74,9 @@ class Authenticator:
 
         None does not say that the caller is unknown: ``authenticate`` reads all credentials.
         """
-        token = headers.get("authorization", "")
-        return self._find_key(_hash_key(token[7:])) if token[:7] == "Bearer " else None
+        text = headers.get("authorization", "")
+        token = text[7:].strip(" \t") if text[:7] == "Bearer " else ""
+        return self._find_key(_hash_key(token)) if token else None
 
     async def wait_keys(self) -> None:
         """Wait after ``authenticate`` raised KeysPending."""

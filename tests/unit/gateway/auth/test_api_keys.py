@@ -40,6 +40,23 @@ def test_any_of_several_credentials_is_enough(headers: dict[str, str]) -> None:
     assert RING.authenticate(headers) is APP
 
 
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "Bearer", "Bearer   ", "Basic ", ""])
+@pytest.mark.parametrize("key", [KEY, f"{KEY} ", f" {KEY}", "", "unknown"])
+@pytest.mark.parametrize("others", [{}, {"x-api-key": KEY}])
+def test_key_that_is_found_early_is_that_of_all_credentials(
+    scheme: str, key: str, others: dict[str, str]
+) -> None:
+    digests = {one: hashlib.sha256(one.encode()).hexdigest() for one in (KEY, f" {KEY}", "")}
+    ring = Authenticator([Principal(name, digest) for name, digest in digests.items()])
+    text = scheme + key
+    headers = {"authorization": text, **others}
+
+    principal = ring.find_principal(headers)
+
+    assert principal is None or principal is ring.authenticate(headers)
+    assert (principal is not None) == (text.startswith("Bearer ") and text[7:].strip() == KEY)
+
+
 class RejectingVerifier:
     """A token verifier that rejects every token."""
 
