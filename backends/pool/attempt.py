@@ -85,6 +85,8 @@ _MAX_ERROR_BYTES: Final = 64 << 10
 """How much of an error body is read."""
 _LARGE_BODY: Final = 256 << 10
 """The size from which a unary response, or an event of a stream, is decoded in a thread."""
+_MAX_DECODING: Final = 2
+"""Large responses and events of a pool that are decoded at the same time."""
 _MIN_HELD_BYTES: Final = 64 << 10
 """From this size on, a response that is not complete takes of the gateway's memory budget."""
 _MAX_BATCH: Final = 1000
@@ -177,6 +179,10 @@ class AttemptServices(Struct, frozen=True):
     """The same of a response with embeddings."""
     response_counts: ResponseCounts = ResponseCounts()
     """What a unary response may consist of."""
+    decoding_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(_MAX_DECODING)
+    )
+    """Taken by what a thread decodes: that holds several copies, and the interpreter's lock."""
 
 
 def _refuse_item(_raw: bytes | None, _events: Sequence[Event]) -> bool:
@@ -347,7 +353,8 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
                 else:  # it would block the event loop
                     self.is_large = True
                     self._hold_memory(2 * size)  # what is written of it comes on top
-                    end = await asyncio.to_thread(self._decode_checked_end, body, size)
+                    async with self._services.decoding_slots:
+                        end = await asyncio.to_thread(self._decode_checked_end, body, size)
                 self._record_success(end[1])
                 items.append(end)
         self.stop_wait()
@@ -503,7 +510,8 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         """Decode the next bytes in a thread. The bytes of a batch go with its last events."""
         self._large_chunks = ()
         self._hold_memory(self._undecoded)
-        raw, events = await asyncio.to_thread(self._response_reader.feed, chunks)
+        async with self._services.decoding_slots:
+            raw, events = await asyncio.to_thread(self._response_reader.feed, chunks)
         if raw or events:
             self._undecoded = 0
             self._hold_memory(0)

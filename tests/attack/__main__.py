@@ -233,6 +233,21 @@ async def answer_vectors(target: Target) -> str:
     return ", ".join([await target.post("/v1/embeddings", body) for _ in range(2)])
 
 
+async def exhaust_memory(target: Target) -> str:
+    """40 clients at once get an answer of 20 MiB, more than limits.memory together; then one."""
+    target.answer[:] = [build_answer(f'"content":"{"x" * (20 << 20)}"', 1)]
+    path = "/v1/chat/completions"
+
+    async def send() -> str:
+        try:
+            return await target.post(path, _ANSWERED)
+        except httpx.HTTPError:  # the slowest ones make room
+            return "closed"
+
+    statuses = await asyncio.gather(*(send() for _ in range(40)))
+    return f"{count_words(statuses)}; then {await target.post(path, _ANSWERED)}"
+
+
 async def stream_unknown_elements(target: Target) -> str:
     """A worker's stream has two events with 190,000 unknown elements."""
     part = {"type": "unknown", "number": 1}
@@ -354,6 +369,7 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[str]]] = {
     "many-calls-in-an-event": stream_many_calls,
     "unknown-elements": stream_unknown_elements,
     "vectors": answer_vectors,
+    "exhausted-memory": exhaust_memory,
     "many-choices": answer_many_choices,
     "large-documents": rank_large_documents,
     "large-heads": send_large_heads,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from backends.interfaces import StreamItem
-from backends.pool.attempt import Attempt
+from backends.pool.attempt import _MAX_DECODING, Attempt
 from backends.pool.pool import PoolBackend
 from tests.conftest import RunningGateway, Serve
 from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk, make_reply
@@ -199,3 +199,37 @@ async def test_client_that_leaves_while_a_thread_decodes_frees_the_memory(
     assert freed == 0
     assert gateway.records[0].outcome == "cancelled"
     assert later.status_code == 200
+
+
+@pytest.mark.fault(63)
+async def test_few_large_responses_are_decoded_at_the_same_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds several copies and the interpreter's lock; the others wait as they came."""
+    go_on, lock, active, most = threading.Event(), threading.Lock(), 0, 0
+    decode = Attempt._decode_checked_end
+
+    def wait(self: Attempt, body: list[bytes], size: int) -> StreamItem:
+        nonlocal active, most
+        with lock:
+            active += 1
+            most = max(most, active)
+        go_on.wait(PATIENCE)
+        with lock:
+            active -= 1
+        return decode(self, body, size)
+
+    monkeypatch.setattr(Attempt, "_decode_checked_end", wait)
+    whole = build_answer(300_000)
+    async with ScriptedWorker([make_reply(whole)]) as worker:
+        gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
+        path, _ = REQUESTS["passed through"]
+        sending = [asyncio.create_task(gateway.http.post(path, json=BODY)) for _ in range(6)]
+        # All of them have arrived, and what is written of them is reserved.
+        await wait_until(lambda: gateway.app.memory.get_use("responses") >= 12 * len(whole))
+        await wait_until(lambda: active == _MAX_DECODING)
+        go_on.set()
+        statuses = [(await task).status_code for task in sending]
+
+    assert statuses == [200] * 6
+    assert most == _MAX_DECODING

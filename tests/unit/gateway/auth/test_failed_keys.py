@@ -8,7 +8,7 @@ import pytest
 
 from gateway.auth import failed_keys
 from gateway.auth.failed_keys import FailedKeyThrottle
-from protocols.core.errors import RateLimitExceeded, Unauthorized
+from protocols.core.errors import ClientError, RateLimitExceeded, Unauthorized
 from tests.conftest import Serve
 from tests.support.fakes import FakeClock
 
@@ -129,3 +129,40 @@ keys: [{{name: k, sha256: "{digest}"}}]
 
     throttled = [record.is_throttled for record in gateway.records]
     assert throttled.count(True) == statuses.count(429)
+
+
+async def test_spray_of_ipv6_addresses_is_throttled_by_network_in_a_bounded_table(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over sockets, from behind a proxy: 150 addresses of one /64, then one of each of 150."""
+    monkeypatch.setattr(failed_keys, "_RATE", 0.001)
+    monkeypatch.setattr(failed_keys, "_MAX_NETWORKS", 100)
+    tables = list[FailedKeyThrottle]()
+    count_failure = FailedKeyThrottle.count_failure
+
+    def note(
+        self: FailedKeyThrottle, address: str, error: Unauthorized
+    ) -> tuple[ClientError, bool]:
+        tables.append(self)
+        return count_failure(self, address, error)
+
+    monkeypatch.setattr(FailedKeyThrottle, "count_failure", note)
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    gateway = await serve(f"""
+listeners: [{{address: "127.0.0.1:0", protocols: [openai], trusted_proxies: ["127.0.0.0/8"]}}]
+backends: {{e: {{kind: echo, script: [noon]}}}}
+models: {{chat: {{backend: e}}}}
+keys: [{{name: k, sha256: "{digest}"}}]
+""")
+
+    async def ask(address: str, key: str) -> int:
+        headers = {"authorization": f"Bearer {key}", "x-forwarded-for": address}
+        return (await gateway.http.get("/v1/models", headers=headers)).status_code
+
+    of_one = [await ask(f"2001:db8:0:1::{number:x}", "wrong") for number in range(150)]
+    of_many = [await ask(f"2001:db8:1:{number:x}::1", "wrong") for number in range(150)]
+
+    assert of_one == [401] * 100 + [429] * 50
+    assert of_many == [401] * 150
+    assert {len(table._networks) for table in tables[-1:]} == {100}
+    assert await ask("2001:db8:0:1::1", "sk-1") == 200
