@@ -68,8 +68,13 @@ ENGINE_OVER_SOCKETS := tests/integration/torch
 REAL_MODEL := tests/integration/test_local_model.py
 # Too long for make test; make properties runs them.
 DEEP   := tests/property tests/schema
-# The files of unit tests that have properties, too: to collect all takes as long as to run many.
-UNIT_PROPERTIES = $(shell grep -rlE '^(from|import) hypothesis' tests/unit --include='*.py')
+# They have an environment of their own.
+OTHER_CLIENTS := $(addprefix tests/clients/,others agents databricks node)
+# Only files with such tests are collected, by each process: to collect all takes as long as to run many. tests/conftest.py
+# fails if others have some.
+UNIT_PROPERTIES = $(shell grep -rl '^from hypothesis import' tests/unit --include='test_*.py')
+SLOW = tests/cross $(filter-out tests/cross/% $(addsuffix /%,$(DEEP) $(TOOLS) $(OTHER_CLIENTS)) $(REAL_MODEL), \
+  $(shell grep -rl 'mark\.slow' tests --include='test_*.py'))
 # One test of so many of tests/property runs in make test.
 SAMPLE_SIZE := 40
 # Tests that need more tools than Python's.
@@ -154,7 +159,7 @@ properties: $(DEV_STAMP)
 
 ## make slow    tests that take long, such as those with the real model
 slow: $(DEV_STAMP)
-	@$(PYTEST) -m slow -n $(MORE_JOBS) --dist loadfile $(addprefix --ignore ,$(DEEP) $(TOOLS) $(REAL_MODEL))
+	@$(PYTEST) -m slow -n $(MORE_JOBS) --dist loadfile $(SLOW)
 
 ## make pages   build the documentation site and check it
 pages: $(DEV_STAMP) $(DOCS_STAMP)

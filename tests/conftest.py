@@ -66,12 +66,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if zlib.crc32(item.nodeid.encode()) % size]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not zlib.crc32(item.nodeid.encode()) % size]
+    check_marked_files(items)
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.properties)
             item.add_marker(pytest.mark.timeout(1200))
         elif item.nodeid.startswith(("tests/property/", "tests/schema/")):
             item.add_marker(pytest.mark.properties)
+
+
+@functools.cache
+def read_source(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+def check_marked_files(items: list[pytest.Item]) -> None:
+    """``make slow`` and ``make properties`` find their tests' files by these texts."""
+    for item in items:
+        is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if is_property and "\nfrom hypothesis import" not in read_source(item.path):
+            message = f"{item.nodeid}: import given from hypothesis in this file"
+            raise pytest.UsageError(message)
+        if (
+            item.get_closest_marker("slow") is not None
+            and not item.nodeid.startswith("tests/cross/")
+            and "mark.slow" not in read_source(item.path)
+        ):
+            message = f"{item.nodeid}: mark slow tests in their own file, by pytest.mark.slow"
+            raise pytest.UsageError(message)
 
 
 SLOW_IMPORTS = frozenset({"torch", "transformers"})
