@@ -552,3 +552,16 @@ async def test_only_the_json_before_bytes_of_tensors_is_read(
 
     assert ("names further models" in response.text) == is_refused
     assert "an API key with a list of models needs" not in response.text
+
+
+async def test_body_of_12_mib_passes_by_default(serve: Serve) -> None:
+    """Agents send such bodies, with images."""
+    running = await serve("""
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+backends: {e: {kind: echo, script: [noon]}}
+models: {m: {backend: e}}
+""")
+    messages = [{"role": "user", "content": "A" * (12 << 20)}]
+    response = await running.http.post(CHAT, json={"model": "m", "messages": messages})
+
+    assert response.status_code == 200
