@@ -137,9 +137,11 @@ async def test_model_list_follows_a_reload(tmp_path: Path) -> None:
     try:
         async with httpx.AsyncClient(base_url=urls[0], timeout=30) as client:
             assert len((await client.get("/v1/models")).json()["data"]) == 3
+
             file.write_text(make_config("openai", 5), "utf-8")
             assert app.reloader is not None
             assert (await app.reloader.reload()).is_ok
+
             assert len((await client.get("/v1/models")).json()["data"]) == 5
     finally:
         await app.stop()

@@ -207,6 +207,7 @@ async def test_failed_primary_does_not_cancel_the_shadow_request(
             await gateway.ask(stream=stream)
             go.set()
             comparison = await gateway.wait_for_comparison(1 + stream)
+
             assert comparison.shadow.outcome == "ok"
             assert comparison.primary.error == "StreamBroken"
             assert comparison.primary.outcome == ("truncated" if stream else "worker_error")

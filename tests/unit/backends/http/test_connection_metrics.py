@@ -29,16 +29,20 @@ async def test_connection_counts_show_the_current_state() -> None:
     await upstream.start()
     try:
         assert upstream.connections == ConnectionCounts()
+
         async with run_server(serve_json) as url:
             reading = await upstream.send(url, REQUEST, 5)
             assert upstream.connections == ConnectionCounts(open=1, created=1)
+
             while await reading.read():
                 pass
             reading.release()
             assert upstream.connections == ConnectionCounts(open=1, idle=1, created=1)
+
             again = await upstream.send(url, REQUEST, 5)
             assert upstream.connections == ConnectionCounts(open=1, created=1)
             again.abort()
+
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with pytest.raises(WorkerUnreachable):

@@ -127,6 +127,7 @@ def test_seeded_output_is_independent_of_cancelled_requests(driven: Drive) -> No
         temperature=1.2, seed=9, top_p=0.95, typical_p=0.9, repetition_penalty=1.1
     )
     alone = driven().run(make_command(picking=hot)).ids()
+
     for order in ((1, 2, 3), (3, 1, 2), (2, 3, 1)):
         driver = driven()
         for job in order:
@@ -136,6 +137,7 @@ def test_seeded_output_is_independent_of_cancelled_requests(driven: Drive) -> No
             if at in (3, 7):
                 driver.engine.cancel(2 + at // 4)
         driver.run()
+
         assert driver.ids() == alone
 
 

@@ -146,9 +146,12 @@ def test_feedback_without_its_request_and_without_a_number_does_not_count(tmp_pa
         build_feedback("r1", 1.0),
         build_feedback("r2", 0.0),
     ]
+
     assert write(file, items).count_dropped() == 1
+
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("DELETE FROM usage WHERE id = 'r2'")
+
     assert read(file).feedback == {"up": (Tally(1, 1), Tally(0, 0))}
 
 
