@@ -234,10 +234,11 @@ bench-page: $(DEV_STAMP)
 evidence: $(DEV_STAMP)
 	@$(BIN)/python -m tests.evidence.write_page
 
-## make bench-engine  the local engine beside other engines; rewrites docs/performance-engine.md
+## make bench-engine  the local engine beside other engines, with one and two threads, on an idle machine;
+##                    rewrites docs/performance-engine.md
 bench-engine: $(DEV_STAMP)
-	@$(BIN)/python -m tests.bench_engine run --json .bench/engine/run.json
-	@$(BIN)/python -m tests.bench_engine table .bench/engine/run.json --page docs/performance-engine.md
+	@for threads in 1 2; do $(BIN)/python -m tests.bench_engine run --threads $$threads --json .bench/engine/run-$$threads.json; done
+	@$(BIN)/python -m tests.bench_engine table .bench/engine/run-1.json .bench/engine/run-2.json --page docs/performance-engine.md
 	@$(BIN)/python -m tests.bench_engine tools
 
 ## make site    build the documentation site in build/site

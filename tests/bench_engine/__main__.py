@@ -1,5 +1,6 @@
 """``python -m tests.bench_engine run|table|perplexity|tools``: see docs/performance-engine.md."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ from tests.bench_engine.tool_loop import command as tools
 
 @click.group()
 def main() -> None:
-    """The local engine beside others, by processor time over HTTP with one thread each."""
+    """The local engine beside others, by processor time over HTTP with as many threads each."""
 
 
 @main.command()
@@ -23,26 +24,27 @@ def main() -> None:
 @click.option("--at", default="1,4,16", show_default=True, help="Requests at the same time.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--tokens", default=48, show_default=True, help="Of each answer.")
+@click.option("--threads", default=1, show_default=True, help="Of each engine.")
 @click.option("--json", "out", type=Path, default=Path(".bench/engine/run.json"))
-def run(peers: str, at: str, rounds: int, tokens: int, out: Path) -> None:
+def run(peers: str, at: str, rounds: int, tokens: int, *, threads: int, out: Path) -> None:
     """Measure, and save the results for ``table``."""
     names = peers.split(",")
     if unknown := [name for name in names if name not in PEERS]:
         raise click.BadParameter(f"no such peer: {', '.join(unknown)}")
-    report = run_benchmark(names, [int(size) for size in at.split(",")], rounds, tokens)
+    report = run_benchmark(names, [int(size) for size in at.split(",")], rounds, tokens, threads)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     click.echo(f"kept in {out}")
 
 
 @main.command()
-@click.argument("figures", type=Path)
+@click.argument("figures", type=Path, nargs=-1, required=True)
 @click.option("--page", type=Path, help="Renew the tables of this page, too.")
-def table(figures: Path, page: Path | None) -> None:
-    """Show the results of a run."""
-    report = msgspec.json.decode(figures.read_bytes(), type=Report)
-    click.echo(format_tables(report))
+def table(figures: Sequence[Path], page: Path | None) -> None:
+    """Show the results of runs."""
+    reports = [msgspec.json.decode(one.read_bytes(), type=Report) for one in figures]
+    click.echo("\n".join(map(format_tables, reports)))
     if page is not None:
-        page.write_text(replace_tables(page.read_text(), report))
+        page.write_text(replace_tables(page.read_text(), reports))
 
 
 main.add_command(perplexity)

@@ -6,6 +6,7 @@ KIND MODEL PORT``.
 
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ Batch = Callable[[list[str], int], int]
 def transformers(path: str) -> Batch:
     """The continuous batching of transformers, called as a library."""
     module = importlib.import_module("transformers")
-    importlib.import_module("torch").set_num_threads(1)
+    importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tokenizer = module.AutoTokenizer.from_pretrained(path)
     model = module.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
     model.eval()
@@ -46,6 +47,24 @@ def transformers(path: str) -> Batch:
     return batch
 
 
+def generate(path: str) -> Batch:
+    """``generate`` of transformers on one padded batch."""
+    module = importlib.import_module("transformers")
+    importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    tokenizer = module.AutoTokenizer.from_pretrained(path, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = module.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa").eval()
+
+    def batch(prompts: list[str], most: int) -> int:
+        inputs = tokenizer(prompts, padding=True, return_tensors="pt")
+        out = model.generate(
+            **inputs, max_new_tokens=most, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        return int(out[:, inputs["input_ids"].shape[1] :].numel())
+
+    return batch
+
+
 def openvino(path: str) -> Batch:
     """OpenVINO GenAI's continuous batching on a GGUF file."""
     module = importlib.import_module("openvino_genai")
@@ -54,7 +73,11 @@ def openvino(path: str) -> Batch:
     scheduler.max_num_seqs = 64
     scheduler.enable_prefix_caching = False
     pipe = module.LLMPipeline(
-        path, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=1, NUM_STREAMS=1
+        path,
+        "CPU",
+        scheduler_config=scheduler,
+        INFERENCE_NUM_THREADS=int(os.environ["OMP_NUM_THREADS"]),
+        NUM_STREAMS=1,
     )
 
     def batch(prompts: list[str], most: int) -> int:
@@ -71,7 +94,7 @@ def openvino(path: str) -> Batch:
 
 def sentences(path: str) -> Batch:
     """sentence-transformers; a text counts as one token."""
-    importlib.import_module("torch").set_num_threads(1)
+    importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = importlib.import_module("sentence_transformers").SentenceTransformer(path, device="cpu")
     return lambda texts, _: len(model.encode(texts, batch_size=32, show_progress_bar=False))
 
@@ -86,7 +109,9 @@ def llama(path: str, port: int) -> None:
     params.n_ctx = 16 * 512
     params.kv_unified = False
     params.cache_prompt = False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(
+        os.environ["OMP_NUM_THREADS"]
+    )
     params.cpuparams.poll = params.cpuparams_batch.poll = 0
     server = module.Server(params)
     while server.listening_address:
@@ -115,7 +140,12 @@ def main(kind: str, path: str, port: int) -> None:
     """Serve until killed."""
     if kind == "llama":
         llama(path, port)
-    kinds = {"transformers": transformers, "openvino": openvino, "sentences": sentences}
+    kinds = {
+        "transformers": transformers,
+        "generate": generate,
+        "openvino": openvino,
+        "sentences": sentences,
+    }
     HTTPServer(("127.0.0.1", port), _front(kinds[kind](path))).serve_forever()
 
 

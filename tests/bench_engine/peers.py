@@ -1,7 +1,7 @@
 """The compared engines: how each is installed, started and used, in its own environment.
 
-Each computes with one thread. ``fp32`` peers have the same weights; the others have quantized forms
-of them, see ``weights``.
+Each computes with the same number of threads. ``fp32`` peers have the same weights; the others have
+quantized forms of them, see ``weights``.
 """
 
 import os
@@ -17,18 +17,16 @@ ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".bench" / "engine"
 """Environments, weights and logs. Not in git."""
 HERE = Path(__file__).parent
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-Command = Callable[[Weights, int], Sequence[str | Path]]
-"""Returns the command that starts it on a port."""
+Command = Callable[[Weights, int, int], Sequence[str | Path]]
+"""Returns the command that starts it on a port, with a number of threads."""
 
 
 class Peer(NamedTuple):
@@ -47,39 +45,44 @@ class Peer(NamedTuple):
     """Whether it supports ``ignore_eos``."""
 
 
+def build_environment(threads: int) -> dict[str, str]:
+    """The environment variables of a peer; ``fronts`` reads the number of threads from there."""
+    return {**os.environ, **_VARIABLES, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
+
+
 def python(env: str) -> Path:
     """Return the interpreter of an environment."""
     return PLACE / env / "bin" / "python" if env else Path(sys.executable)
 
 
 def _build_own_command(dtype: str) -> Command:
-    def command(weights: Weights, port: int) -> Sequence[str | Path]:
-        options = ("--name", "smollm2", "--dtype", dtype)
-        return _worker(weights.folder, port, *options)
+    def command(weights: Weights, port: int, threads: int) -> Sequence[str | Path]:
+        model = weights.q4_0 if dtype == "quantized" else weights.folder
+        return _worker(model, port, threads, "--name", "smollm2", "--dtype", dtype)
 
     return command
 
 
-def _worker(model: Path, port: int, *marker: str) -> Sequence[str | Path]:
+def _worker(model: Path, port: int, threads: int, *marker: str) -> Sequence[str | Path]:
     start = (python(""), "-m", "gateway", "worker", "--model", model, "--port", str(port))
-    return (*start, "--threads", "1", "--log-level", "warning", *marker)
+    return (*start, "--threads", str(threads), "--log-level", "warning", *marker)
 
 
 def _front(env: str, kind: str, form: str) -> Command:
-    def command(weights: Weights, port: int) -> Sequence[str | Path]:
+    def command(weights: Weights, port: int, _threads: int) -> Sequence[str | Path]:
         return (python(env), HERE / "fronts.py", kind, getattr(weights, form), str(port))
 
     return command
 
 
-def _serve(weights: Weights, port: int) -> Sequence[str | Path]:
+def _serve(weights: Weights, port: int, _threads: int) -> Sequence[str | Path]:
     start = "from transformers.cli.transformers import main; main()"
     batching = ("--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "512")
     how = ("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port))
     return (python("transformers"), "-c", start, "serve", weights.folder, *batching, *how)
 
 
-def _vllm(weights: Weights, port: int) -> Sequence[str | Path]:
+def _vllm(weights: Weights, port: int, _threads: int) -> Sequence[str | Path]:
     start = (python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", weights.folder)
     how = ("--served-model-name", "smollm2", "--dtype", "float32", "--enforce-eager")
     most = ("--max-model-len", "512", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.1")
@@ -90,6 +93,15 @@ PEERS: Mapping[str, Peer] = {
     "ours": Peer("`interlingua worker`", "float32", _build_own_command("float32")),
     "ours-int8": Peer(
         "`interlingua worker --dtype int8`", "int8 per row", _build_own_command("int8")
+    ),
+    "ours-quantized": Peer(
+        "`interlingua worker --dtype quantized`", "Q4_0", _build_own_command("quantized")
+    ),
+    "generate": Peer(
+        "transformers' `generate`",
+        "float32",
+        _front("", "generate", "folder"),
+        batch=True,
     ),
     "generate-batch": Peer(
         "transformers' `generate_batch`",
@@ -122,8 +134,8 @@ PEERS: Mapping[str, Peer] = {
     "ours-large": Peer(
         "`interlingua worker --dtype quantized`, 1.5 billion weights",
         "Q4_0",
-        lambda weights, port: _worker(
-            weights.large, port, "--name", "large", "--dtype", "quantized"
+        lambda weights, port, threads: _worker(
+            weights.large, port, threads, "--name", "large", "--dtype", "quantized"
         ),
         model="large",
     ),
@@ -136,7 +148,7 @@ PEERS: Mapping[str, Peer] = {
     "ours-vectors": Peer(
         "`interlingua worker`",
         "float32",
-        lambda weights, port: _worker(weights.encoder, port, "--name", "minilm"),
+        lambda weights, port, threads: _worker(weights.encoder, port, threads, "--name", "minilm"),
         vectors=True,
         model="minilm",
     ),

@@ -16,7 +16,7 @@ from msgspec import Struct
 from tests.bench_engine.busy_gateway import run_busy_load
 from tests.bench_engine.client import accepts_connections, complete_prompts, count_tokens, post
 from tests.bench_engine.cost import measure_cpu_seconds, measure_tree_memory
-from tests.bench_engine.peers import ONE_THREAD, PEERS, PLACE, Peer, install
+from tests.bench_engine.peers import PEERS, PLACE, Peer, build_environment, install
 from tests.bench_engine.weights import Weights, prepare
 from tests.support.ports import reserve_port
 
@@ -61,6 +61,8 @@ class Report(Struct, frozen=True):
     """The machine's load average before and after."""
     tokens: int
     rounds: int
+    threads: int
+    """Of each engine."""
     measurements: list[Measurement]
     missing: Mapping[str, str]
     """Peers that could not be measured, and why."""
@@ -70,7 +72,9 @@ class Report(Struct, frozen=True):
     """By round: our decoding speed with a busy gateway, divided by that with an idle one."""
 
 
-def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) -> Report:
+def run(
+    names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int, threads: int
+) -> Report:
     """Start, warm up, and measure in turns."""
     PLACE.mkdir(parents=True, exist_ok=True)
     weights = prepare(PLACE / "weights")
@@ -80,7 +84,7 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
         servers: dict[str, tuple[int, int]] = {}
         for name in names:
             try:
-                servers[name] = stack.enter_context(serving(name, weights))
+                servers[name] = stack.enter_context(serving(name, weights, threads))
                 _warm(name, *servers[name], tokens)
             except (RuntimeError, OSError, TimeoutError) as error:
                 servers.pop(name, None)
@@ -90,7 +94,7 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
         memory = {name: measure_tree_memory(pid) for name, (pid, _) in servers.items()}
         slowed = [_slowed(servers["ours"], i, tokens) for i in range(rounds) if "ours" in servers]
     load = (before, os.getloadavg()[0])
-    return Report(_machine(), load, tokens, rounds, measurements, missing, memory, slowed)
+    return Report(_machine(), load, tokens, rounds, threads, measurements, missing, memory, slowed)
 
 
 def _warm(name: str, pid: int, port: int, tokens: int) -> None:
@@ -182,7 +186,7 @@ async def _embed(peer: Peer, port: int, number: int) -> int:
 
 
 @contextmanager
-def serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
+def serving(name: str, weights: Weights, threads: int = 1) -> Iterator[tuple[int, int]]:
     """Run a peer; yield its process and its port. Raises RuntimeError if it does not start."""
     peer, port = PEERS[name], reserve_port()
     if why := install(peer.env):
@@ -190,8 +194,8 @@ def serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
     log = PLACE / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*map(str, peer.command(weights, port))],
-            env=os.environ | ONE_THREAD,
+            [*map(str, peer.command(weights, port, threads))],
+            env=build_environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

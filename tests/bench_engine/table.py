@@ -1,7 +1,7 @@
 """Formats the results of a run as the tables of docs/performance-engine.md."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tests.bench_engine.peers import PEERS
@@ -21,6 +21,8 @@ class SpeedGoal(NamedTuple):
 
 
 BARS = (
+    SpeedGoal("ours", "generate", 1, 1.1, 0.95),
+    SpeedGoal("ours", "generate", 16, 0.75, 0.6),
     SpeedGoal("ours", "generate-batch", 16, 0.75, 0.55),
     SpeedGoal("ours", "transformers-serve", 16, 0.6, 0.4),
     SpeedGoal("ours", "vllm", 16, 1.25, 1.0),
@@ -28,6 +30,7 @@ BARS = (
     SpeedGoal("ours-int8", "llama-q8", 16, 0.8, 0.5),
     SpeedGoal("ours-int8", "llama-q4", 16, 1.0, 0.75),
     SpeedGoal("ours-int8", "llama-q4", 1, 2.2, 1.5),
+    SpeedGoal("ours-quantized", "llama-q4", 1, 2.8, 1.5),
     SpeedGoal("ours-vectors", "sentence-transformers", 1, 0.8, 0.65),
 )
 BUSY = (0.6, 0.9)
@@ -44,7 +47,9 @@ def format_tables(report: Report) -> str:
 def _format_report(report: Report) -> Iterator[str]:
     before, after = report.load
     yield f"{report.machine}; load average {before:.1f} before and {after:.1f} after the run, which"
-    yield f"itself adds about 1. {report.rounds} rounds, {report.tokens} tokens per response."
+    yield f"itself adds about {report.threads}. {report.rounds} rounds, {report.tokens} tokens per"
+    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    yield f"response, {threads} of each engine."
 
 
 def _costs(report: Report) -> Iterator[str]:
@@ -92,8 +97,9 @@ def _gone(report: Report) -> Iterator[str]:
         yield f"- not measured: {PEERS[name].what}: {' '.join(why.split())}"
 
 
-def replace_tables(page: str, report: Report) -> str:
-    """Replace the tables of the page."""
+def replace_tables(page: str, reports: Sequence[Report]) -> str:
+    """Replace the tables of the page by those of these runs, one after another."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{format_tables(report).strip()}\n\n{END}{after}"
+    tables = "\n\n".join(format_tables(report).strip() for report in reports)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"

@@ -20,7 +20,7 @@ from tests.bench_engine.cost import (
     measure_process_memory,
     measure_tree_memory,
 )
-from tests.bench_engine.peers import HERE, PEERS
+from tests.bench_engine.peers import HERE, PEERS, build_environment
 from tests.bench_engine.running import Measurement, Report
 from tests.bench_engine.table import BARS, BEGIN, END, format_tables, replace_tables
 from tests.bench_engine.weights import Weights
@@ -102,6 +102,7 @@ def make_report(**fields: Any) -> Report:
         "load": (1.0, 2.0),
         "tokens": 32,
         "rounds": 3,
+        "threads": 2,
         "measurements": measurements,
         "missing": {"openvino": "no\nwheel"},
         "memory": {"ours": 10**9, "generate-batch": 0, "vllm": 0},
@@ -113,6 +114,7 @@ def test_speed_goals_use_the_median_ratio_of_the_rounds() -> None:
     text = format_tables(make_report())
     lines = {line.split(" | ")[0]: line for line in text.splitlines()}
     assert "| 5.0 (4.0 to 6.0) | 1,000 MB |" in text
+    assert "2 threads of each engine" in text
     assert "| 0.62 | met |" in lines["| float32 / transformers' `generate_batch`, float32"]
     assert "| 2.00 | **missed** |" in lines["| float32 / vLLM on CPU, eager, float32"]
     assert "not measured" in lines["| int8 per row / OpenVINO GenAI, Q8_0"]
@@ -175,8 +177,11 @@ def test_busy_load_sends_requests_until_the_end() -> None:
 
 
 def test_tables_of_a_page_are_replaced() -> None:
-    once = replace_tables(f"before\n{BEGIN}\nold\n{END}\nafter\n", make_report())
-    assert once == replace_tables(once, make_report())
+    once = replace_tables(
+        f"before\n{BEGIN}\nold\n{END}\nafter\n", [make_report(), make_report(threads=1)]
+    )
+    assert once == replace_tables(once, [make_report(), make_report(threads=1)])
+    assert once.index("2 threads of each") < once.index("1 thread of each")
     assert once.startswith("before\n")
     assert once.endswith("\nafter\n")
     assert "old" not in once
@@ -192,7 +197,14 @@ def test_every_speed_goal_and_environment_has_a_peer() -> None:
 @pytest.mark.parametrize("name", PEERS)
 def test_every_peer_command_contains_its_weights_and_port(name: str) -> None:
     place = Path("weights")
-    command = [str(part) for part in PEERS[name].command(Weights(*[place] * 5), 8123)]
+    command = [str(part) for part in PEERS[name].command(Weights(*[place] * 5), 8123, 2)]
 
     assert "8123" in command
     assert "weights" in command
+
+
+def test_number_of_threads_reaches_the_peers() -> None:
+    command = [*map(str, PEERS["ours"].command(Weights(*[Path("weights")] * 5), 8123, 2))]
+
+    assert command[command.index("--threads") + 1] == "2"
+    assert build_environment(2)["OMP_NUM_THREADS"] == "2"
