@@ -41,7 +41,14 @@ from protocols.core.request import (
 )
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
-from protocols.mindie import errors, openapi, params, requests, responses
+from protocols.mindie import (
+    chat_requests,
+    errors,
+    openai_responses,
+    openapi,
+    params,
+    requests,
+)
 from protocols.mindie.params import (
     MODEL_NAME_PATTERN,
     PROFILES,
@@ -53,6 +60,7 @@ from protocols.mindie.params import (
     get_field,
     read_body_fields,
 )
+from protocols.mindie.passthrough import MindiePassthrough
 from protocols.mindie.requests import get_invalid_length
 from protocols.mindie.responses import (
     KeepAliveEncoder,
@@ -65,7 +73,7 @@ from protocols.mindie.responses import (
     build_json_response,
     encode_json,
 )
-from protocols.mindie.upstream import ChatMode, MindiePassthrough, MindieUpstream
+from protocols.mindie.upstream import ChatMode, MindieUpstream
 from protocols.params import Param
 
 # Responses on the state of the server and its models.
@@ -412,7 +420,9 @@ class MindIE(MindieUpstream):
             case "chat" | "completion":
                 fields = read_body_fields(call)
                 stream = get_field(fields, "stream") is True
-                return RoutingInfo(requests.read_model_name(fields, self._config), stream=stream)
+                return RoutingInfo(
+                    chat_requests.read_model_name(fields, self._config), stream=stream
+                )
             case _:
                 return self._read_default_routing(call)
 
@@ -436,9 +446,9 @@ class MindIE(MindieUpstream):
                     extra=requests.find_fields_beside(fields, "inputs", "do_decode"),
                 )
             case "chat":
-                return requests.read_chat_request(call, setup)
+                return chat_requests.read_chat_request(call, setup)
             case "completion":
-                return requests.read_completion_request(call, setup)
+                return chat_requests.read_completion_request(call, setup)
             case "native":
                 return requests.read_native_request(call, setup, self._read_default_model(call))
             case "generate, of a prompt":
@@ -470,12 +480,12 @@ class MindIE(MindieUpstream):
                 output = requests.read_output_name(get_field(read_body_fields(call), "outputs"))
                 return TokensEncoder(request, headers, output)
             case "chat":
-                return responses.create_openai_style_encoder(
-                    responses.ResponseVariant(early=profile.early), request, about, headers
+                return openai_responses.create_openai_style_encoder(
+                    openai_responses.ResponseVariant(early=profile.early), request, about, headers
                 )
             case "completion":
-                return responses.create_openai_style_encoder(
-                    responses.ResponseVariant(is_chat=False), request, about, headers
+                return openai_responses.create_openai_style_encoder(
+                    openai_responses.ResponseVariant(is_chat=False), request, about, headers
                 )
             case "native":
                 return NativeEncoder(profile, request, about, headers)

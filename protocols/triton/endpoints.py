@@ -33,8 +33,9 @@ from protocols.core.interfaces import (
 from protocols.core.request import AnyRequest, GenerationRequest
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
-from protocols.triton import errors, openapi, passthrough, requests
+from protocols.triton import errors, infer_requests, openapi, passthrough, requests
 from protocols.triton.errors import StatusMode
+from protocols.triton.infer_responses import InferEncoder, NumberEncoder
 from protocols.triton.metadata import InfoHandler
 from protocols.triton.params import (
     EMBEDDING,
@@ -47,7 +48,7 @@ from protocols.triton.params import (
     select_profile,
 )
 from protocols.triton.requests import PromptMode
-from protocols.triton.responses import GenerateEncoder, InferEncoder, NumberEncoder
+from protocols.triton.responses import GenerateEncoder
 from protocols.triton.upstream import TritonUpstream
 
 _MODEL_PATH = "/v2/models/{model}"
@@ -168,7 +169,7 @@ class Triton(TritonUpstream):
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """Decode the request. Raises MalformedRequest, InvalidParameter and UnsupportedFeature."""
         is_infer = call.endpoint.operation == "infer"
-        read = requests.read_infer_request if is_infer else requests.read_generate_request
+        read = infer_requests.read_infer_request if is_infer else requests.read_generate_request
         profile = select_profile(model, self._profile)
         request = read(call, profile)
         if profile is EMBEDDING:
@@ -183,7 +184,7 @@ class Triton(TritonUpstream):
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
         is_infer = call.endpoint.operation == "infer"
-        outputs = requests.read_requested_outputs(call) if is_infer else None
+        outputs = infer_requests.read_requested_outputs(call) if is_infer else None
         framed = call.endpoint.operation == "generate_stream"
         if not isinstance(request, GenerationRequest):
             return NumberEncoder(request.client_id, about, outputs, framed=framed)

@@ -14,7 +14,7 @@ from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import GenerationRequest
 from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamTable
-from protocols.triton import requests
+from protocols.triton import output_format
 from protocols.triton.params import GUIDE_PARAM_NAMES, PROMPT_INPUT, TritonProfile
 from protocols.triton.tensors import INTEGER_RANGES
 
@@ -434,7 +434,7 @@ class ModelAdapter:
         """Return the guide parameters, if the model has all of them."""
         if request.output is None:
             return {}
-        guide = requests.write_output_format(request.output, self._profile.guide_style)
+        guide = output_format.write_output_format(request.output, self._profile.guide_style)
         accepted = self._profile.accepts_extra_params or guide.keys() <= self.model.inputs.keys()
         return guide if accepted else {}
 
