@@ -430,8 +430,8 @@ class _SimilarEvents:
         self._get_identity, self._get_piece = run.get_identity, run.get_piece
         self._identity = run.get_identity(sample)
         self._last = last
-        self.arguments = ""
-        """The arguments that were forwarded since the last call of ``take_arguments``."""
+        self.unread = ""
+        """What was forwarded since the last call of ``take_unread``: arguments, or some text."""
         self._replacements = replacements
 
     @classmethod
@@ -489,11 +489,12 @@ class _SimilarEvents:
     def _make_event(self, text: str, tokens: int) -> Event:
         """The event of the content of some of them."""
         last = self._last
+        if type(last) is ToolCallDelta:
+            self.unread += text
+            return ToolCallDelta(0, last.call_index, text)
+        self.unread = text
         if type(last) is TextDelta:
             return TextDelta(text, tokens=tokens)
-        if type(last) is ToolCallDelta:
-            self.arguments += text
-            return ToolCallDelta(0, last.call_index, text)
         return ReasoningDelta(text)
 
     def _forward_replaceable(
@@ -505,15 +506,21 @@ class _SimilarEvents:
             count += 1
         return self.forward(payloads[:count], 0, events)
 
-    def take_arguments(self) -> bytes:
-        """The arguments that were forwarded, as one event: the decoder must know them.
+    def take_unread(self) -> bytes:
+        """What was forwarded, as one event: the decoder must know it.
 
-        They decide whether what comes next begins another call.
+        Arguments decide whether what comes next begins another call, and with any content an end
+        that came before was none.
         """
-        assert type(self._last) is ToolCallDelta  # noqa: S101 - no other has arguments
-        piece = {"index": self._last.call_index, "function": {"arguments": self.arguments}}
-        self.arguments = ""
-        return b'data: {"choices":[{"delta":{"tool_calls":[%b]}}]}\n\n' % _encode(piece)
+        delta: dict[str, Any]
+        if type(self._last) is ToolCallDelta:
+            piece = {"index": self._last.call_index, "function": {"arguments": self.unread}}
+            delta = {"tool_calls": [piece]}
+        else:
+            key = "content" if type(self._last) is TextDelta else "reasoning_content"
+            delta = {key: self.unread}
+        self.unread = ""
+        return b'data: {"choices":[{"delta":%b}]}\n\n' % _encode(delta)
 
 
 class StreamPassthroughReader:
@@ -580,8 +587,8 @@ class StreamPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
-        if self._similar_events is not None and self._similar_events.arguments:
-            self._decoder.feed(self._similar_events.take_arguments())
+        if self._similar_events is not None and self._similar_events.unread:
+            self._decoder.feed(self._similar_events.take_unread())
         block = bytes(self._pending)
         events = [*self._decoder.feed(block), *self._decoder.close()]
         return (None if self._is_unary else self._write(block.strip(), events)), events
@@ -636,8 +643,8 @@ class StreamPassthroughReader:
 
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""
-        if self._similar_events is not None and self._similar_events.arguments:
-            self._decoder.feed(self._similar_events.take_arguments())
+        if self._similar_events is not None and self._similar_events.unread:
+            self._decoder.feed(self._similar_events.take_unread())
         # The decoder may keep half a character back: nothing must overtake it.
         if b"\\u" in block and has_lone_surrogate(block):
             self._forwards = False

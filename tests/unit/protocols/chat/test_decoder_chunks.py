@@ -187,6 +187,19 @@ def test_irregular_packets_between_text_events_are_decoded(middle: bytes) -> Non
     assert events[0] == events[1]
 
 
+@pytest.mark.parametrize("name", ["content", "reasoning_content"])
+@pytest.mark.parametrize("end", [DONE, b""])
+def test_content_passed_through_after_an_end_takes_the_end_back(name: str, end: bytes) -> None:
+    plain = format_event(build_chunk({name: "a"}))
+    ended = format_event(build_chunk({name: "a"}, finish="stop"))
+    reader = create_passthrough_reader(GenerationDecoder(STREAMED, source="openai"))
+
+    reader.feed([plain, ended, plain, end])
+
+    with pytest.raises(GatewayError, match=r"without a finish reason|stopped before its end"):
+        reader.close()
+
+
 # --- single decoder -------------------------------------------------------------------------------
 
 
