@@ -119,8 +119,10 @@ class MemoryBudget:
         return True
 
     def reserve(self, use: MemoryUse, size: int) -> None:
-        """Take so many bytes. Raises MemoryExhausted."""
-        if size and not self.try_take(use, size):
+        """Take so many bytes; give them back if negative. Raises MemoryExhausted if positive."""
+        if size <= 0:  # beyond the limit, too: a reload may have lowered it
+            self.release(use, -size)
+        elif not self.try_take(use, size):
             raise build_memory_overload()
 
     def release(self, use: MemoryUse, size: int) -> None:

@@ -54,6 +54,18 @@ def test_all_uses_share_one_limit() -> None:
     assert repr(memory) == "<MemoryBudget 50 of 100 bytes>"
 
 
+def test_memory_is_released_beyond_the_limit() -> None:
+    """It was lowered, or connections hold more than it: that is no reason to keep what is free."""
+    memory = MemoryBudget(100)
+    memory.reserve("responses", 90)
+    memory.limit = 50
+
+    memory.reserve("responses", -30)
+
+    status = memory.get_status()
+    assert (status.used, status.refused, status.closed) == (60, 0, 0)
+
+
 def test_slowest_connections_of_all_listeners_make_room() -> None:
     memory = MemoryBudget(500)
     first, second = Connections(memory, [5.0, 1.0]), Connections(memory, [2.0, 9.0])
