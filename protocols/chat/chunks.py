@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
+from protocols.chat.extra_keys import ObjectName
 from protocols.core.events import (
     Event,
     ReasoningDelta,
@@ -129,7 +130,7 @@ class _BareTextChunk(TextChunk, gc=False, forbid_unknown_fields=True):
     """A text chunk without log probabilities and unknown keys."""
 
     choices: tuple[_BareTextChunkChoice]
-    object: str | None = None
+    object: ObjectName | None = None
     created: float | None = None
     system_fingerprint: str | None = None
     service_tier: None = None

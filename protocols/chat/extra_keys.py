@@ -7,7 +7,7 @@ decoder emits them as ``ResponseExtra``. ``ExtraKeyWriter`` adds them to what th
 
 from collections.abc import Container, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -21,8 +21,13 @@ from protocols.core.response_losses import get_content_losses, get_single_losses
 
 EXTRA_KEY: Final = "(extra)"
 """The key under which the unknown keys of an object are put aside; no worker sends it."""
+ObjectName = Literal[
+    "chat.completion", "chat.completion.chunk", "text_completion", "text_completion.chunk", ""
+]
+"""What workers call a response or a chunk of it; any other word is as an unknown key."""
 _RESPONSE_KEYS: Final[KeyTree] = {
-    **dict.fromkeys(("id", "object", "created", "model", "system_fingerprint", "choices", "error")),
+    "object": frozenset(get_args(ObjectName)),
+    **dict.fromkeys(("id", "created", "model", "system_fingerprint", "choices", "error")),
     "usage": {
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")),
         "prompt_tokens_details": {"cached_tokens": None},

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from protocols.chat.extra_keys import EXTRA_KEY, separate_unknown_keys
+from protocols.chat.extra_keys import EXTRA_KEY, ObjectName, separate_unknown_keys
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -211,7 +211,7 @@ class KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
 class _KnownResponse(WireResponse, gc=False, forbid_unknown_fields=True):
     choices: list[_KnownChoice] | None = None  # type: ignore[assignment]
     usage: KnownUsage | NoObject = None
-    object: Any = None
+    object: ObjectName | None = None
     service_tier: None = None
     prompt_token_ids: None = None
     prompt_logprobs: None = None
@@ -279,7 +279,7 @@ class _KnownTextChoice(_TextChoice, gc=False, forbid_unknown_fields=True):
 class _KnownTextResponse(_TextResponse, gc=False, kw_only=True, forbid_unknown_fields=True):
     choices: tuple[_KnownTextChoice]
     usage: KnownUsage
-    object: Any = None
+    object: ObjectName | None = None
     service_tier: None = None
     prompt_token_ids: None = None
     prompt_logprobs: None = None

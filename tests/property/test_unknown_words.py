@@ -274,7 +274,7 @@ def test_a_known_word_of_an_enumeration_is_valid(
 
 # --- responses ------------------------------------------------------------------------------------
 
-ENUMERATIONS = frozenset({"role", "type", "status", "finish_reason", "stop_reason"})
+ENUMERATIONS = frozenset({"object", "role", "type", "status", "finish_reason", "stop_reason"})
 """The keys of responses whose values are words of an enumeration."""
 
 
