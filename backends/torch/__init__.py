@@ -16,7 +16,8 @@ In the engine process:
 
 engine_process     its main: reads commands, runs the engine's loop, ends with the gateway
 engine             prefill and decode of many sequences together, one step at a time
-scheduler          the queue, slots, memory and preemption; fair turns between tenants
+scheduler          slots, memory and preemption
+fair_queue         waiting prompts: fair turns between tenants
 sequence           the engine's state of one request, one prompt and one choice
 token_selection    from logits to events: sampling, log probabilities, ends of choices
 sampling           the next token of each row by its own parameters; watermarks
@@ -26,10 +27,12 @@ output_grammar     the grammar of an output: JSON Schema, regex, choices, tool c
 grammar_source     the text of a grammar
 grammar_compiler   compiles grammars in threads; the tokens that one allows next
 grammar_manager    requests that wait for their grammar; masks of logits
-tool_calls         tool call formats of model families; parsing of the output
+tool_calls         tool calls in conversations, as a template gets them
+response_template  parsing of the output by a tokenizer's response template
 kv_cache           blocks of keys and values: shared, cached, evicted
 attention          attention of each row over its own past, independent of the batch
-model              a packed forward pass over many rows; fused and 8-bit layers
+model              a packed forward pass over many rows
+fused_layers       fused and prepacked layers
 model_check        a check of the whole model at load, against the family's own attention
 quantized_weights  layers whose weights stay quantized, with 4 or 8 bits
 gguf_file          the tensors of a GGUF file
@@ -40,7 +43,9 @@ device_memory      free memory of a device
 loaded_model       a forward pass, a tokenizer and an input processor
 tokenization       prompts to token ids; checks of parameters
 detokenizer        tokens to text: whole characters, stop strings
-embeddings         vectors of texts, over the inputs of all requests together
+embeddings         an encoder: vectors of texts
+pooling            how an encoder's states become one vector
+embedding_engine   the requests of an encoder, over the inputs of all together
 rerank             cross-encoders: scores of documents for a query
 classification     classifiers: the label of a text
 """

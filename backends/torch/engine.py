@@ -47,8 +47,6 @@ from backends.torch.tokenization import (
     measure_prompts,
 )
 
-# Counters of the engine.
-
 
 @dataclass(slots=True)
 class EngineCounters:

@@ -217,11 +217,8 @@ def _submit_request(channel: EngineChannel, loop: EngineLoop, command: RequestCo
 def _load_encoder_engine(location: Any, settings: TorchSettings, channel: EngineChannel) -> Any:
     """The same for a model that computes embeddings, scores or classes, at this ModelLocation."""
     from backends.torch.classification import load_classifier  # noqa: PLC0415
-    from backends.torch.embeddings import (  # noqa: PLC0415
-        EmbeddingEngine,
-        TextEncoder,
-        load_encoder,
-    )
+    from backends.torch.embedding_engine import EmbeddingEngine  # noqa: PLC0415
+    from backends.torch.embeddings import TextEncoder, load_encoder  # noqa: PLC0415
     from backends.torch.rerank import load_cross_encoder  # noqa: PLC0415
 
     loaders: dict[EngineTask, Any] = {

@@ -28,16 +28,13 @@ from backends.torch.ipc import (
 from backends.torch.output_formats import OutputRules, detect_reasoning_mark
 from backends.torch.output_grammar import OutputConstraint, build_output_grammar
 from backends.torch.rejection import RequestRejectedError
+from backends.torch.response_template import ResponseTemplateRules, get_response_template
 from backends.torch.sequence import (
     EngineRequest,
     TokenSequence,
 )
 from backends.torch.tokenization import InputProcessor
-from backends.torch.tool_calls import (
-    ResponseTemplateRules,
-    build_function_schema,
-    get_response_template,
-)
+from backends.torch.tool_calls import build_function_schema
 
 _log = logging.getLogger(__name__)
 

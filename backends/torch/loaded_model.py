@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import msgspec
 from transformers import AutoConfig, AutoTokenizer
 
-from backends.torch.embeddings import read_pooling_config
 from backends.torch.grammar_compiler import supports_grammars
 from backends.torch.loader import ModelLocation, find_model, load_pretrained
 from backends.torch.model import ModelRunner, compute_context_length, load_model_runner
 from backends.torch.model_files import EngineTask, ModelError
+from backends.torch.pooling import read_pooling_config
+from backends.torch.response_template import get_response_template
 from backends.torch.template_features import summarize_features
 from backends.torch.tokenization import InputProcessor
-from backends.torch.tool_calls import get_response_template
 from protocols.core.catalog import ModelFeatures
 from protocols.core.json_text import decode_json
 

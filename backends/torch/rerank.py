@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from backends.torch.embeddings import EncoderInput, TextEncoder, count_positions, pad_inputs
+from backends.torch.fused_layers import prepack_linears
 from backends.torch.ipc import RerankCommand, ScoresEvent
 from backends.torch.loader import (
     ModelLocation,
@@ -20,7 +21,6 @@ from backends.torch.loader import (
     pick_device,
     pick_dtype,
 )
-from backends.torch.model import prepack_linears
 from backends.torch.model_files import ModelError, read_model_config
 from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.settings import TorchSettings

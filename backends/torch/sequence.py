@@ -29,8 +29,8 @@ from backends.torch.parsed_output import (
 )
 from backends.torch.prompt_lookup import PromptLookup
 from backends.torch.rejection import RequestRejectedError
+from backends.torch.response_template import ResponseTemplateParser, ResponseTemplateRules
 from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
-from backends.torch.tool_calls import ResponseTemplateParser, ResponseTemplateRules
 
 StopReason = Literal["eos", "stop", "length", "tool_calls"]
 ChoiceEvent = TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent | ChoiceEndEvent

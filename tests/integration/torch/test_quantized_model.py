@@ -8,10 +8,10 @@ import torch
 from gguf import GGMLQuantizationType
 
 from backends.torch.attention import BatchSegment
+from backends.torch.fused_layers import FusedAttention, FusedGatedMlp
 from backends.torch.kv_cache import BlockPool, SequenceCache
 from backends.torch.loaded_model import LoadedModel, load_model
 from backends.torch.loader import find_model
-from backends.torch.model import FusedAttention, FusedGatedMlp
 from backends.torch.quantized_weights import OutputLinear, PackedFourBitLinear, QuantizedEmbedding
 from tests.integration.torch.tiny_gguf import write_gguf
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from backends.torch.embeddings import EmbeddingEngine, load_encoder
+from backends.torch.embedding_engine import EmbeddingEngine
+from backends.torch.embeddings import load_encoder
 from backends.torch.ipc import EmbedCommand, EmbeddingsEvent, EngineEvent, RequestFinishedEvent
 from backends.torch.loader import find_model
 from backends.torch.settings import TorchSettings

@@ -24,14 +24,8 @@ from transformers import (
     T5Model,
 )
 
-from backends.torch.embeddings import (
-    MAX_BATCH_TOKENS,
-    EmbeddingEngine,
-    EmbeddingModel,
-    PoolingConfig,
-    load_encoder,
-    select_batch,
-)
+from backends.torch.embedding_engine import EmbeddingEngine, select_batch
+from backends.torch.embeddings import MAX_BATCH_TOKENS, EmbeddingModel, load_encoder
 from backends.torch.ipc import (
     EmbedCommand,
     EmbeddingsEvent,
@@ -43,6 +37,7 @@ from backends.torch.ipc import (
     TokensEvent,
 )
 from backends.torch.loader import ModelLocation
+from backends.torch.pooling import PoolingConfig
 from backends.torch.settings import TorchSettings
 from backends.torch.tokenization import BackgroundTokenizer
 from tests.support.tiny_model import byte_tokenizer
@@ -203,7 +198,7 @@ def test_oversized_text_is_rejected_without_tokenization(
 
     blind = encoder._replace(tokenizer=Untouched())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backends.torch.embeddings.TokenBytes", lambda _: None)
+        patch.setattr("backends.torch.embedding_engine.TokenBytes", lambda _: None)
         (failed,) = run_embed_command(blind, EmbedCommand(1, ("x" * 4_000_000,)))
         events: list[EngineEvent] = []
         engine = EmbeddingEngine(blind, 4, events.append, float)

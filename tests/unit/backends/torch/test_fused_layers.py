@@ -17,15 +17,9 @@ from transformers import (
 )
 
 from backends.torch.attention import AttentionParams, BatchSegment
+from backends.torch.fused_layers import FusedAttention, FusedGatedMlp, fuse_layers, replace_modules
 from backends.torch.kv_cache import BlockPool, SequenceCache
-from backends.torch.model import (
-    ATTENTION_NAME,
-    FusedAttention,
-    FusedGatedMlp,
-    ModelRunner,
-    fuse_layers,
-    replace_modules,
-)
+from backends.torch.model import ATTENTION_NAME, ModelRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

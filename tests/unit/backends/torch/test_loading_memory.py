@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from backends.torch import loader
+from backends.torch.fused_layers import FusedGatedMlp, fuse_layers, prepack_linears
 from backends.torch.gguf_file import CODES_SUFFIX
 from backends.torch.linear_layers import Int8Linear
 from backends.torch.loader import ModelLocation, load_int8_model
-from backends.torch.model import ATTENTION_NAME, FusedGatedMlp, fuse_layers, prepack_linears
+from backends.torch.model import ATTENTION_NAME
 from backends.torch.model_check import compute_reference
 from backends.torch.model_files import ModelError
 from backends.torch.packed_checkpoint import read_packed_tensors

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.torch.embeddings import (
+from backends.torch.model_files import ModelError
+from backends.torch.pooling import (
     DenseLayer,
     PoolingConfig,
     PoolingMode,
     pool_states,
     read_pooling_config,
 )
-from backends.torch.model_files import ModelError
 
 CPU = torch.device("cpu")
 

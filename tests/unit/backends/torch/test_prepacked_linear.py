@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from backends.torch.fused_layers import prepack_linears
 from backends.torch.linear_layers import PrepackedLinear, _pad_row_count
-from backends.torch.model import prepack_linears
 
 SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 

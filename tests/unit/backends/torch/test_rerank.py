@@ -13,7 +13,8 @@ from transformers import (
     BertModel,
 )
 
-from backends.torch.embeddings import EmbeddingEngine, EmbeddingModel, PoolingConfig
+from backends.torch.embedding_engine import EmbeddingEngine
+from backends.torch.embeddings import EmbeddingModel
 from backends.torch.ipc import (
     ClassifyCommand,
     DetokenizeCommand,
@@ -28,6 +29,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.loader import ModelLocation, find_model
 from backends.torch.model_files import ModelError
+from backends.torch.pooling import PoolingConfig
 from backends.torch.rerank import load_cross_encoder, read_activation
 from backends.torch.settings import TorchSettings
 from tests.support.tiny_model import byte_tokenizer

@@ -25,10 +25,7 @@ from backends.torch.parsed_output import (
     ParsedOutput,
     ParsedReasoning,
 )
-from backends.torch.tool_calls import (
-    ResponseTemplateRules,
-    get_response_template,
-)
+from backends.torch.response_template import ResponseTemplateRules, get_response_template
 
 Drive = Callable[..., Any]
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backends.torch.fair_queue import TURN_TOKENS, FairQueue
 from backends.torch.ipc import (
     ChatTurn,
     EngineSamplingParams,
@@ -21,7 +22,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.model_files import ModelError
 from backends.torch.sampling import SamplingRules, sample_tokens
-from backends.torch.scheduler import TURN_TOKENS, FairQueue, SchedulerConfig
+from backends.torch.scheduler import SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup
 from tests.support.tiny_model import EngineDriver, ScriptedRunner
 
