@@ -150,9 +150,11 @@ class MessageDecoder(sse.StreamDecoder):
         self._counts: dict[str, Any] = {}
         """The token counts so far; the last one of each counts."""
         self._calls: dict[Any, int] = {}
+        """The number of the tool call of each block, by the block's index."""
         self._call_count = 0
         self._block_count = 0
-        """The number of the tool call of each block, by the block's index."""
+        self._unknown_blocks: dict[Any, str] = {}
+        """The type of each block that no event represents, by its index."""
         self._inputs: dict[Any, Any] = {}
         """The input in the start of each tool's block, as long as no delta came."""
         self._reason: Any = None
@@ -200,7 +202,11 @@ class MessageDecoder(sse.StreamDecoder):
         return index if is_valid else self._block_count - 1
 
     def _read_block(self, index: Any, block: Mapping[str, Any], events: list[Event]) -> None:
-        _add_unknown_keys(block, _PART_KEYS.get(_as_text(block.get("type"))), events, index)
+        kind = _as_text(block.get("type"))
+        _add_unknown_keys(block, _PART_KEYS.get(kind), events, index)
+        self._unknown_blocks.pop(index, None)
+        if kind and kind not in _PART_KEYS:
+            self._unknown_blocks[index] = kind
         match block:
             case {"type": "text", "text": str() as text} if text:
                 events.append(TextDelta(text))
@@ -230,6 +236,11 @@ class MessageDecoder(sse.StreamDecoder):
     def _read_delta(self, index: Any, delta: Mapping[str, Any], events: list[Event]) -> None:
         _add_unknown_keys(delta, _PART_KEYS.get(_as_text(delta.get("type"))), events, index)
         match delta:
+            case {"type": "input_json_delta"} if index in self._unknown_blocks:
+                # The input of a tool that the worker runs itself is lost with its block.
+                values = (((self._unknown_blocks[index],), delta),)
+                place = index if isinstance(index, int) else 0
+                events.append(ResponseExtra(SOURCE, "block", values, place))
             case {"type": "text_delta", "text": str() as text} if text:
                 events.append(TextDelta(text))
             case {"type": "input_json_delta", "partial_json": str() as text} if text:

@@ -22,6 +22,7 @@ from protocols.core.events import (
     ResponseExtra,
     StreamEnd,
     TextDelta,
+    ToolCallDelta,
     ToolCallStart,
 )
 from protocols.core.request import GenerationRequest, Message, TextPart, ToolCall
@@ -333,6 +334,30 @@ def test_blocks_of_an_unknown_type_are_reported_whole(*, unary: bool) -> None:
         ("response.content[0]", [("server_tool_use",)]),
         *([] if unary else [("response.content[0]", [("x_delta",)])]),
     ]
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_input_of_a_tool_that_the_worker_ran_is_no_argument_of_a_call(calls_before: int) -> None:
+    call = [
+        block(0, type="tool_use", id="t", name="f", input={}),
+        delta(0, "input_json_delta", partial_json='{"a":1}'),
+        stop(0),
+    ]
+    hosted = [
+        block(1, type="server_tool_use", id="s", name="web_search", input={}),
+        delta(1, "input_json_delta", partial_json='{"query":'),
+        delta(1, "input_json_delta", partial_json='"x"}'),
+        stop(1),
+    ]
+
+    events = decode(START, *call * calls_before, *hosted, end(), STOP)
+
+    arguments = [one.text for one in events if isinstance(one, ToolCallDelta)]
+    assert arguments == ['{"a":1}'] * calls_before
+    extra = [one for one in events if isinstance(one, ResponseExtra)]
+    assert [(one.path, [path for path, _ in one.values]) for one in extra] == [
+        ("response.content[1]", [("server_tool_use",)])
+    ] * 3
 
 
 def test_unknown_events_and_words_are_reported() -> None:
