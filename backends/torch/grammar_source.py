@@ -56,7 +56,7 @@ class GrammarWriter:
 
     def _quote_piece(self, text: str) -> str:
         if text == "{index}":
-            return "/[0-9]+/"
+            return "/[0-9]{1,3}/"  # a model could write digits to its token limit
         token_id = self._special_tokens.get(text)
         return quote_literal(text) if token_id is None else f"<[{token_id}]>"
 

@@ -115,3 +115,77 @@ async def test_calls_arrive_as_calls_under_every_option(
 
         assert json.loads(text) == ARGUMENTS
         assert not "".join(delta.content or "" for delta in deltas)
+
+
+ENDING: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"days": {"type": "integer", "enum": [1, 2, 3]}},
+                "required": ["days"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+WITHOUT_REASONING = [one for one in FAMILIES if one.id != "gpt-oss"]
+"""gpt-oss may reason before a call, and a model that writes text only would reason to the end."""
+
+
+@pytest.mark.parametrize("call_format", WITHOUT_REASONING)
+async def test_model_that_would_write_text_calls_a_required_function(
+    serve: Serve, tmp_path: Path, call_format: CallFormat
+) -> None:
+    """Given a model that writes text only, a required call is enforced in its family's format."""
+    template = f"x{{# tools {call_format.template_sign} #}}"
+    write_scripted_model(tmp_path / "model", "No, I will not call it. " * 16, template)
+    config = {
+        "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+        "backends": {"local": {"kind": "torch", "path": str(tmp_path / "model"), "threads": 1}},
+        "models": {"m": {"backend": "local"}},
+    }
+    gateway = await serve(json.dumps(config))
+    messages: Any = [{"role": "user", "content": "hi"}]
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+        choices: Any = ("required", {"type": "function", "function": {"name": "weather"}})
+        for tool_choice in choices:
+            response = await client.chat.completions.create(
+                model="m", messages=messages, temperature=0, max_tokens=440,
+                tools=ENDING, tool_choice=tool_choice, parallel_tool_calls=False,
+            )  # fmt: skip
+            [choice] = response.choices
+            calls: Any = choice.message.tool_calls
+            [call] = calls
+            assert choice.finish_reason == "tool_calls"
+            assert json.loads(call.function.arguments)["days"] in {1, 2, 3}
+
+
+async def test_required_call_of_an_unknown_format_is_refused_by_name(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Given a template whose format of calls is not known, the error names what it lacks."""
+    template = "x{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    write_scripted_model(tmp_path / "model", "No.", template)
+    config = {
+        "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+        "backends": {
+            "local": {
+                "kind": "torch", "path": str(tmp_path / "model"), "threads": 1,
+                "unknown_tool_calls": "text",
+            }
+        },
+        "models": {"m": {"backend": "local"}},
+    }  # fmt: skip
+    gateway = await serve(json.dumps(config))
+    messages: Any = [{"role": "user", "content": "hi"}]
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+        with pytest.raises(openai.BadRequestError, match="tool calls of this model are not") as no:
+            await client.chat.completions.create(
+                model="m", messages=messages, max_tokens=9, tools=ENDING, tool_choice="required"
+            )
+    assert no.value.param == "tools"
