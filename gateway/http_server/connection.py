@@ -11,6 +11,8 @@ What must never happen:
   complete, and a response that was cut off ends the connection.
 - A request that is left running without its client: a lost connection cancels the task.
 - A reset that loses an error's response: input is discarded for a while before the close.
+- A client that makes the gateway hold one response after the other: the next request waits until it
+  has read the last response.
 """
 
 import asyncio
@@ -266,6 +268,8 @@ class ClientConnection(asyncio.Protocol):
         if self._writer is not None:
             self._writer.resume()
         self._release_response()
+        if self._task is None and self._queue:
+            self._serve_next()
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -311,9 +315,12 @@ class ClientConnection(asyncio.Protocol):
     # --- serving --------------------------------------------------------------------------------
 
     def _on_request(self, request: IncomingRequest | BadRequest) -> None:
-        """Serve a request or reject it, after the one that runs."""
+        """Serve a request or reject it, after the one that runs and what its client has to read."""
         if self._task is not None:
             self._queue.append(request)
+        elif self._held_bytes:
+            self._queue.append(request)
+            self._set_state("ending")
         elif type(request) is BadRequest:
             self._send_bad_request(request)
         elif (transport := self._transport) is None or transport.is_closing():
@@ -359,14 +366,23 @@ class ClientConnection(asyncio.Protocol):
             self._linger()
         elif writer.closes_connection:
             self.close()
+        elif self._queue:
+            self._owner.write_batcher.flush()  # the transport says whether it takes more
+            self._serve_next()
         else:
             if self._is_reading_paused:
                 self._resume_reading()
-            if self._queue:
-                self._on_request(self._queue.popleft())
-            else:
-                self._state = "head"
-                self._state_since = self._owner.loop_time
+            self._state = "head"
+            self._state_since = self._owner.loop_time
+
+    def _serve_next(self) -> None:
+        """Serve the next pipelined request, or wait until the client has read the last response."""
+        if self._held_bytes:
+            self._set_state("ending")
+            return
+        self._on_request(self._queue.popleft())
+        if len(self._queue) <= _MAX_PIPELINED:
+            self._resume_reading()
 
     def _send_bad_request(self, error: BadRequest) -> None:
         self._owner.malformed_by_status[error.status] += 1

@@ -1,6 +1,7 @@
 """A client stops reading: the worker pauses, memory stays flat, the stream is closed (33)."""
 
 import asyncio
+import json
 import socket
 from http import HTTPStatus
 
@@ -20,12 +21,21 @@ from tests.fault.protocol_clients import (
 from tests.fault.test_invalid_responses import get_resident_memory
 from tests.support.fakes import chunk
 from tests.support.slow_readers import open_unread_stream, run_flooding_worker, wait_until_blocked
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 PIECE = chunk(build_event("x" * 16_000))
 MOST = 96 << 20
 """Bytes of the worker's response."""
 SMALL_BUFFER = 4096
+PIPELINED = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends: {{e: {{kind: echo, script: ["{text}"]}}}}
+models: {{m: {{backend: e}}}}
+"""
+PIPELINED_HEADERS = "Host: localhost\r\nContent-Length: "
+PIPELINED_COUNT = 120
+MOST_PIPELINED = 300 << 10
+"""Bytes of the requests in one read of a socket, and some."""
 
 
 def open_stream(gateway: RunningGateway, client: Client, receive_buffer: int) -> socket.socket:
@@ -127,3 +137,39 @@ async def test_end_of_the_memory_budget_closes_the_unread_stream_and_serves_othe
     assert served.status_code == HTTPStatus.BAD_REQUEST
     assert memory.get_status().closed == 1
     assert memory.get_use("responses") == 0
+
+
+def count_answers(gateway: RunningGateway) -> int:
+    return sum(record.path != "/health" for record in gateway.records)
+
+
+@pytest.mark.fault(33)
+async def test_pipelined_requests_wait_until_their_client_reads(serve: Serve) -> None:
+    """Neither the responses nor the requests of a client that reads nothing pile up."""
+    # Given responses of which a few fill the sockets' buffers
+    gateway = await serve(PIPELINED.format(text="x" * 500_000))
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "y" * 4000}]})
+    request = f"POST /v1/chat/completions HTTP/1.1\r\n{PIPELINED_HEADERS}{len(body)}\r\n\r\n{body}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=SMALL_BUFFER)
+
+    # When a client sends many requests at once, and reads only when no more are served
+    writer.write(request.encode() * PIPELINED_COUNT)
+    await wait_until(lambda: bool(gateway.app.memory.get_use("responses")))
+    served = -1
+    while served != count_answers(gateway):
+        served = count_answers(gateway)
+        for _ in range(20):
+            await gateway.http.get("/health")
+    held = gateway.app.memory.get_use("bodies")
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(PIPELINED_COUNT):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+    writer.transport.abort()
+
+    # Then it got them all, and most of them were served only then
+    assert served < PIPELINED_COUNT // 2
+    assert held < MOST_PIPELINED
+    await wait_until(lambda: not gateway.app.memory.get_use("responses"))
+    assert gateway.app.memory.get_use("bodies") == 0
