@@ -43,6 +43,7 @@ from protocols.chat.wire_responses import (
 )
 from protocols.chat.worker_errors import raise_worker_error
 from protocols.core import sse
+from protocols.core.custom_tools import knows_custom_tools
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -62,14 +63,6 @@ from protocols.core.json_text import TEXT_ERRORS
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS, build_answer_error
-
-
-def _knows_custom_tools(request: GenerationRequest, source: str) -> bool:
-    """Whether a client can be told of a call of a custom tool."""
-    if request.source in ("", source):
-        return True
-    return any(tool.kind == "custom" for tool in request.tools)
-
 
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
@@ -542,7 +535,7 @@ class GenerationDecoder(sse.StreamDecoder):
                     choice.tool_calls = ToolCallAssembler(
                         choice.index,
                         self._source,
-                        keeps_custom=_knows_custom_tools(self._request, self._source),
+                        keeps_custom=knows_custom_tools(self._request, self._source),
                     )
                 is_message = delta is wire.message
                 own_events += choice.tool_calls.read_delta(delta, is_message=is_message)

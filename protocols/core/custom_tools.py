@@ -143,6 +143,13 @@ def _find_lost_keys(extra: ExtraFields | None) -> Iterator[UnsupportedParameter]
 # --- responses ------------------------------------------------------------------------------------
 
 
+def knows_custom_tools(request: GenerationRequest, source: str) -> bool:
+    """Whether the client can be told of a call of a custom tool by a worker of this protocol."""
+    if request.source in ("", source):
+        return True
+    return any(tool.kind == "custom" for tool in request.tools)
+
+
 class CustomCallReader:
     """Makes calls of functions that stand for custom tools calls of these tools."""
 

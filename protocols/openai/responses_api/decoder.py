@@ -15,7 +15,9 @@ from msgspec.structs import replace
 from protocols.chat.wire_responses import WireLogprobs, read_logprobs, read_text
 from protocols.chat.worker_errors import raise_worker_error
 from protocols.core import sse
+from protocols.core.call_arguments import write_text_argument
 from protocols.core.call_ids import CallIds
+from protocols.core.custom_tools import knows_custom_tools
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
     PART_SEPARATOR,
@@ -152,6 +154,8 @@ class _OutputState(Struct):
     has_output: bool = False
     call_index: int | None = None
     arguments: str = ""
+    wraps_text: bool = False
+    """Whether it is a call of a custom tool, of which the client does not know."""
     is_done: bool = False
     reasoning_part: tuple[Any, ...] | None = None
     """The part of its reasoning that the last piece belongs to."""
@@ -168,6 +172,7 @@ class ResponsesDecoder(sse.StreamDecoder):
     ) -> None:
         super().__init__(complaint, counts=FULL_EVENT_COUNTS)
         self._source = request.source
+        self._keeps_custom = knows_custom_tools(request, SOURCE)
         self._usage_reader = UsageReader(request)
         self._items: dict[Any, _OutputState] = {}
         """By id and by index."""
@@ -264,7 +269,7 @@ class ResponsesDecoder(sse.StreamDecoder):
     def _read_call_delta(self, event: _WireEvent, events: list[Event]) -> None:
         state, text = self._find_item(event), _as_text(event.delta)
         state.arguments += text
-        if state.call_index is not None and text:
+        if state.call_index is not None and text and not state.wraps_text:
             events.append(ToolCallDelta(0, state.call_index, text))
 
     def _read_item(self, event: _WireEvent, events: list[Event], *, is_done: bool) -> None:
@@ -338,15 +343,21 @@ class ResponsesDecoder(sse.StreamDecoder):
             kind = "custom" if item.get("type") == "custom_tool_call" else "function"
             call_id = self._call_ids.claim(_as_text(item.get("call_id")), 0, self._call_count)
             state.call_index, self._call_count = self._call_count, self._call_count + 1
+            if kind == "custom" and not self._keeps_custom:
+                kind, state.wraps_text = "function", True
             events.append(ToolCallStart(0, state.call_index, call_id, flat, kind))
-            if state.arguments:
+            if state.arguments and not state.wraps_text:
                 events.append(ToolCallDelta(0, state.call_index, state.arguments))
         if not is_done:
             return
         value = item.get(key)
         complete = value if isinstance(value, str) else _encode(value or {}).decode()
         rest = complete.removeprefix(state.arguments)
-        if rest and complete.startswith(state.arguments):
+        if state.wraps_text:
+            if not state.is_done:
+                text = write_text_argument(complete)
+                events.append(ToolCallDelta(0, state.call_index, text))
+        elif rest and complete.startswith(state.arguments):
             events.append(ToolCallDelta(0, state.call_index, rest))
         state.arguments = complete
 

@@ -82,6 +82,29 @@ def summarize(response: UnaryResponse) -> Any:
     return *fields, calls, choice.finish_reason, response.usage
 
 
+@pytest.mark.parametrize(("source", "arguments"), [("", 'a"b'), ("ollama", '{"input":"a\\"b"}')])
+def test_call_of_a_custom_tool_is_one_of_a_function_for_clients_without_such_tools(
+    source: str, arguments: str
+) -> None:
+    item = {"type": "custom_tool_call", "id": "ct", "call_id": "c", "name": "f", "input": 'a"b'}
+    begun = {**item, "input": ""}
+    decoder = ResponsesDecoder(msgspec.structs.replace(REQUEST, source=source))
+
+    events = decoder.feed(
+        write(
+            event("output_item.added", output_index=0, item=begun),
+            event("custom_tool_call_input.delta", output_index=0, item_id="ct", delta="a"),
+            event("custom_tool_call_input.delta", output_index=0, item_id="ct", delta='"b'),
+            event("output_item.done", output_index=0, item=item),
+            finish(item),
+        )
+    )
+
+    [start] = [one for one in events if isinstance(one, ToolCallStart)]
+    assert start.kind == ("function" if source else "custom")
+    assert "".join(one.text for one in events if isinstance(one, ToolCallDelta)) == arguments
+
+
 def test_stream_with_all_kinds_of_items_is_read_back() -> None:
     events: list[Event] = [
         ReasoningDelta("hm"),
