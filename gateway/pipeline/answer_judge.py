@@ -26,7 +26,7 @@ from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import plan_emulation
 from gateway.evidence.judge import MAX_JUDGED_CHARACTERS
 from gateway.evidence.observation import describe_prompt
-from gateway.memory import MemoryBudget
+from gateway.memory import MemoryBudget, ResponseAccount
 from gateway.observability.record import Feedback, RecordObserver, RequestRecord
 from gateway.pipeline.feedback import FeedbackStore
 from gateway.pipeline.model_settings import apply_model_settings
@@ -131,7 +131,9 @@ class AnswerJudge:
         """The usage of the limits on requests and tokens, by the judged model and version."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, router: Router, config: JudgeConfig, answer: JudgedAnswer) -> None:
+    def start(
+        self, router: Router, config: JudgeConfig, memory: MemoryBudget, answer: JudgedAnswer
+    ) -> None:
         """Judge an answer in the background, if the limits have room for it.
 
         One without a text, or that is too long with its prompt, is none to judge.
@@ -151,7 +153,9 @@ class AnswerJudge:
             requests.cancel_reservation(1, now, now)
             self._results["judge_skipped"] += 1
             return
-        judging = _Judging(route, request, f"{answer.id}-judge", config.timeout, self._clock)
+        judging = _Judging(
+            route, request, f"{answer.id}-judge", config.timeout, self._clock, memory=memory
+        )
         self._tasks.add(judging.task)
 
         def on_done(task: "asyncio.Task[None]") -> None:
@@ -210,12 +214,15 @@ class _Judging:
         request_id: str,
         timeout: float,
         clock: Clock,
+        *,
+        memory: MemoryBudget,
     ) -> None:
         self._route = route
         self._request = request
         self._id = request_id
         self._timeout = timeout
         self._clock = clock
+        self._account = ResponseAccount(memory)
         self._began = clock()
         self._end = classify_error(InternalError(""))
         self._usage: Usage | None = None
@@ -253,6 +260,8 @@ class _Judging:
         else:
             self._end, self.verdict = ("ok", ""), read_good(text)
             self.result = "judge_unreadable" if self.verdict is None else "judged"
+        finally:
+            self._account.release()
 
     async def _read_text(self) -> str:
         """Raises GatewayError."""
@@ -265,6 +274,7 @@ class _Judging:
             deadline=Deadline(self._clock, self._timeout),
             clock=self._clock,
             received_at=self._clock(),
+            reserve_memory=self._account.reserve,
             preempt=self.cancel,
         )
         items, process_events = send_emulated(backend, prepared, context, plan)
@@ -330,7 +340,7 @@ class JudgeStage(RouteStage):
         return _CopyReader(self._bind(config), self._memory)
 
     def _bind(self, config: JudgeConfig) -> StartJudging:
-        return partial(self._judge.start, self._router, config)
+        return partial(self._judge.start, self._router, config, self._memory)
 
 
 class _AnswerText:

@@ -21,7 +21,7 @@ from tests.integration.test_rollout import (
 )
 from tests.integration.test_rollout_faults import make_answer, make_call, make_stream, say
 from tests.support.commands import run_command
-from tests.support.fakes import HANG, Reply, ScriptedWorker
+from tests.support.fakes import CHUNKED, END, HANG, Reply, ScriptedWorker, chunk
 from tests.support.postgres_server import PostgresServer
 from tests.support.waiting import wait_until
 
@@ -30,6 +30,7 @@ JUDGE: Final = """
   grader: {{backend: grader}}
 """
 RUBRIC: Final = "It names the time of day"
+VERDICT: Final = say('{"good": true}').partition(b"\r\n\r\n")[2]
 
 
 class JudgingWorker(ScriptedWorker):
@@ -357,3 +358,20 @@ async def test_clients_can_not_send_the_feedback_of_the_judge(serve: Serve, tmp_
 
     assert sent.status_code == 400
     assert "this one is of the model's judge" in sent.json()["error"]["message"]
+
+
+async def test_reply_of_a_judge_takes_memory_until_it_is_read(serve: Serve, tmp_path: Path) -> None:
+    reply, go_on = b" " * 600_000 + VERDICT, asyncio.Event()
+    async with (
+        ScriptedWorker(GOOD) as old,
+        ScriptedWorker(GOOD) as new,
+        ScriptedWorker([CHUNKED + chunk(reply[:500_000]), go_on, chunk(reply[500_000:]) + END]) as (
+            grader
+        ),
+    ):
+        text = configure(old.url, new.url, grader.url, tmp_path / "u.sqlite", "{}")
+        gateway = await serve(text)
+        await send(gateway, 1)
+        await wait_until(lambda: gateway.app.memory.get_use("responses") >= 500_000)
+        go_on.set()
+        await wait_until(lambda: not gateway.app.memory.get_use("responses"))
