@@ -587,11 +587,11 @@ class StreamPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
-        if self._similar_events is not None and self._similar_events.unread:
-            self._decoder.feed(self._similar_events.take_unread())
+        reports = self._read_forwarded()
         block = bytes(self._pending)
         events = [*self._decoder.feed(block), *self._decoder.close()]
-        return (None if self._is_unary else self._write(block.strip(), events)), events
+        data = None if self._is_unary else self._write(block.strip(), events)
+        return data, [*reports, *events]
 
     def _begins_object(self, data: bytes) -> bool:
         """Whether the body is a JSON object instead of a stream."""
@@ -643,8 +643,7 @@ class StreamPassthroughReader:
 
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""
-        if self._similar_events is not None and self._similar_events.unread:
-            self._decoder.feed(self._similar_events.take_unread())
+        events += self._read_forwarded()
         # The decoder may keep half a character back: nothing must overtake it.
         if b"\\u" in block and has_lone_surrogate(block):
             self._forwards = False
@@ -664,6 +663,13 @@ class StreamPassthroughReader:
         elif self._forwards and written and kind is not self._sampled and kind in CHUNK_RUNS:
             self._sampled = kind
             self._similar_events = _SimilarEvents.create(block, written, decoded[-1])
+
+    def _read_forwarded(self) -> Sequence[Event]:
+        """Tell the decoder what was forwarded; what it reports of an event before that is new."""
+        if self._similar_events is None or not self._similar_events.unread:
+            return ()
+        decoded = self._decoder.feed(self._similar_events.take_unread())
+        return [event for event in decoded if isinstance(event, ResponseExtra)]
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
         """The bytes for the client of an event that was decoded."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.responses import ChatEncoder, ResponseStyle
 from protocols.core.errors import GatewayError
-from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
+from protocols.core.events import ChoiceEnd, Event, ResponseExtra, TextDelta, Usage
 from protocols.core.interfaces import ResponseContext, ResponseDecoder
 from protocols.core.request import ResponseOptions
 from protocols.passthrough_readers import StreamPassthroughReader
@@ -198,6 +198,17 @@ def test_content_passed_through_after_an_end_takes_the_end_back(name: str, end: 
 
     with pytest.raises(GatewayError, match=r"without a finish reason|stopped before its end"):
         reader.close()
+
+
+def test_choice_that_was_not_requested_is_reported_before_forwarded_text() -> None:
+    reader = create_passthrough_reader(GenerationDecoder(STREAMED, source="openai"))
+    other = format_event(build_chunk({"content": "b"}, index=1))
+
+    reader.feed([format_text_event("a"), other, format_text_event("c")])
+    _, events = reader.feed([format_event(build_chunk(finish="stop"))])
+
+    reported = [event.values for event in events if isinstance(event, ResponseExtra)]
+    assert reported == [((("choices[1]",), True),)]
 
 
 # --- single decoder -------------------------------------------------------------------------------
