@@ -65,7 +65,7 @@ def test_word_with_an_approximate_reason_reaches_clients_of_the_same_protocol() 
         ("protocols.triton.responses", "FINISH_REASONS"),
         ("protocols.mindie.responses", "FINISH_REASONS"),
         ("protocols.mindie.responses", "EARLY_FINISH_REASONS"),
-        ("protocols.mindie.responses", "OPENAI_FINISH_REASONS"),
+        ("protocols.mindie.openai_responses", "OPENAI_FINISH_REASONS"),
     ],
 )
 def test_encoders_have_a_word_for_every_finish_reason(module: str, table: str) -> None:
