@@ -499,3 +499,67 @@ def test_ids_that_confuse_clients_are_replaced(
     assert (first == identifier) is keeps
     assert second.startswith("toolu_")
     assert first != second
+
+
+def test_each_signature_stays_with_its_block(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    encoder = create(make, response_context, {"thinking": THINKING})
+    events: list[Event] = [
+        ReasoningDelta("a"),
+        ReasoningDelta("b", signature="s1"),
+        ReasoningDelta("", redacted="sealed"),
+        TextDelta("x"),
+        TextDelta("y"),
+        ReasoningDelta("c"),
+        ReasoningDelta("", signature="s2"),
+        ChoiceEnd("eos"),
+    ]
+
+    content = unary(encoder, *events, *END)["content"]
+
+    assert [(one["type"], one.get("signature") or one.get("data")) for one in content] == [
+        ("thinking", "s1"),
+        ("redacted_thinking", "sealed"),
+        ("text", None),
+        ("thinking", "s2"),
+    ]
+    assert content[2]["text"] == "xy"
+
+
+def test_call_that_the_token_limit_cut_is_left_out_and_reported(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    encoder = create(make, response_context)
+    pieces: list[Event] = [call(0), ToolCallDelta(0, 0, "{}"), call(1), ToolCallDelta(0, 1, '{"a')]
+
+    content = unary(encoder, *pieces, ChoiceEnd("length"), *END)["content"]
+
+    assert [one["type"] for one in content] == ["tool_use"]
+    assert [loss.field for loss in encoder.losses] == ["response.choices[0].message.tool_calls[1]"]
+
+
+def test_further_call_for_a_client_without_parallel_calls_is_reported(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    encoder = create(make, response_context, {"tool_choice": choice, "tools": tools})
+    pieces: list[Event] = [call(0), ToolCallDelta(0, 0, "{}"), call(1), ToolCallDelta(0, 1, "{}")]
+
+    content = unary(encoder, *pieces, ChoiceEnd("tool_calls"), *END)["content"]
+
+    assert len(content) == 1
+    assert [loss.field for loss in encoder.losses] == ["response.choices[0].message.tool_calls[1]"]
+
+
+def test_keys_of_an_anthropic_worker_are_written_and_those_of_others_are_not(
+    make: MakeCall, response_context: ResponseContext
+) -> None:
+    own = ResponseExtra("anthropic", "response", ((("new",), 1),))
+    other = ResponseExtra("openai", "response", ((("foreign",), 2),))
+
+    body = unary(create(make, response_context), own, other, TextDelta("x"), ChoiceEnd("eos"), *END)
+
+    assert body["new"] == 1
+    assert "foreign" not in body

@@ -473,3 +473,21 @@ def test_fingerprint_and_token_ids_are_in_stream_chunks(response_context: Respon
     assert first["system_fingerprint"] == second["system_fingerprint"] == "fp_1"
     assert second["choices"][0]["token_ids"] == [7]
     assert "stop_reason" not in second["choices"][0]
+
+
+def test_second_call_for_a_client_of_functions_is_left_out_and_reported(
+    response_context: ResponseContext,
+) -> None:
+    request = build_streaming_request(CHAT, legacy_functions=True)
+    encoder = ChatEncoder(ResponseStyle(), request, response_context)
+    calls: list[Event] = [
+        ToolCallStart(0, 0, "a", "f"),
+        ToolCallStart(0, 1, "b", "g"),
+        ToolCallDelta(0, 1, "{"),
+    ]
+
+    wire = encoder.encode_events(calls)
+
+    assert b'"name":"f"' in wire
+    assert b'"name":"g"' not in wire
+    assert [loss.field for loss in encoder.losses] == ["response.choices[0].message.tool_calls[1]"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocols.cohere.decoder import SOURCE
 from protocols.cohere.responses import ChatEncoder
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.errors import DeadlineExceeded, WorkerFailed
@@ -14,6 +15,7 @@ from protocols.core.events import (
     Event,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     StreamEnd,
     StreamStart,
     TextDelta,
@@ -215,3 +217,15 @@ def test_unknown_word_of_the_worker_is_passed_on(response_context: ResponseConte
 
 def test_headers_name_the_version(response_context: ResponseContext) -> None:
     assert ChatEncoder(CHAT, response_context).headers() == (("x-served-model", "v1"),)
+
+
+def test_keys_of_a_cohere_worker_are_written_where_they_have_a_place(
+    response_context: ResponseContext,
+) -> None:
+    message = ResponseExtra(SOURCE, "response", ((("message", "new"), 1),))
+    block = ResponseExtra(SOURCE, "response", ((("message", "content[0]", "new"), 2),))
+
+    body = encode_whole(response_context, message, block, TextDelta("hi"), *END)
+
+    assert body["message"]["new"] == 1
+    assert "new" not in body["message"]["content"][0]

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from protocols.core.vectors import LARGE_RESPONSE, MAX_VECTOR, find_vectors, remove_vectors
+from protocols.core.vectors import (
+    LARGE_RESPONSE,
+    MAX_ENCODED,
+    MAX_VECTOR,
+    encode_numbers,
+    find_vectors,
+    remove_vectors,
+)
 
 LONG = "x" * LARGE_RESPONSE
 
@@ -48,3 +55,10 @@ def test_rest_of_a_response_has_an_empty_array_for_each_vector() -> None:
     rest = remove_vectors(text, find_vectors(text))
 
     assert json.loads(rest) == {"a": [{"embedding": []}, {"embedding": []}], "b": LONG}
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_ENCODED, MAX_ENCODED + 1, 2 * MAX_ENCODED])
+def test_numbers_encoded_in_steps_are_the_same_array(count: int) -> None:
+    numbers = list(range(count))
+
+    assert json.loads(bytes(encode_numbers(numbers))) == numbers

@@ -337,3 +337,13 @@ def test_completion_logprobs_use_columns_and_byte_offsets(bench: Any) -> None:
     assert f'"text":"é","logprobs":{first},' in sent
     assert '"text_offset":[2]' in sent
     assert '"text_offset":[0,2]' in one.whole(one.encoder(TEXT, body), *events).body.decode()
+
+
+def test_completion_stream_has_no_tool_calls(bench: Any) -> None:
+    one = bench()
+    encoder = one.encoder(TEXT, PROMPT | STREAM, model="m")
+
+    sent = one.stream(encoder, *HELLO, *CALLED, ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
+
+    assert b'"name"' not in sent
+    assert b'"arguments"' not in sent

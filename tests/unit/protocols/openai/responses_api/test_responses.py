@@ -427,3 +427,26 @@ def test_id_and_time_that_come_after_the_first_event_are_not_shown() -> None:
     encoder.encode_events([ResponseMetadata("w", None, "resp_worker", 7, SOURCE)])
 
     assert b"resp_worker" not in begun + encoder.encode_events([TextDelta("a"), *end()])
+
+
+def test_summary_and_text_of_one_reasoning_are_parts_of_their_own() -> None:
+    """Each is what the worker says that it is."""
+    pieces = [ReasoningDelta("short", is_summary=True), ReasoningDelta("long", is_summary=False)]
+
+    events = stream([*pieces, TextDelta("hi"), *end()], reasoning={"summary": "auto"})
+
+    [reasoning, _] = events[-1]["response"]["output"]
+    assert [part["text"] for part in reasoning["summary"]] == ["short"]
+    assert [part["text"] for part in reasoning["content"]] == ["long"]
+
+
+def test_signature_of_reasoning_is_stored_also_if_the_client_does_not_see_it() -> None:
+    encoder = create_encoder(store=True)
+
+    encoder.encode_events([ReasoningDelta("hm", signature="s"), TextDelta("hi"), *end()])
+
+    assert encoder.stored_response is not None
+    stored = msgspec.json.decode(encoder.stored_response.body)
+    [reasoning, _] = stored["response"]["output"]
+    assert "encrypted_content" not in reasoning
+    assert open_reasoning(stored["sealed"][reasoning["id"]]) is not None

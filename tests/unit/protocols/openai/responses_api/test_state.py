@@ -282,3 +282,16 @@ def test_rate_limit_error_always_has_retry_after(seconds: float | None, wanted: 
     response = ADAPTER.encode_error(error, create_request("response", {}))
 
     assert dict(response.headers)["Retry-After"] == wanted
+
+
+def test_reference_to_reasoning_has_the_signature_that_the_client_did_not_ask_for() -> None:
+    """Only the store holds it; an item without one is what the client got."""
+    reasoning: dict[str, Any] = {"id": "rs_1", "type": "reasoning", "summary": []}
+    response = {"id": "resp_1", "output": [reasoning, *OUTPUT]}
+    body = {"response": response, "sealed": {"rs_1": "signed"}}
+    stored = StoredResponse("resp_1", ("rs_1", "msg_out"), msgspec.json.encode(body))
+
+    parts = state.read_parts(stored, {"rs_1", "msg_out"})
+
+    assert msgspec.json.decode(parts["rs_1"]) == {**reasoning, "encrypted_content": "signed"}
+    assert msgspec.json.decode(parts["msg_out"]) == OUTPUT[0]
