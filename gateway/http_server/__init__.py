@@ -5,5 +5,7 @@ sockets           listening sockets and their TLS certificates, which a reload c
 connection        one client connection: states, timeouts, pipelining
 parser            bytes to requests
 response          responses to bytes: heads, chunked bodies, write batches
+overload          limits of connections, and of the time of bodies
+turn_slices       what is done in one turn of the event loop
 openapi           the OpenAPI document of a listener
 """

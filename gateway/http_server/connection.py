@@ -23,15 +23,11 @@ from typing import Final, Literal, Protocol, cast
 from backends.http.interfaces import MAX_HELD_BYTES
 from backends.write_batching import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
-from gateway.http_server.overload import (
-    TurnQueue,
-    compute_check_interval,
-    get_peer_address,
-    is_body_overdue,
-)
+from gateway.http_server.overload import compute_check_interval, get_peer_address, is_body_overdue
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
 from gateway.http_server.response import WRITE_HIGH_WATER, Http1ResponseWriter, render_head
 from gateway.http_server.sockets import TLS_SIZE
+from gateway.http_server.turn_slices import TurnQueue
 from gateway.memory import MemoryBudget
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 

@@ -7,13 +7,9 @@ from typing import Final
 from backends.write_batching import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
-from gateway.http_server.overload import (
-    ConnectionTracker,
-    TurnQueue,
-    compute_check_interval,
-    iterate_in_turns,
-)
+from gateway.http_server.overload import ConnectionTracker, compute_check_interval
 from gateway.http_server.sockets import ListenSockets
+from gateway.http_server.turn_slices import TurnQueue, iterate_in_turns
 from gateway.memory import MemoryBudget
 
 _MAX_TURN_CHECKS: Final = 500

@@ -1,4 +1,4 @@
-"""Overload protection: limits of connections, of the time of bodies, and of the work in one turn.
+"""Overload protection: limits of connections, and of the time of bodies.
 
 Their memory is limited by ``gateway.memory``.
 """
@@ -6,70 +6,17 @@ Their memory is limited by ``gateway.memory``.
 import asyncio
 import ipaddress
 import logging
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.turn_slices import iterate_in_turns
 from protocols.core.units import get_client_network
 
 log = logging.getLogger("interlingua")
 
-Item = TypeVar("Item")
-
-# The work of one turn of the event loop: what thousands of clients cause at once is done in slices,
-# and others are served between them.
-
-MAX_TURN_ITEMS: Final = 64
-"""Connections or requests that are closed or stopped in one turn."""
-
-
-class TurnQueue:
-    """Calls at most MAX_TURN_ITEMS functions in one turn of the event loop, in their order.
-
-    The first ones of a turn are called at once; the others wait for the next turns.
-    """
-
-    __slots__ = ("_free", "_is_scheduled", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting = deque[Callable[[], object]]()
-        self._free = MAX_TURN_ITEMS
-        """How many more may be called in this turn."""
-        self._is_scheduled = False
-
-    def __repr__(self) -> str:
-        return f"<TurnQueue {len(self._waiting)} calls wait>"
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Call it now, or in a later turn."""
-        self._waiting.append(function)
-        self._call_some()
-
-    def _start_turn(self) -> None:
-        self._is_scheduled, self._free = False, MAX_TURN_ITEMS
-        if self._waiting:
-            self._call_some()
-
-    def _call_some(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._start_turn)
-        while self._waiting and self._free:
-            self._free -= 1
-            self._waiting.popleft()()
-
-
-async def iterate_in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
-    """These items, at most MAX_TURN_ITEMS in one turn of the event loop."""
-    for number, item in enumerate(list(items), 1):
-        yield item
-        if number % MAX_TURN_ITEMS == 0:
-            await asyncio.sleep(0)
-
-
-# The time of requests.
 
 BODY_RATE_GRACE: Final = 20.0
 """Seconds before the minimum rate of a request body applies."""
@@ -85,8 +32,6 @@ def is_body_overdue(limits: ServerLimitsConfig, elapsed: float, size: int) -> bo
     allowed = BODY_RATE_GRACE + size / limits.min_body_rate
     return elapsed > min(allowed, limits.body_total_timeout)
 
-
-# The number of connections.
 
 _LOG_INTERVAL: Final = 1.0
 """Seconds between two log lines about refused connections."""

@@ -21,7 +21,8 @@ from gateway.config.validate_listeners import is_loopback
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.cors import CorsHandler, CorsPolicy
 from gateway.http_server.forwarded import ForwardedHandler
-from gateway.http_server.overload import TrustedProxies, iterate_in_turns
+from gateway.http_server.overload import TrustedProxies
+from gateway.http_server.turn_slices import iterate_in_turns
 from gateway.http_server.web_pages import WebPageGuard
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.feedback import FEEDBACK_PATH

@@ -10,7 +10,7 @@ import pytest
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
 from gateway.http_server.listener import Listener
-from gateway.http_server.overload import MAX_TURN_ITEMS, TurnQueue
+from gateway.http_server.turn_slices import MAX_TURN_ITEMS, TurnQueue
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from tests.support.waiting import wait_until
 
