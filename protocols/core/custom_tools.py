@@ -23,10 +23,10 @@ from protocols.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from protocols.core.extra import list_paths
+from protocols.core.extra import KeyTree, find_unknown_keys, list_paths
 from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.places import locate_call
+from protocols.core.places import locate_call, locate_tool
 from protocols.core.request import (
     AnyRequest,
     ExtraFields,
@@ -42,6 +42,11 @@ TEXT_PARAMETERS: Final = Raw(
 )
 """The parameters of the function that stands for a custom tool."""
 
+_FORMAT_KEYS: Final[KeyTree] = {
+    "type": frozenset({"text", "grammar"}),
+    "grammar": dict.fromkeys(("syntax", "definition")),
+    **dict.fromkeys(("syntax", "definition")),
+}
 _decode_object = JsonDecoder(dict[str, Any]).decode
 _decode_string = JsonDecoder(str).decode
 
@@ -76,7 +81,7 @@ def replace_custom_tools(
     for i, one in enumerate(request.tools):
         if one.kind == "custom" and one.name in functions:
             text = f"The model's workers know functions only, and one is called {one.name[:64]!r}."
-            raise UnsupportedFeature(text, param=f"tools[{i}].custom.name")
+            raise UnsupportedFeature(text, param=f"{locate_tool(one, i)}.name")
     losses = tuple(_find_losses(request))
     tools = [make_text_function(one) if one.kind == "custom" else one for one in request.tools]
     messages = [_replace_calls(message) for message in request.messages]
@@ -96,7 +101,7 @@ def make_text_function(tool: Tool) -> Tool:
 def _read_grammar(form: Raw | None) -> tuple[Any, Any] | None:
     """The syntax and the definition of a custom tool's format; None of free text.
 
-    They stand under ``grammar`` in chat completions, and beside ``type`` in the Responses API.
+    They stand under ``grammar``. Some clients write them as in the Responses API, beside ``type``.
     """
     fields = {} if form is None else _decode_object(form)
     if fields.get("type") != "grammar":
@@ -121,10 +126,9 @@ def _find_losses(
 ) -> Iterator[UnsupportedParameter]:
     for i, tool in enumerate(request.tools):
         if tool.kind == "custom":
-            yield UnsupportedParameter(f"tools[{i}].custom", "emulated", "a function")
-            if _read_grammar(tool.parameters):
-                field = f"tools[{i}].custom.format"
-                yield UnsupportedParameter(field, "approximated", "in the description")
+            field = locate_tool(tool, i)
+            yield UnsupportedParameter(field, "emulated", "a function")
+            yield from _find_format_losses(tool.parameters, f"{field}.format")
             yield from _find_lost_keys(tool.extra)
     for i, message in enumerate(request.messages):
         for k, call in enumerate(message.tool_calls):
@@ -132,6 +136,15 @@ def _find_losses(
                 field = locate_call(message, i, k)
                 yield UnsupportedParameter(field, "emulated", "a call of a function")
                 yield from _find_lost_keys(call.extra)
+
+
+def _find_format_losses(form: Raw | None, at: str) -> Iterator[UnsupportedParameter]:
+    """What a function's description does not say of a custom tool's format."""
+    if _read_grammar(form):
+        yield UnsupportedParameter(at, "approximated", "in the description")
+    fields = {} if form is None else _decode_object(form)
+    for path in list_paths(at, find_unknown_keys(fields, _FORMAT_KEYS).items()):
+        yield UnsupportedParameter(path, "dropped")
 
 
 def _find_lost_keys(extra: ExtraFields | None) -> Iterator[UnsupportedParameter]:

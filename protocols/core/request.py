@@ -141,8 +141,12 @@ class Message(_Located, frozen=True, omit_defaults=True):
         return "".join([part.text for part in parts if type(part) is TextPart])
 
 
-class Tool(Struct, frozen=True):
-    """A function the model may call; ``parameters`` is a JSON Schema as the client wrote it."""
+class Tool(_Located, frozen=True):
+    """A function the model may call; ``parameters`` is a JSON Schema as the client wrote it.
+
+    A custom tool has its ``format`` there, as chat completions write it. ``at`` is the object with
+    the name.
+    """
 
     name: str
     description: str | None = None

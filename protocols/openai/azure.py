@@ -247,6 +247,14 @@ def build_proxied_path(operation: str, model: str, api_version: str) -> str | No
     return path.replace("{model}", quote(model, safe=""))
 
 
+def has_custom_tools(api_version: str) -> bool:
+    """Whether chat completions of this version have custom tools: those with a date have not.
+
+    Source: Microsoft's reference of the v1 API (``tools``), and of 2024-10-21.
+    """
+    return api_version == "v1"
+
+
 def change_path(request: UpstreamRequest, model: str, api_version: str) -> UpstreamRequest:
     """The same request at the path of a deployment."""
     path = create_path_builder(api_version)(request.path.removeprefix("/v1/"))

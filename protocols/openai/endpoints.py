@@ -467,7 +467,9 @@ class OpenAI:
         )
         self._worker_api = worker_api
         self._limits_tool_names = worker_profile.limits_tool_names
-        self._has_custom_tools = worker_profile.custom_tools
+        self._has_custom_tools = worker_profile.custom_tools or (
+            self._is_azure and azure.has_custom_tools(api_version)
+        )
         self._responses_writer = ResponsesRequestWriter(worker_profile, _PREFIX)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(

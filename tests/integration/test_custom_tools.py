@@ -1,4 +1,4 @@
-"""A chat client's custom tool stays one, although the worker knows functions only."""
+"""A client's custom tool stays one, also where the worker knows functions only."""
 
 import json
 from typing import Any
@@ -89,3 +89,99 @@ async def test_an_argument_that_the_custom_tool_has_not_is_reported(serve: Serve
     assert calls[0]["custom"] == {"name": "f", "input": "go"}
     lost = "response.choices[0].message.tool_calls[0].function.arguments.x=dropped"
     assert lost in response.headers["x-interlingua-loss"]
+
+
+RESPONSES_BODY: dict[str, Any] = {
+    "model": "m",
+    "tools": [
+        {
+            "type": "custom",
+            "name": "f",
+            "description": "d",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: A"},
+        },
+        {"type": "function", "name": "g", "parameters": {"type": "object"}},
+    ],
+    "tool_choice": {"type": "custom", "name": "f"},
+    "input": [
+        {"role": "user", "content": "hi"},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "f", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "1"},
+    ],
+}
+CUSTOM_CALL = {"id": "c9", "type": "custom", "custom": {"name": "f", "input": "go\n"}}
+
+
+def build_answer(call: dict[str, Any], *, stream: bool) -> bytes:
+    """A worker's answer with one call; the text of a streamed one comes in two pieces."""
+    kind = call["type"]
+    key = "input" if kind == "custom" else "arguments"
+    if not stream:
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        return make_reply(json.dumps({"id": "x", "model": "w", "choices": [choice]}).encode())
+    text = call[kind][key]
+    begun = {**call, "index": 0, kind: {**call[kind], key: text[:1]}}
+    rest = {"index": 0, kind: {key: text[1:]}}
+    return chunked(
+        build_event({"tool_calls": [begun]}),
+        build_event({"tool_calls": [rest]}),
+        build_event({}, "tool_calls"),
+        b"data: [DONE]\n\n",
+    )
+
+
+def read_response(text: str, *, stream: bool) -> tuple[dict[str, Any], str]:
+    """The response, and the input of its calls as their events say."""
+    if not stream:
+        response = json.loads(text)
+        return response, response["output"][0]["input"]
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    deltas = [one for one in events if one["type"] == "response.custom_tool_call_input.delta"]
+    return events[-1]["response"], "".join(one["delta"] for one in deltas)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "call", "lost"),
+    [
+        ({"profile": "openai"}, CUSTOM_CALL, None),
+        ({"profile": "azure", "options": {"api_version": "v1"}}, CUSTOM_CALL, None),
+        ({"profile": "azure"}, CALL, "tools[0]=emulated,tools[0].format=approximated"),
+        ({"profile": "sglang"}, CALL, "tools[0]=emulated,tools[0].format=approximated"),
+    ],
+)
+async def test_custom_tools_of_the_responses_api(
+    serve: Serve, options: dict[str, Any], call: dict[str, Any], lost: str | None, stream: bool
+) -> None:
+    async with ScriptedWorker([build_answer(call, stream=stream)]) as worker:
+        config = {
+            "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+            "backends": {"w": {"protocol": "openai", **options, "workers": [worker.url]}},
+            "models": {"m": {"backend": "w", "on_loss": "report"}},
+            "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+        }
+        gateway = await serve(json.dumps(config))
+        body = {**RESPONSES_BODY, "stream": stream}
+        response = await gateway.http.post("/v1/responses", json=body)
+
+        sent = json.loads(worker.requests[0].body)
+
+    assert response.status_code == 200
+    kind = call["type"]
+    [called] = sent["messages"][1]["tool_calls"]
+    assert (sent["tools"][0]["type"], called["type"]) == (kind, kind)
+    assert sent["tool_choice"] == {"type": kind, kind: {"name": "f"}}
+    assert sent["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    if kind == "custom":
+        grammar = {"syntax": "lark", "definition": "start: A"}
+        assert sent["tools"][0]["custom"]["format"] == {"type": "grammar", "grammar": grammar}
+        assert called["custom"] == {"name": "f", "input": "a"}
+    else:
+        assert called["function"] == {"name": "f", "arguments": '{"input":"a"}'}
+    reported = response.headers.get("x-interlingua-loss")
+    assert reported == (lost and f"{lost},input[1]=emulated")
+    answer, text = read_response(response.text, stream=stream)
+    [item] = answer["output"]
+    assert (item["type"], item["call_id"], item["name"]) == ("custom_tool_call", "c9", "f")
+    assert (item["input"], text) == ("go\n", "go\n")

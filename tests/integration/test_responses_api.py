@@ -121,10 +121,11 @@ async def test_rs_28_29_34_35_tools_and_format(gateway: ResponsesGateway) -> Non
     await gateway.create(tools=[CUSTOM_TOOL, space], input=history, text={"format": form})
 
     assistant, tool = gateway.worker_body["messages"]
-    function = assistant["tool_calls"][0]["function"]
-    assert (function["name"], function["arguments"]) == ("p", '{"input":"a"}')
+    assert assistant["tool_calls"][0]["custom"] == {"name": "p", "input": "a"}
     assert tool["content"] == "ok"
-    assert [one["function"]["name"] for one in gateway.worker_body["tools"]] == ["p", "n__f"]
+    custom, member = gateway.worker_body["tools"]
+    assert custom == {"type": "custom", "custom": {"name": "p"}}
+    assert member["function"]["name"] == "n__f"
 
     schema = {name: value for name, value in form.items() if name != "type"}
     assert gateway.worker_body["response_format"] == {"type": "json_schema", "json_schema": schema}

@@ -21,7 +21,6 @@ from protocols.chat.params import (
     invalid_value_error,
     missing_error,
 )
-from protocols.core.call_arguments import write_text_argument
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.events import PART_SEPARATOR
 from protocols.core.extra import KeyTree, add_unknown_keys
@@ -345,8 +344,8 @@ class ConversationReader:
         self._add_call(item, at, name, read_string(item, "arguments", at))
 
     def _read_custom_call(self, item: Item, at: str) -> None:
-        arguments = write_text_argument(read_string(item, "input", at))
-        self._add_call(item, at, self._read_tool_name(item, at), arguments)
+        text = read_string(item, "input", at)
+        self._add_call(item, at, self._read_tool_name(item, at), text, kind="custom")
 
     def _read_search_call(self, item: Item, at: str) -> None:
         arguments = item.get("arguments")
@@ -357,13 +356,15 @@ class ConversationReader:
         namespace = read_optional_string(item, "namespace", at)
         return self._tools.flatten_name(namespace, read_string(item, "name", at))
 
-    def _add_call(self, item: Item, at: str, name: str, arguments: str) -> None:
+    def _add_call(
+        self, item: Item, at: str, name: str, arguments: str, *, kind: str = "function"
+    ) -> None:
         call_id = read_string(item, "call_id", at)
         turn = self._begin_output()
         if call_id in turn.open_calls:
             text = f"Duplicate call_id: '{call_id[:64]}'."
             raise InvalidParameter(text, param=f"{at}.call_id", problem="value", got=call_id)
-        turn.calls.append(ToolCall(call_id, name, arguments, at=at))
+        turn.calls.append(ToolCall(call_id, name, arguments, kind, at=at))
         turn.open_calls[call_id] = None
 
     def _read_call_output(self, item: Item, at: str) -> None:

@@ -1,12 +1,13 @@
 """Tools and tool_choice of the Responses API, and the names under which workers see them.
 
-Workers know functions only, so every tool becomes a function: a custom tool one with the property
-``input``, the members of a namespace ``NAMESPACE__NAME``. A ``ToolCatalog`` maps the names back.
+Workers know no namespaces, so their members are called ``NAMESPACE__NAME``, and the client's tool
+search is a function. A ``ToolCatalog`` maps the names back.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
@@ -27,11 +28,12 @@ from protocols.chat.params import (
 )
 from protocols.chat.tool_names import limit_name, shorten_name
 from protocols.chat.tools import read_function
-from protocols.core.custom_tools import make_text_function
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.extra import KeyTree, find_unknown_keys
 from protocols.core.request import AllowedTools, ExtraFields, NamedTool, Tool, ToolChoice
 from protocols.json_body import decode_value
+
+_encode = msgspec.json.Encoder().encode
 
 MAX_TOOLS: Final = 1024
 """The largest number of tools, over all namespaces."""
@@ -88,8 +90,8 @@ class ToolCatalog:
         self._identities: dict[str, ToolIdentity] = {}
         self._flat_names: dict[tuple[str | None, str], str] = {}
         self.dropped_tools: dict[str, Raw] = {}
-        """What workers of other protocols do not get: hosted tools, by ``tools.KIND``, and grammars
-        of custom tools and unknown keys, by their path."""
+        """What workers of other protocols do not get: hosted tools, by ``tools.KIND``, and unknown
+        keys, by their path."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -126,11 +128,7 @@ class ToolCatalog:
                 tool = _add_extra(_read_function_tool(fields, at), fields, at, "parameters")
                 self._add(tool, "function", namespace, at, replaces=replaces)
             case "custom":
-                form = _find_format(fields)
-                if form.get("type") == "grammar":
-                    self.dropped_tools[f"{at}.format"] = NULL
-                else:
-                    self._add_unknown_keys(form, f"{at}.format", _FORMAT_KEYS)
+                self._add_unknown_keys(*_find_format(fields, at), _FORMAT_KEYS)
                 tool = _add_extra(_read_custom_tool(fields, at), fields, at, "format")
                 self._add(tool, "custom", namespace, at, replaces=replaces)
             case "namespace" if namespace is None:
@@ -327,31 +325,35 @@ _CHOICE_KEYS: Final[KeyTree] = {
 }
 
 
-def _find_format(fields: Mapping[str, Raw]) -> Mapping[str, Any]:
-    """What a custom tool's input has to match; functions get a hint of a grammar."""
+def _find_format(fields: Mapping[str, Raw], at: str) -> tuple[Mapping[str, Any], str]:
+    """What a custom tool's input has to match, and its path."""
     if "name" not in fields and "custom" in fields:
-        fields = as_object_field(fields, "custom", "")
+        fields, at = as_object_field(fields, "custom", at), f"{at}.custom"
     form = null_to_none(fields.get("format"))
     value = None if form is None else decode_value(form)
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else {}, f"{at}.format"
 
 
 def _read_custom_tool(fields: Mapping[str, Raw], at: str) -> Tool:
-    """A custom tool as a function. Its grammar, which no worker enforces, is in the description."""
+    """A custom tool. Its format is written as in chat completions."""
     if "name" not in fields and "custom" in fields:
         fields, at = as_object_field(fields, "custom", at), f"{at}.custom"
     description = as_optional_text(fields, "description", at)
     raw = null_to_none(fields.get("format"))
-    if raw is not None:
-        form = as_object(raw, f"{at}.format")
-        kind = as_text(form, "type", f"{at}.format")
-        if kind not in ("text", "grammar"):
-            raise invalid_value_error(f"{at}.format.type", kind, ("text", "grammar"))
-        if kind == "grammar":
-            as_text(form, "syntax", f"{at}.format")
-            as_text(form, "definition", f"{at}.format")
-    tool = make_text_function(Tool(_read_tool_name(fields, at), description, raw, kind="custom"))
-    return replace(tool, wraps_text=False)  # its calls are read by the encoder, with their names
+    form = None if raw is None else _read_format(as_object(raw, f"{at}.format"), f"{at}.format")
+    return Tool(_read_tool_name(fields, at), description, form, kind="custom", at=at)
+
+
+def _read_format(fields: Mapping[str, Raw], at: str) -> Raw:
+    kind = as_text(fields, "type", at)
+    match kind:
+        case "text":
+            return Raw(_encode({"type": kind}))
+        case "grammar":
+            grammar = {name: as_text(fields, name, at) for name in ("syntax", "definition")}
+            return Raw(_encode({"type": kind, "grammar": grammar}))
+        case _:
+            raise invalid_value_error(f"{at}.type", kind, ("text", "grammar"))
 
 
 def join_tool_name(namespace: str | None, name: str) -> str:

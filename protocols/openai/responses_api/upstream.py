@@ -380,9 +380,17 @@ def _write_tool(tool: Tool) -> Mapping[str, Any]:
     if tool.description is not None:
         fields["description"] = tool.description
     if tool.kind == "custom":
-        return fields if tool.parameters is None else fields | {"format": tool.parameters}
+        form = tool.parameters
+        return fields if form is None else {**fields, "format": _flatten(form)}
     parameters = Raw(b'{"type":"object","properties":{}}')
     return fields | {"parameters": tool.parameters or parameters, "strict": bool(tool.strict)}
+
+
+def _flatten(form: Raw) -> Mapping[str, Any]:
+    """A custom tool's format: its grammar stands beside ``type`` in this API."""
+    fields: dict[str, Any] = decode_json(form)
+    grammar = fields.pop("grammar", None)
+    return fields | grammar if isinstance(grammar, dict) else fields
 
 
 def _write_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:

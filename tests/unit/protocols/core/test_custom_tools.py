@@ -68,6 +68,19 @@ def test_a_custom_tool_becomes_a_function_with_one_text(
     assert [one.field for one in losses if one.reason == "dropped"] == ["tools[1].custom.x"]
 
 
+def test_unknown_keys_of_a_format_are_reported() -> None:
+    form = Raw(b'{"type":"grammar","x":1,"grammar":{"syntax":"regex","definition":"a","y":2}}')
+
+    _, losses = replace_custom_tools(ask(Tool("f", parameters=form, kind="custom", at="tools[3]")))
+
+    assert [(one.field, one.reason) for one in losses] == [
+        ("tools[3]", "emulated"),
+        ("tools[3].format", "approximated"),
+        ("tools[3].format.x", "dropped"),
+        ("tools[3].format.grammar.y", "dropped"),
+    ]
+
+
 def test_a_call_of_a_custom_tool_becomes_one_of_a_function() -> None:
     original = ask(FUNCTION, calls=(FUNCTION_CALL, CALL))
     request, losses = replace_custom_tools(original)
@@ -92,6 +105,8 @@ def test_a_tool_and_a_call_without_unknown_keys_lose_nothing() -> None:
     ("protocol", "profile", "options", "wanted"),
     [
         ("openai", "openai", {}, True),
+        ("openai", "azure", {}, False),
+        ("openai", "azure", {"api_version": "v1"}, True),
         ("openai", "vllm", {}, False),
         ("openai", "vllm", {"worker_api": "responses"}, True),
         ("anthropic", None, {}, False),

@@ -141,11 +141,11 @@ def test_custom_and_search_calls() -> None:
         {"type": "tool_search_output", "call_id": "4"},
     )  # fmt: skip
 
-    assert [(one.name, one.arguments) for one in message.tool_calls] == [
-        ("p", '{"input":"a"}'),
-        ("n__f", "{}"),
-        ("tool_search", '{"query":"q"}'),
-        ("tool_search", "{}"),
+    assert [(one.name, one.arguments, one.kind) for one in message.tool_calls] == [
+        ("p", "a", "custom"),
+        ("n__f", "{}", "function"),
+        ("tool_search", '{"query":"q"}', "function"),
+        ("tool_search", "{}", "function"),
     ]
 
     texts = [one.text for one in outputs]

@@ -44,17 +44,21 @@ def test_function_keeps_its_schema_and_may_be_nested_as_in_chat() -> None:
     assert (second.name, second.strict) == ("g", True)
 
 
-def test_custom_tool_becomes_a_function_with_an_input() -> None:
+def test_custom_tool_has_its_format_as_in_chat_completions() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: A"}
     nested = {"type": "custom", "custom": {"name": "q", "format": grammar}}
     plain = P | {"format": {"type": "text"}}
 
-    catalog = read(plain, nested)
+    catalog = read(plain, nested, P | {"name": "r"})
 
-    first, second = catalog.tools
-    assert list(msgspec.json.decode(first.parameters or b"")["properties"]) == ["input"]
-    assert first.description == "d"
-    assert second.description == "The input must match this lark grammar:\nstart: A"
+    first, second, third = catalog.tools
+    assert (first.kind, first.description, first.at) == ("custom", "d", "tools[0]")
+    assert msgspec.json.decode(first.parameters or b"") == {"type": "text"}
+    assert msgspec.json.decode(second.parameters or b"") == {
+        "type": "grammar",
+        "grammar": {"syntax": "lark", "definition": "start: A"},
+    }
+    assert (second.at, third.parameters) == ("tools[1].custom", None)
     assert catalog.identify("p") == ToolIdentity("custom", "p")
     assert catalog.identify("unknown") == ToolIdentity("function", "unknown")
 
@@ -235,8 +239,8 @@ def test_response_repeats_the_tools() -> None:
     assert [bytes(one) for one in list_tool_objects(Raw(b'[{"a":1}]'))] == [b'{"a":1}']
 
 
-def test_unknown_keys_of_tools_and_grammars_are_lost_by_other_workers() -> None:
-    grammar = {"type": "grammar", "syntax": "lark", "definition": "d"}
+def test_unknown_keys_of_tools_and_their_formats_are_lost_by_other_workers() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "d", "x": 1}
     member = {"type": "function", "name": "h", "parameters": {}}
     catalog = read(
         {"type": "custom", "name": "f", "format": {"type": "text", "x": 1, "y": None}},
@@ -244,4 +248,8 @@ def test_unknown_keys_of_tools_and_grammars_are_lost_by_other_workers() -> None:
         {"type": "namespace", "name": "n", "tools": [member], "x": 1, "y": None},
     )
 
-    assert [*catalog.dropped_tools] == ["tools[0].format.x", "tools[1].format", "tools[2].x"]
+    assert [*catalog.dropped_tools] == [
+        "tools[0].format.x",
+        "tools[1].custom.format.x",
+        "tools[2].x",
+    ]

@@ -178,15 +178,22 @@ def test_tools_and_choice() -> None:
         Tool("g"),
         Tool("p", None, Raw(b'{"type":"text"}'), kind="custom"),
         Tool("q", kind="custom"),
+        Tool(
+            "r",
+            None,
+            Raw(b'{"type":"grammar","grammar":{"syntax":"regex","definition":"a"}}'),
+            kind="custom",
+        ),
     )
 
     body = encode(tools=tools, tool_choice=NamedTool("p"))
 
-    first, second, third, fourth = body["tools"]
+    first, second, third, fourth, fifth = body["tools"]
     assert (first["description"], first["strict"]) == ("d", True)
     assert second["parameters"] == {"type": "object", "properties": {}}
     assert third == {"type": "custom", "name": "p", "format": {"type": "text"}}
     assert fourth == {"type": "custom", "name": "q"}
+    assert fifth["format"] == {"type": "grammar", "syntax": "regex", "definition": "a"}
     assert body["tool_choice"] == {"type": "custom", "name": "p"}
 
     allowed = encode(tools=tools, tool_choice=AllowedTools("required", ("g",)))
