@@ -78,10 +78,12 @@ def make_request(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**options)
 
 
-async def collect_events(backend: TorchBackend, request: AnyRequest) -> list[Event]:
+async def collect_events(
+    backend: TorchBackend, request: AnyRequest, seconds: float = 60.0
+) -> list[Event]:
     return [
         e
-        async for _, batch in backend.send(PreparedRequest(request), make_context())
+        async for _, batch in backend.send(PreparedRequest(request), make_context(seconds))
         for e in batch
     ]
 

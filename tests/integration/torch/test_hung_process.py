@@ -105,7 +105,10 @@ async def test_long_computation_is_not_treated_as_a_hang(
         kind="chat", prompts=(), messages=messages, templating=PromptOptions(template=SLOW)
     )
 
-    assert (await collect_events(own, request))[-1] == StreamEnd()
+    # On busy cores the template takes minutes, which is not what is tested.
+    events = await collect_events(own, request, seconds=900)
+
+    assert events[-1] == StreamEnd()
     assert own.read_stats()["restarts"] == 0
 
     await own.aclose()
