@@ -25,6 +25,7 @@ from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.http import (
+    LARGE_BODY,
     HttpRequest,
     ResponseWriter,
     decompress_body,
@@ -303,7 +304,11 @@ class RequestHandler:
             if isinstance(adapter, HasBinaryData):
                 endpoint = request.match.endpoint
                 text = body[: adapter.get_json_size(endpoint, http.headers, len(body))]
-            await asyncio.to_thread(settings.body_counts.check, (text,))
+            check = settings.body_counts.check
+            if len(text) < LARGE_BODY:
+                check((text,))
+            else:
+                await asyncio.to_thread(check, (text,))
         return body
 
 

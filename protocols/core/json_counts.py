@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from protocols.core.errors import GatewayError, RequestTooLarge, WorkerFailed
-from protocols.core.json_text import remove_strings
+from protocols.core.json_text import count_rare, remove_strings
 
 SMALL_TEXT: Final = 64 << 10
 """A text of up to so many bytes is decoded at once, whatever it consists of."""
@@ -55,8 +55,8 @@ class JsonCounts(Struct, frozen=True):
         """What is wrong with a text in which these bytes are structure."""
         objects, values = 0, 1
         for one, count in parts:
-            objects += count * one.count(b"{")
-            values += count * (one.count(b",") + one.count(b"["))
+            objects += count * count_rare(one, b"{")
+            values += count * (count_rare(one, b",") + count_rare(one, b"["))
         for name, found, limit in (
             ("objects", objects, self.objects),
             ("values", values, self.values),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import accumulate
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Generic, TypeVar, get_args, get_origin, overload
+from typing import Annotated, Any, AnyStr, Final, Generic, TypeVar, get_args, get_origin, overload
 
 import msgspec
 from msgspec import Raw
@@ -23,6 +23,8 @@ _SMALL: Final = 2 * MAX_DEPTH
 """A text of up to so many bytes is too short to be nested deeper, as each bracket is closed."""
 _SLICE: Final = 64 << 10
 """How many bytes are looked at in one step: the interpreter's lock is free between steps."""
+_STEP: Final = 4 << 10
+"""How many bytes are compared one by one where a rare character is found."""
 _BRACKETS: Final = b"{}[]"
 _OPENINGS: Final = (b"{", b"[")
 _CLOSINGS: Final = (b"}", b"]")
@@ -146,11 +148,11 @@ def _get_decoder(kind: Any) -> JsonDecoder[Any]:
 def check_depth(text: _Text | Raw) -> None:
     """Raises JsonTooDeep. Of text that is not JSON, the part before the mistake counts."""
     if isinstance(text, str):
-        openings = text.count("[") + text.count("{")
+        openings = count_rare(text, "[") + count_rare(text, "{")
     elif isinstance(text, Raw):
         return
     else:
-        openings = text.count(b"[") + text.count(b"{")
+        openings = count_rare(text, b"[") + count_rare(text, b"{")
     if openings <= MAX_DEPTH:
         return
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
@@ -163,6 +165,19 @@ def check_depth(text: _Text | Raw) -> None:
         if max(levels) > MAX_DEPTH:
             raise JsonTooDeep
         depth = levels[-1]
+
+
+def count_rare(text: AnyStr, character: AnyStr) -> int:
+    """``text.count(character)``, and much faster where the character is rare, as in an image.
+
+    ``count`` compares each byte; ``find`` passes over those between two steps at a memory's speed.
+    """
+    found = 0
+    start = text.find(character)
+    while start >= 0:
+        found += text.count(character, start, start + _STEP)
+        start = text.find(character, start + _STEP)
+    return found
 
 
 def _bound_depth(structure: bytes) -> int:
