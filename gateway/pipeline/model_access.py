@@ -39,7 +39,7 @@ _MAX_DIGITS: Final = 20
 _may_name_models: Final = re.compile(
     rb'(?i:"(?:%b)")|\\u00[4-7]|\x00' % "|".join(sorted(_NAMES)).encode()
 ).search
-"""Finds the names, and letters that are written as escapes or in UTF-16, in a body of some KiB."""
+"""Finds the names, and letters that are written as escapes or in UTF-16, in what is no JSON."""
 
 
 async def check_named_models(call: ClientRequest) -> None:
@@ -50,7 +50,7 @@ async def check_named_models(call: ClientRequest) -> None:
     fields = get_decoded_fields(call)
     if fields is not None:
         check_field_names(fields)
-    elif len(call.body) >= LARGE_BODY or _may_name_models(call.body):
+    else:
         await _check_undecoded_body(call.body, call.headers)
 
 
@@ -70,6 +70,8 @@ def _check_body(body: bytes) -> None:
     try:
         fields = decode_json(body, dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not _may_name_models(body):  # the protocol refuses it in its own words
+            return
         raise ClientError(
             f"an API key with a list of models needs a body of JSON in UTF-8: {error}"
         ) from None

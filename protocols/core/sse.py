@@ -177,7 +177,7 @@ _MAX_WAITING: Final = 16
 
 def has_surrogate(data: bytes | bytearray) -> bool:
     """Whether JSON may have an escaped half of a character."""
-    return _find_surrogate(data) is not None
+    return b"\\" in data and _find_surrogate(data) is not None  # most texts have no escape
 
 
 def replace_surrogates(data: bytes | bytearray) -> bytes:

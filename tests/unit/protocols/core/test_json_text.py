@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from protocols.core import json_text
-from protocols.core.json_text import MAX_DEPTH, JsonDecoder, JsonTooDeep, check_depth, decode_json
+from protocols.core.json_text import (
+    MAX_DEPTH,
+    JsonDecoder,
+    JsonTooDeep,
+    check_depth,
+    count_rare,
+    decode_json,
+)
 
 ARRAYS = (b"[", b"]")
 OBJECTS = (b'{"a":', b"}")
@@ -130,3 +137,11 @@ def test_no_step_looks_at_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert max(map(len, slices)) <= 100
     assert b"".join(slices) == b"[[]]" * 10_000
+
+
+@given(st.lists(st.tuples(st.sampled_from("[{,a"), st.integers(1, 5_000)), max_size=8))
+def test_rare_characters_are_counted_across_all_steps(runs: list[tuple[str, int]]) -> None:
+    text = "".join(character * length for character, length in runs)
+
+    assert count_rare(text, "[") == text.count("[")
+    assert count_rare(text.encode(), b",") == text.count(",")
