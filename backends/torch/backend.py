@@ -326,7 +326,8 @@ class TorchBackend(Backend):
         if device not in self._estimates:
             settings = self._settings
             weights = estimate_memory(settings.path, settings.dtype, device)
-            self._estimates[device] = weights + settings.kv_cache_memory + _PROCESS_BYTES
+            cache = settings.kv_cache_memory if settings.model_task in (None, "chat") else 0
+            self._estimates[device] = weights + cache + _PROCESS_BYTES
         return self._estimates[device]
 
     def _measure_memory(self) -> int:
@@ -455,7 +456,9 @@ class TorchBackend(Backend):
         request = prepared.request
         if context.preempt is not None:
             request = msgspec.structs.replace(request, priority=_LOWEST_PRIORITY)
+        sent_at = self._clock()
         process = await self._get_process(context)
+        waited = self._clock() - sent_at
         job, inbox = process.open_request()
         self._stop_idle_timer()
         over = False
@@ -465,7 +468,7 @@ class TorchBackend(Backend):
             )
             ready = process.ready
             exchange = _ResponseStream(
-                request, context, inbox, None if ready is None else ready.context_length
+                request, context, inbox, None if ready is None else ready.context_length, waited
             )
             while not over:
                 batch = await exchange.next_batch()
@@ -539,10 +542,12 @@ class _ResponseStream:
         context: RequestContext,
         inbox: EngineEventQueue,
         context_length: int | None,
+        waited: float,
     ) -> None:
-        """``context_length`` is the model's, in tokens."""
+        """``context_length`` is the model's, in tokens; ``waited``: for it to be loaded."""
         self._context = context
         self._context_length = context_length
+        self._waited = waited
         self._events_queue = inbox
         self._running_usage = (
             isinstance(request, GenerationRequest) and request.response_options.usage == "each"
@@ -610,7 +615,10 @@ class _ResponseStream:
                     news.reasoning_tokens,
                 )
                 timing = Timing(
-                    news.queue_seconds, news.prefill_seconds, news.decode_seconds, news.max_batch
+                    self._waited + news.queue_seconds,
+                    news.prefill_seconds,
+                    news.decode_seconds,
+                    news.max_batch,
                 )
                 return [usage, timing, StreamEnd()]
             case ipc.ReasoningEvent(token_count=count) if self._hides_reasoning:

@@ -468,7 +468,10 @@ class Router:
             else version
             for version in versions
         )
-        return model.info if current == versions else replace(model.info, versions=current)
+        if current == versions:
+            return model.info
+        length = model.info.context_length or _find_shortest_context(current)
+        return replace(model.info, versions=current, context_length=length)
 
 
 def _loads(backend: Backend) -> bool:
@@ -482,6 +485,13 @@ def _read_state(backend: Backend) -> bool | tuple[bool, ModelState]:
         if isinstance(backend, ReportsModel)
         else backend.ready
     )
+
+
+def _find_shortest_context(versions: Sequence[VersionInfo]) -> int | None:
+    """The context that every version has; None unless it is known of all of them."""
+    features = [one.state.features for one in versions if one.state is not None]
+    lengths = [one.context_length or 0 for one in features if one is not None]
+    return min(lengths) or None if lengths and len(lengths) == len(versions) else None
 
 
 def _read_current_version(version: VersionInfo, backend: Backend) -> VersionInfo:

@@ -135,7 +135,7 @@ def test_hidden_reasoning_is_not_returned_but_counted() -> None:
         request = GenerationRequest(
             model="m", kind="chat", reasoning=ReasoningOptions(include=include)
         )
-        stream = _ResponseStream(request, nothing, asyncio.Queue(), None)
+        stream = _ResponseStream(request, nothing, asyncio.Queue(), None, 0.0)
         assert stream._map_event(ReasoningEvent(1, 0, "hm", 200)) == expected
         assert stream.take_credit() == 200
 

@@ -2,18 +2,28 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backends.interfaces import Deadline, PreparedRequest, RequestContext
 from backends.model_memory import ModelMemory
 from backends.torch.backend import TorchBackend
-from backends.torch.ipc import IPC_VERSION, ReadyEvent
+from backends.torch.engine_client import EngineEventQueue
+from backends.torch.ipc import (
+    IPC_VERSION,
+    ReadyEvent,
+    RequestCommand,
+    RequestFinishedEvent,
+)
 from backends.torch.model_files import estimate_memory
 from backends.torch.settings import TorchSettings
 from protocols.core.errors import WorkerUnreachable
+from protocols.core.events import Timing
+from protocols.core.request import GenerationRequest
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio
@@ -122,6 +132,51 @@ async def test_idle_time_counts_anew_after_a_restart(
     await asyncio.sleep(0)
     assert backend.report_model().expires_in == expires_in
     assert backend.last_used > used_before
+    await backend.aclose()
+
+
+@pytest.mark.parametrize(("task", "is_refused"), [("generate", True), ("embedding", False)])
+@pytest.mark.usefixtures("use_process")
+async def test_only_models_that_generate_text_need_a_kv_cache(
+    task: str, *, is_refused: bool
+) -> None:
+    backend = make_backend(ModelMemory(1 << 30), task=task, kv_cache_memory=1 << 30)
+    if is_refused:
+        with pytest.raises(WorkerUnreachable, match=r"limits\.model_memory"):
+            await backend.keep_model(None)
+    else:
+        assert await backend.keep_model(None)
+    await backend.aclose()
+
+
+async def test_waiting_for_the_model_to_be_loaded_is_time_in_the_queue(
+    use_process: Callable[[type[ProcessStub]], None],
+) -> None:
+    """Given a load of 20 s and 0.5 s in the engine's queue, clients learn of 20.5 s."""
+    seconds = [100.0]
+
+    class SlowProcess(ProcessStub):
+        async def read_events(self, ready: asyncio.Event) -> None:
+            seconds[0] += 20
+            await super().read_events(ready)
+
+        def open_request(self) -> tuple[int, EngineEventQueue]:
+            inbox: EngineEventQueue = asyncio.Queue()
+            inbox.put_nowait([RequestFinishedEvent(1, 2, 3, 0.5, 1.0, 2.0, 1)])
+            return 1, inbox
+
+        def send(self, command: RequestCommand) -> None:
+            assert command.request_id == 1
+
+        def close_request(self, job: int, *, cancel: bool) -> None:
+            assert job == 1
+
+    use_process(SlowProcess)
+    backend = make_backend(clock=lambda: seconds[0])
+    request = GenerationRequest(model="m", kind="completion", prompts=("Hello",))
+    context = RequestContext("x", Deadline(time.monotonic, 200.0), time.monotonic)
+    batches = [batch async for _, batch in backend.send(PreparedRequest(request), context)]
+    assert Timing(20.5, 1.0, 2.0, 1) in batches[-1]
     await backend.aclose()
 
 

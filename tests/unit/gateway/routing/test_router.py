@@ -196,6 +196,30 @@ def test_listings_and_readiness_follow_the_state_of_a_local_model() -> None:
         assert (table.read_readiness() == before) == (not state.loaded)
 
 
+@pytest.mark.parametrize(
+    ("configured", "lengths", "expected"),
+    [
+        (None, [512, 256], 256),
+        (1024, [512, 256], 1024),
+        (None, [512, None], None),
+        (None, [512], None),
+        (None, [], None),
+    ],
+)
+def test_listed_context_is_the_shortest_of_local_models(
+    configured: int | None, lengths: list[int | None], expected: int | None
+) -> None:
+    """It is known if both versions are local and have been loaded, or by the configuration."""
+    locals_ = [LocalModelStub() for _ in lengths]
+    for local, length in zip(locals_, lengths, strict=True):
+        local.state = ModelState(loaded=True, features=ModelFeatures(context_length=length))
+    backends = [*locals_, EchoBackend(), EchoBackend()][:2]
+    targets = {str(i): Target(str(i), "m", one, "torch") for i, one in enumerate(backends)}
+    info = ModelInfo("chat", (), context_length=configured)
+    table = make_router(compile_model(info, targets, {"0": 1, "1": 1}))
+    assert [one.context_length for one in table.list_models()] == [expected]
+
+
 async def test_catalog_keeps_only_models_that_are_loaded_on_demand() -> None:
     always, on_demand = LocalModelStub(), LocalModelStub()
     on_demand.state = ModelState(loaded=False, on_demand=True)
