@@ -28,6 +28,7 @@ _STEP: Final = 4 << 10
 _BRACKETS: Final = b"{}[]"
 _OPENINGS: Final = (b"{", b"[")
 _CLOSINGS: Final = (b"}", b"]")
+_NO_OPENINGS: Final = bytes(set(range(256)) - set(b"{["))
 _PASSES: Final = 3
 """How often pairs of brackets are taken out."""
 _STEPS: Final = tuple({ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}.get(i, 0)
@@ -151,6 +152,8 @@ def check_depth(text: _Text | Raw) -> None:
         openings = count_rare(text, "[") + count_rare(text, "{")
     elif isinstance(text, Raw):
         return
+    elif len(text) <= _STEP:  # one pass, which takes half as long as two
+        openings = len(text.translate(None, _NO_OPENINGS))
     else:
         openings = count_rare(text, b"[") + count_rare(text, b"{")
     if openings <= MAX_DEPTH:
@@ -172,8 +175,6 @@ def count_rare(text: _Text, character: Any) -> int:
 
     ``count`` compares each byte; ``find`` passes over those between two steps at a memory's speed.
     """
-    if len(text) <= _STEP:
-        return text.count(character)
     found = 0
     start = text.find(character)
     while start >= 0:
