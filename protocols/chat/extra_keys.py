@@ -264,4 +264,10 @@ def _find_target(fields: dict[str, Any], event: ResponseExtra, key: str) -> dict
     if event.scope == "message" or "function_call" in message:
         return message
     calls = enumerate(message.get("tool_calls") or ())
-    return next((one for i, one in calls if one.get("index", i) == event.call_index), None)
+    found = next((one for i, one in calls if one.get("index", i) == event.call_index), None)
+    if found is None and choice.get("finish_reason") is not None:  # only unknown keys came of it
+        found = {} if key == "message" else {"index": event.call_index}
+        if key == "message" and not message.get("tool_calls"):
+            message["content"] = message["content"] or None
+        message["tool_calls"] = [*(message.get("tool_calls") or ()), found]
+    return found

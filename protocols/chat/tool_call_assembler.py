@@ -1,7 +1,11 @@
-"""Orders the tool calls of a choice: deltas of workers may lack an index, an id or a name."""
+"""Orders the tool calls of a choice: deltas of workers may lack an index, an id or a name.
+
+A call of an unknown type has no name that anybody could know. Its keys are joined, and come as
+unknown keys of a call at the end of the choice.
+"""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -14,6 +18,7 @@ from protocols.core.json_text import decode_json
 from protocols.json_body import JSON_ERRORS
 
 _encode = msgspec.json.Encoder().encode
+_TYPE: Final = ("type",)
 
 
 class _PartialToolCall:
@@ -30,6 +35,11 @@ class _PartialToolCall:
         """The pieces of its arguments so far."""
         self.pending_extra: FieldValues = ()
         """Unknown keys that came before the name."""
+
+    @property
+    def has_unknown_type(self) -> bool:
+        """Whether it is a call of a type that nobody knows, which has no name."""
+        return self.call_index is None and any(path == _TYPE for path, _ in self.pending_extra)
 
 
 class ToolCallAssembler:
@@ -74,17 +84,31 @@ class ToolCallAssembler:
 
     def close(self) -> list[Event]:
         """End the choice. Raises StreamBroken for a call without a name."""
+        ends = [event for call in self._calls.values() for event in self._end_call(call)]
         nameless = [call for call in self._calls.values() if call.call_index is None]
         if nameless or self._has_nameless:
             raise StreamBroken("The worker called a tool without its name.")
-        return [event for call in self._calls.values() for event in self._end_call(call)]
+        return ends
 
     def _end_call(self, call: _PartialToolCall) -> list[Event]:
-        """The argument of a function that stands for a custom tool, once it is complete."""
+        """The call of an unknown type, or the argument of one of a custom tool, once complete."""
+        if call.has_unknown_type:
+            return self._end_unknown_call(call)
         if not call.wraps_text or call.call_index is None:
             return []
         text = write_text_argument("".join(call.arguments))
         return [ToolCallDelta(self._choice_index, call.call_index, text)]
+
+    def _end_unknown_call(self, call: _PartialToolCall) -> list[Event]:
+        call.call_index, self._started_count = self._started_count, self._started_count + 1
+        if call.id:
+            call.pending_extra = ((("id",), call.id), *call.pending_extra)
+        if arguments := "".join(call.arguments):
+            call.pending_extra += ((("function", "arguments"), arguments),)
+        call.pending_extra = _join_values(call.pending_extra)
+        events: list[Event] = []
+        self._add_extra(call, events)
+        return events
 
     def _find_key(self, wire: WireToolCall, position: int) -> int:
         """The call of a delta: by index, else by id, else by position."""
@@ -105,13 +129,14 @@ class ToolCallAssembler:
         """
         call = self._calls.get(key)
         name, arguments = _read_function(wire)
-        if call is None or not name:
+        if call is None or not (name or any(path == _TYPE for path, _ in wire.extra)):
             return []
         has_other_id = bool(wire.id and call.id and wire.id != call.id)
         if is_repeated or has_other_id or (arguments.strip() and _is_complete(call.arguments)):
-            self._has_nameless = self._has_nameless or call.call_index is None
             del self._calls[key]
-            return self._end_call(call)
+            ends = self._end_call(call)
+            self._has_nameless = self._has_nameless or call.call_index is None
+            return ends
         return []
 
     def _read_fragment(self, key: int, wire: WireToolCall, events: list[Event]) -> None:
@@ -149,6 +174,30 @@ class ToolCallAssembler:
             place = self._choice_index, call.call_index
             events.append(ResponseExtra(self._source, "tool_call", call.pending_extra, *place))
             call.pending_extra = ()
+
+
+def _join_values(values: FieldValues) -> FieldValues:
+    """The values of all pieces of a call by their keys."""
+    joined: dict[tuple[str, ...], Any] = {}
+    for path, value in values:
+        joined[path] = _join(joined.get(path), value, path[-1])
+    return tuple(joined.items())
+
+
+def _join(first: Any, second: Any, key: str) -> Any:
+    """Two pieces of a value: texts are joined, but for those that name something."""
+    match first, second:
+        case dict(), dict():
+            return first | {name: _join(first.get(name), one, name) for name, one in second.items()}
+        case list(), list():
+            return [*first, *second]
+        case str(), str() if key not in _NAMING_KEYS:
+            return first + second
+        case _:
+            return first if second is None else second
+
+
+_NAMING_KEYS: Final = frozenset({"type", "id", "name", "status"})
 
 
 def _is_complete(arguments: Sequence[str]) -> bool:

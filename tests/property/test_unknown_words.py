@@ -19,6 +19,8 @@ from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import ClientRequest, OpenApiProvider
 from tests.property.test_unknown_keys import HEADERS, REQUESTS, list_workers, prepare
 from tests.property.test_unknown_response_keys import (
+    CALL,
+    CHAT_ANSWER,
     CLIENTS,
     ITEM_STREAM,
     STREAMS,
@@ -26,6 +28,7 @@ from tests.property.test_unknown_response_keys import (
     WORKERS,
     is_repeated,
     join_events,
+    make_chunk,
     translate_response,
 )
 from tests.support.path_routers import get_path_router
@@ -330,3 +333,49 @@ def test_an_unknown_word_of_a_stream_is_kept_reported_or_an_error(
     events[int(place[0])] = put_word(events[int(place[0])], place[1:])
 
     check_word(client, worker, join_events(worker, events), stream=True)
+
+
+UNKNOWN_CALL = {"id": "c7", "type": WORD, WORD: {"name": "g", "input": "hi"}}
+UNKNOWN_PIECES = (
+    {"index": 0, "id": "c7", "type": WORD, WORD: {"name": "g", "input": "h"}},
+    {"index": 0, WORD: {"input": "i"}},
+)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("others", [(), (CALL,)], ids=["alone", "second"])
+@pytest.mark.parametrize("worker", [name for name, one in WHOLE.items() if "choices" in one])
+def test_a_call_of_an_unknown_type_reaches_clients_of_the_protocol_and_is_reported_to_others(
+    worker: str, others: tuple[Any, ...], client: str, *, stream: bool
+) -> None:
+    calls = [*others, UNKNOWN_CALL]
+    pieces = [{**one, "index": i} for i, one in enumerate(others)]
+    pieces += [{**one, "index": len(others)} for one in UNKNOWN_PIECES]
+    if stream:
+        chunks = [make_chunk({"tool_calls": [piece]}) for piece in pieces]
+        data = join_events(worker, [*chunks, make_chunk({}, "tool_calls")])
+    else:
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        data = msgspec.json.encode({**CHAT_ANSWER, "choices": [choice]})
+
+    written, lost = translate_response(client, WORKERS[worker], data, stream=stream)
+
+    path = f"response.choices[0].message.tool_calls[{len(others)}]"
+    if client == worker:
+        wanted = {**UNKNOWN_CALL, "index": len(others)} if stream else UNKNOWN_CALL
+        assert [one for one in find_calls(written) if one.get("type") == WORD] == [wanted]
+        assert not [one for one in lost if one.startswith(path)]
+    else:
+        assert WORD.encode() not in written
+        assert f"{path}.type" in lost
+
+
+def find_calls(written: bytes) -> list[dict[str, Any]]:
+    """The tool calls in a chat response, or in all events of a stream before its end."""
+    events = written.partition(b"data: [DONE]")[0].split(b"\n\n")
+    bodies = [one.removeprefix(b"data: ") for one in events if one]
+    choices = [choice for body in bodies for choice in msgspec.json.decode(body)["choices"]]
+    messages = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+    return [call for message in messages for call in message.get("tool_calls") or ()]

@@ -262,6 +262,33 @@ def test_each_call_keeps_its_own_keys() -> None:
     assert [(one["index"], one["x"]) for one in streamed if "x" in one] == [(0, 1), (1, 2)]
 
 
+@pytest.mark.parametrize("content", ["", "hi"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_call_of_an_unknown_type_is_written_behind_the_others(content: str, count: int) -> None:
+    known = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}][:count]
+    unknown = {"id": "c2", "type": "mcp", "mcp": {"x": 1}}
+    answer = {
+        **ANSWER["choices"][0]["message"],
+        "content": content,
+        "tool_calls": [unknown, *known],
+    }
+    choice = {**ANSWER["choices"][0], "message": answer}
+    request = chat()
+    events = decode({**ANSWER, "choices": [choice]}, request=request)
+
+    body = ChatEncoder(ResponseStyle(), request, CONTEXT).encode_unary(aggregate(events)).body
+    streamed = encode_stream([events], chat(stream=True))
+
+    message = msgspec.json.decode(body)["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"]) == (content or None, [*known, unknown])
+    assert {"index": count, **unknown} in [
+        call
+        for one in streamed
+        for choice in one["choices"]
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+
+
 def test_a_delta_of_unknown_keys_only_is_written() -> None:
     request = chat(stream=True)
     events = decode(

@@ -3,20 +3,29 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from protocols.chat.tool_call_assembler import ToolCallAssembler
-from protocols.chat.wire_responses import WireDelta
-from protocols.core.events import Event, ToolCallDelta, ToolCallStart
+from protocols.chat.wire_responses import WireDelta, decode_response
+from protocols.core.errors import StreamBroken
+from protocols.core.events import Event, ResponseExtra, ToolCallDelta, ToolCallStart
 
 
 def decode_deltas(*deltas: dict[str, Any]) -> list[Event]:
     calls = ToolCallAssembler(0)
     events: list[Event] = []
     for delta in deltas:
-        events += calls.read_delta(msgspec.convert(delta, WireDelta))
+        events += calls.read_delta(read_delta(delta))
     return [*events, *calls.close()]
+
+
+def read_delta(delta: dict[str, Any]) -> WireDelta:
+    """The delta, with its unknown keys put aside as in a worker's chunk."""
+    chunk = json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode()
+    choices = decode_response(chunk).choices
+    assert choices is not None
+    assert choices[0].delta is not None
+    return choices[0].delta
 
 
 def make_delta(**fields: Any) -> dict[str, Any]:
@@ -95,3 +104,57 @@ def test_custom_tool_call_becomes_that_of_a_function_with_json_arguments() -> No
         ToolCallStart(0, 1, "b", "g"),
         ToolCallDelta(0, 1, '{"input":"x"}'),
     ]
+
+
+def make_unknown(**fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"type": "mcp", **fields}]}
+
+
+def read_unknown(*deltas: dict[str, Any]) -> list[dict[tuple[str, ...], Any]]:
+    """The keys of each call of an unknown type, in their order."""
+    events = decode_deltas(*deltas)
+    assert [one.call_index for one in events if isinstance(one, ResponseExtra)] == [
+        *range(len(events))
+    ]
+    return [dict(one.values) for one in events if isinstance(one, ResponseExtra)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ({"a": "x"}, {"a": "y"}, {"a": "xy"}),
+        ({"name": "x"}, {"name": "x"}, {"name": "x"}),
+        ({"a": [1]}, {"a": [2]}, {"a": [1, 2]}),
+        ({"a": 1}, {"a": None}, {"a": 1}),
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"b": "x"}}, {"a": {"b": "y"}}, {"a": {"b": "xy"}}),
+    ],
+    ids=str,
+)
+def test_pieces_of_a_call_of_an_unknown_type_are_joined(
+    first: dict[str, Any], second: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    pieces = {"index": 0, "id": "c", "mcp": first}, {"index": 0, "mcp": second}
+
+    [call] = read_unknown(make_unknown(**pieces[0]), {"tool_calls": [pieces[1]]})
+
+    assert call == {("id",): "c", ("type",): "mcp", ("mcp",): wanted}
+
+
+def test_calls_of_an_unknown_type_with_one_index_stay_apart() -> None:
+    calls = read_unknown(
+        make_unknown(index=0, id="a", mcp={"x": "1"}), make_unknown(index=0, id="b", mcp={"x": "2"})
+    )
+
+    assert [(one["id",], one["mcp",]) for one in calls] == [("a", {"x": "1"}), ("b", {"x": "2"})]
+
+
+def test_a_call_of_an_unknown_type_keeps_its_arguments() -> None:
+    [call] = read_unknown(make_unknown(function={"arguments": "{}"}))
+
+    assert call == {("type",): "mcp", ("function", "arguments"): "{}"}
+
+
+def test_a_call_of_an_unknown_type_does_not_hide_one_without_a_name() -> None:
+    with pytest.raises(StreamBroken):
+        decode_deltas(make_unknown(index=0), make_delta(index=1, arguments="{}"))

@@ -232,6 +232,7 @@ def test_hosted_choice_is_left_to_a_worker_that_has_the_tool() -> None:
     kind = next(iter(OPTIONAL_HOSTED_TOOLS))
 
     assert read({"type": kind}, allows_hosted=True).read_choice(encode({"type": kind})) is None
+    assert read({"type": "mcp"}, allows_hosted=True).tools == ()
 
 
 def test_response_repeats_the_tools() -> None:
