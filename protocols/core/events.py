@@ -125,6 +125,8 @@ class HostedToolCall(Struct, frozen=True, gc=False, tag=True):
     index: int = 0
     place: int = 0
     """That of the item in the worker's output."""
+    events: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """The type and the fields of the worker's events about it, between its first and its last."""
 
 
 FieldValues = tuple[tuple[tuple[str, ...], Any], ...]
@@ -139,10 +141,13 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     """
 
     source: str
-    scope: Literal["response", "choice", "message", "tool_call", "item", "block", "score", "data"]
+    scope: Literal[
+        "response", "choice", "message", "tool_call", "item", "block", "score", "data", "event"
+    ]
     """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
     ``call_index`` that of a call, else -1. ``block``: one of Anthropic's content blocks. ``score``:
-    that of the document ``index``. ``data``: the vector or the class of the input ``index``."""
+    that of the document ``index``. ``data``: the vector or the class of the input ``index``.
+    ``event``: an event of a stream with the key, whose place in its item is not known (None)."""
     values: FieldValues
     index: int = 0
     call_index: int = 0
@@ -162,6 +167,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
                 return f"response.results[{self.index}]"
             case "data":
                 return f"response.data[{self.index}]"
+            case "event":
+                return "response.events"
             case "choice":
                 return choice
             case "message":

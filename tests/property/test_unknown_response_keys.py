@@ -380,6 +380,23 @@ def test_an_unknown_key_of_a_stream_is_kept_or_reported(
     assert is_kept_or_reported(written, lost)
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("position", range(len(ITEM_STREAM)))
+@pytest.mark.parametrize("place", [{}, {"output_index": 1}, {"item_id": "fc_1"}], ids=str)
+def test_an_unknown_event_of_a_stream_of_items_is_kept_or_reported(
+    position: int, place: dict[str, Any], client: str
+) -> None:
+    added = {"type": f"response.{KEY}", **place, "odd": VALUE}
+    events = [*ITEM_STREAM[:position], added, *ITEM_STREAM[position:]]
+
+    written, lost = translate_response(
+        client, WORKERS["responses"], join_events("responses", events), stream=True
+    )
+
+    assert is_kept_or_reported(written, lost)
+    assert (VALUE.encode() in written) is (client == "responses")
+
+
 OWN_KEYS: Mapping[str, Any] = {"stop_reason": "X", "matched_stop": 7, "token_ids": [9, 8]}
 """Keys of a choice that the decoder knows, and no encoder of the same protocol writes."""
 

@@ -87,7 +87,19 @@ _READ_EVENTS: Final = frozenset(
      "response.output_item.done", "response.created", "response.in_progress", "response.queued",
      "response.completed", "response.incomplete", *_REASONING_DELTAS, *_CALL_DELTAS}
 )  # fmt: skip
-"""The events that are read; the others repeat what these say, or are reported whole."""
+"""The events that are read."""
+_REPEATING_EVENTS: Final = frozenset(
+    {"response.content_part.added", "response.content_part.done", "response.output_text.done",
+     "response.output_text.annotation.added", "response.refusal.done",
+     "response.reasoning_text.done", "response.reasoning_summary_text.done",
+     "response.reasoning_summary_part.added", "response.reasoning_summary_part.done",
+     "response.function_call_arguments.done", "response.custom_tool_call_input.done"}
+)  # fmt: skip
+"""The events that repeat what those, or the last form of an item, say. All others are passed on."""
+_PLACE_KEYS: Final = ("item_id", "output_index")
+_OWN_KEYS: Final = frozenset({"type", "sequence_number"})
+_FRAMING_KEYS: Final = frozenset({*_PLACE_KEYS, "content_index", "summary_index", "obfuscation"})
+"""The keys of events that have no content."""
 _CALL_KEYS: Final[Mapping[str, str]] = {
     "function_call": "arguments",
     "custom_tool_call": "input",
@@ -157,6 +169,9 @@ class _OutputState(Struct):
     wraps_text: bool = False
     """Whether it is a call of a custom tool, of which the client does not know."""
     is_done: bool = False
+    is_hosted: bool = False
+    """Whether it is that of a tool that the worker runs, and is passed on as it is at its end."""
+    hosted_events: list[tuple[str, _Object]] = []
     reasoning_part: tuple[Any, ...] | None = None
     """The part of its reasoning that the last piece belongs to."""
 
@@ -224,9 +239,30 @@ class ResponsesDecoder(sse.StreamDecoder):
                 self._end_response({**response, "status": status}, events)
             case "response.failed":
                 self._end_response({**_as_object(event.response), "status": "failed"}, events)
-            case _:
+            case kind:
                 self._raise_if_error(payload)
-                _report_event(event, events)
+                if kind not in _REPEATING_EVENTS:
+                    self._read_other_event(event, _decode_response(payload), events)
+
+    def _read_other_event(self, event: _WireEvent, fields: _Object, events: list[Event]) -> None:
+        """Pass on an event that nobody knows; one with content is reported to other clients."""
+        if not event.type:
+            report_lost_fields(((("events", "type"), True),), events)
+            return
+        fields = {name: one for name, one in fields.items() if name not in _OWN_KEYS}
+        has_item = any(name in fields for name in _PLACE_KEYS)
+        keys = [key for key in (event.item_id, event.output_index) if isinstance(key, str | int)]
+        state = next((self._items[key] for key in keys if key in self._items), None)
+        if state is not None and state.is_hosted and not state.is_done:
+            state.hosted_events.append((event.type, fields))
+            return
+        if state is not None and not state.is_hosted:  # the client has other ids and places
+            fields |= dict.fromkeys([name for name in _PLACE_KEYS if name in fields])
+        is_own = self._source in ("", SOURCE)
+        if is_own or not has_item or _has_event_content(fields):
+            call = -1 if state is None or state.call_index is None else state.call_index
+            values = (((event.type,), fields or True),)
+            events.append(ResponseExtra(SOURCE, "event", values, call_index=call))
 
     def _find_item(self, event: _WireEvent, *, is_new: bool = False) -> _OutputState:
         """The item of an event. ``is_new``: none of those before, though it may have its id."""
@@ -277,17 +313,26 @@ class ResponsesDecoder(sse.StreamDecoder):
         key = _CALL_KEYS.get(_as_text(item.get("type")))
         if key is not None:
             self._read_call(state, item, key, events, is_done=is_done)
-        elif is_done and not state.has_output:
-            state.has_output = True
-            kind = _as_text(item.get("type"))
-            if kind in _CONTENT_TYPES:
-                events += _read_content(item)
-            elif kind:
-                place = event.output_index if isinstance(event.output_index, int) else 0
-                events.append(HostedToolCall(kind, Raw(_encode(item)), place=place))
+        else:
+            self._read_other_item(state, item, event.output_index, events, is_done=is_done)
         if is_done and not state.is_done:
             self._add_extra(state, event.output_index, item, events)
         state.is_done = state.is_done or is_done
+
+    def _read_other_item(
+        self, state: _OutputState, item: _Object, place: Any, events: list[Event], *, is_done: bool
+    ) -> None:
+        """Read a message, reasoning, or what a tool of the worker did."""
+        kind = _as_text(item.get("type"))
+        state.is_hosted = bool(kind) and kind not in _CONTENT_TYPES
+        if not is_done or state.has_output:
+            return
+        state.has_output = True
+        if kind in _CONTENT_TYPES:
+            events += _read_content(item)
+        elif kind:
+            index, between = place if isinstance(place, int) else 0, tuple(state.hosted_events)
+            events.append(HostedToolCall(kind, Raw(_encode(item)), place=index, events=between))
 
     def _add_extra(
         self, state: _OutputState, place: Any, item: _Object, events: list[Event]
@@ -450,10 +495,8 @@ def _read_event(payload: bytes, events: list[Event]) -> _WireEvent:
     return event
 
 
-def _report_event(event: _WireEvent, events: list[Event]) -> None:
-    """Report an unknown event, but not one about an item, whose last form repeats what it says."""
-    if event.item_id is None and event.output_index is None:
-        report_lost_fields(((("events", event.type or "type"), True),), events)
+def _has_event_content(fields: _Object) -> bool:
+    return any(has_content(one) for name, one in fields.items() if name not in _FRAMING_KEYS)
 
 
 def _list_part_keys(part: _Object, at: str) -> FieldValues:

@@ -110,8 +110,8 @@ class _MessageItem:
 
     def __init__(self, writer: EventWriter, id: str, index: int, *, logprobs: bool) -> None:  # noqa: A002
         self._writer = writer
-        self._id = id
-        self._index = index
+        self.id = id
+        self.index = index
         self._includes_logprobs = logprobs
         self._parts: list[Mapping[str, Any]] = []
         self._part_type = ""
@@ -127,7 +127,7 @@ class _MessageItem:
     def build(self, status: str) -> dict[str, Any]:
         """The item."""
         return {
-            "id": self._id,
+            "id": self.id,
             "type": "message",
             "status": status,
             "role": "assistant",
@@ -137,7 +137,7 @@ class _MessageItem:
     def begin(self) -> bytes:
         """The event that adds the item."""
         added = "response.output_item.added"
-        return self._writer.write(added, output_index=self._index, item=self.build("in_progress"))
+        return self._writer.write(added, output_index=self.index, item=self.build("in_progress"))
 
     def add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """A piece of text."""
@@ -176,13 +176,13 @@ class _MessageItem:
         ended = self._end_part()
         item = {**self.build(status), **self.extra}
         done = "response.output_item.done"
-        return ended + self._writer.write(done, output_index=self._index, item=item), item
+        return ended + self._writer.write(done, output_index=self.index, item=item), item
 
     @property
     def _place(self) -> dict[str, Any]:
         return {
-            "item_id": self._id,
-            "output_index": self._index,
+            "item_id": self.id,
+            "output_index": self.index,
             "content_index": len(self._parts),
         }
 
@@ -234,7 +234,7 @@ class _ReasoningItem:
         self.extra: dict[str, Any] = {}
         """The worker's keys that no event represents."""
         self._seals = seals
-        self._index = index
+        self.index = index
         self._parts: list[dict[str, str]] = []
         """The complete parts."""
         self._pieces: list[str] = []
@@ -258,7 +258,7 @@ class _ReasoningItem:
         self._event = f"response.{kind}"
         part_index = "summary_index" if is_summary else "content_index"
         number = sum(part["type"] == self._part_type for part in self._parts)
-        self._place = {"item_id": self.id, "output_index": self._index, part_index: number}
+        self._place = {"item_id": self.id, "output_index": self.index, part_index: number}
         self._template = build_delta_template(f"{self._event}.delta", self._place)
 
     def _build(self, status: str) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class _ReasoningItem:
         """The event that adds the item."""
         item = self._build("in_progress")
         added = "response.output_item.added"
-        return self._writer.write(added, output_index=self._index, item=item)
+        return self._writer.write(added, output_index=self.index, item=item)
 
     def add(self, event: ReasoningDelta) -> bytes:
         """A piece of reasoning. It is what the worker says, or else what the client asked for."""
@@ -319,7 +319,7 @@ class _ReasoningItem:
             item["encrypted_content"] = self.sealed
         item |= self.extra
         done = "response.output_item.done"
-        return ended + self._writer.write(done, output_index=self._index, item=item), item
+        return ended + self._writer.write(done, output_index=self.index, item=item), item
 
 
 _decode_object = JsonDecoder(dict[str, Any]).decode
@@ -338,8 +338,8 @@ class _CallItem:
     ) -> None:
         """``fields`` are constant; ``reader`` takes the input out of the arguments."""
         self._writer = writer
-        self._id = id
-        self._index = index
+        self.id = id
+        self.index = index
         self._fields = fields
         self._reader = reader
         self._kind = fields["type"]
@@ -357,14 +357,14 @@ class _CallItem:
         """The worker's keys that no event represents."""
 
     def _build(self, status: str, arguments: Any) -> dict[str, Any]:
-        return {"id": self._id, **self._fields, "status": status, self._key: arguments}
+        return {"id": self.id, **self._fields, "status": status, self._key: arguments}
 
     def begin(self) -> bytes:
         """The event that adds the item."""
         empty: Any = {} if self._kind == "tool_search_call" else ""
         item = self._build("in_progress", empty)
         added = "response.output_item.added"
-        return self._writer.write(added, output_index=self._index, item=item)
+        return self._writer.write(added, output_index=self.index, item=item)
 
     def add(self, text: str) -> bytes:
         """A piece of the arguments."""
@@ -393,11 +393,11 @@ class _CallItem:
                 ended += self._add_piece("{}")
                 text = "{}"
             more = {"name": self._fields["name"]} if self._kind == "function_call" else {}
-            place = {"item_id": self._id, "output_index": self._index}
+            place = {"item_id": self.id, "output_index": self.index}
             ended += self._writer.write(f"{self._event}.done", **place, **more, **{self._key: text})
         item = {**self._build(status, text), **self.extra}
         done = "response.output_item.done"
-        return ended + self._writer.write(done, output_index=self._index, item=item), item
+        return ended + self._writer.write(done, output_index=self.index, item=item), item
 
 
 def _parse_search_arguments(text: str) -> Any:
@@ -591,6 +591,8 @@ class ResponsesEncoder:
                 return begun + (message.add_refusal(text) if text else b"")
             case ReasoningDelta():
                 return self._encode_reasoning(event)
+            case ResponseExtra(scope="event", values=((path, fields),)):
+                return self._write_worker_event(path[0], fields)
             case ResponseExtra(values=values) if self._open_item is not None:
                 return self._add_item_keys(self._open_item, values)
             case ToolCallStart():
@@ -599,6 +601,14 @@ class ResponsesEncoder:
                 return self._encode_hosted_call(event)
             case _:  # the arguments of a call that parallel_tool_calls forbids
                 return b""
+
+    def _write_worker_event(self, kind: str, fields: Any) -> bytes:
+        """An event that nobody knows; one about an item is that of the open one."""
+        item = self._open_item
+        place = {} if item is None else {"item_id": item.id, "output_index": item.index}
+        values = {} if fields is True else fields
+        values = {key: place.get(key) if one is None else one for key, one in values.items()}
+        return self._writer.write(kind, **values)
 
     def _add_item_keys(self, item: _OutputItem, values: FieldValues) -> bytes:
         """Add the worker's keys of an item, and of the only part of a message."""
@@ -678,13 +688,13 @@ class ResponsesEncoder:
         ended, place = self._end_item("completed"), {"output_index": len(self._output)}
         self._output.append(item)
         added = {**item, "status": "in_progress"} if "status" in item else item
-        return b"".join(
-            (
-                ended,
-                self._writer.write("response.output_item.added", **place, item=added),
-                self._writer.write("response.output_item.done", **place, item=item),
-            )
-        )
+        written = [ended, self._writer.write("response.output_item.added", **place, item=added)]
+        names = {"item_id": item["id"], **place}
+        for kind, fields in event.events:
+            values = {key: names.get(key, one) for key, one in fields.items()}
+            written.append(self._writer.write(kind, **values))
+        written.append(self._writer.write("response.output_item.done", **place, item=item))
+        return b"".join(written)
 
     def _end_item(self, status: ItemStatus) -> bytes:
         if self._open_item is None:

@@ -265,12 +265,14 @@ def test_each_call_keeps_its_own_keys() -> None:
 @pytest.mark.parametrize("content", ["", "hi"])
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_call_of_an_unknown_type_is_written_behind_the_others(content: str, count: int) -> None:
-    known = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}][:count]
+    functions = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}][
+        :count
+    ]
     unknown = {"id": "c2", "type": "mcp", "mcp": {"x": 1}}
     answer = {
         **ANSWER["choices"][0]["message"],
         "content": content,
-        "tool_calls": [unknown, *known],
+        "tool_calls": [unknown, *functions],
     }
     choice = {**ANSWER["choices"][0], "message": answer}
     request = chat()
@@ -280,7 +282,7 @@ def test_a_call_of_an_unknown_type_is_written_behind_the_others(content: str, co
     streamed = encode_stream([events], chat(stream=True))
 
     message = msgspec.json.decode(body)["choices"][0]["message"]
-    assert (message["content"], message["tool_calls"]) == (content or None, [*known, unknown])
+    assert (message["content"], message["tool_calls"]) == (content or None, [*functions, unknown])
     assert {"index": count, **unknown} in [
         call
         for one in streamed

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.errors import (
@@ -30,10 +31,13 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
+from protocols.core.extra import list_paths
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.openai.responses_api.decoder import ResponsesDecoder
 from protocols.openai.responses_api.requests import SOURCE
-from tests.unit.protocols.openai.responses_api.test_responses import TOKEN, create_encoder, end
+from tests.conformance.cases import Response
+from tests.conformance.openai_responses import check_order, read_events
+from tests.unit.protocols.openai.responses_api.test_responses import TOKEN, F, create_encoder, end
 
 REQUEST = GenerationRequest(model="m", kind="chat", stream=True)
 SEARCH = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"query": "q"}}
@@ -280,17 +284,94 @@ def test_unknown_words_and_keys_of_a_response_are_reported() -> None:
     ]
 
 
-def test_unknown_events_are_reported_unless_they_are_about_an_item() -> None:
-    events = decode(
-        event("rate_limits.updated", limits=[1]),
-        event("web_search_call.later", output_index=0),
-        finish(TEXT),
-    )
+def pass_on(kind: str, fields: Any, call: int = -1) -> ResponseExtra:
+    return ResponseExtra(SOURCE, "event", (((f"response.{kind}",), fields),), call_index=call)
+
+
+STRANGE: list[Any] = [
+    event("rate_limits.updated", limits=[1], sequence_number=7),
+    event("ping"),
+    event("output_item.added", output_index=0, item={**TEXT, "id": "w"}),
+    event("output_text.odd", output_index=0, item_id="w", x=1),
+    event("output_text.even", output_index=0, item_id="w", content_index=0),
+    {"x": 1},
+]
+
+
+def test_events_that_nobody_knows_are_passed_on() -> None:
+    events = decode(*STRANGE, finish(TEXT))
 
     assert contents(events) == [
-        report("events", "response.rate_limits.updated", value=True),
+        pass_on("rate_limits.updated", {"limits": [1]}),
+        pass_on("ping", fields=True),
+        pass_on("output_text.odd", {"output_index": None, "item_id": None, "x": 1}),
+        pass_on("output_text.even", {"output_index": None, "item_id": None, "content_index": 0}),
+        report("events", "type", value=True),
         TextDelta("ab"),
     ]
+
+
+def test_events_that_nobody_knows_are_reported_to_other_clients_if_they_say_anything() -> None:
+    decoder = ResponsesDecoder(replace(REQUEST, source="anthropic"))
+
+    events = decoder.feed(write(*STRANGE, finish(TEXT)))
+
+    extra = [one for one in events if isinstance(one, ResponseExtra)]
+    assert [path for one in extra for path in list_paths(one.path, one.values)] == [
+        "response.events.response.rate_limits.updated",
+        "response.events.response.ping",
+        "response.events.response.output_text.odd",
+        "response.events.type",
+    ]
+
+
+def test_event_about_an_open_item_has_its_place_in_what_the_client_gets() -> None:
+    call = {**CALL, "id": "w"}
+    encoder = create_encoder(tools=[F])
+
+    written = encoder.encode_events(
+        decode(
+            event("ping"),
+            event("output_item.added", output_index=0, item={**call, "arguments": ""}),
+            event("call.odd", output_index=0, item_id="w", x=1),
+            event("output_item.done", output_index=0, item=call),
+            finish(call),
+        )
+    )
+
+    events = read_events(Response(200, {}, written))
+    check_order(events)
+    [added] = [one for one in events if one["type"] == "response.output_item.added"]
+    [odd] = [one for one in events if one["type"] == "response.call.odd"]
+    assert (odd["output_index"], odd["item_id"], odd["x"]) == (0, added["item"]["id"], 1)
+    [ping] = [one for one in events if one["type"] == "response.ping"]
+    assert [*ping] == ["type", "sequence_number"]
+
+
+def test_events_about_a_tool_of_the_worker_are_between_its_first_and_its_last() -> None:
+    item = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "R"}
+    kind = "image_generation_call.partial_image"
+    partial = {"partial_image_index": 0, "partial_image_b64": "P"}
+    written = create_encoder().encode_events(
+        decode(
+            event("output_item.done", output_index=0, item={**TEXT, "id": "w"}),
+            event("output_item.added", output_index=1, item={**item, "status": "in_progress"}),
+            event(kind, output_index=1, item_id="ig_1", **partial),
+            event("output_item.done", output_index=1, item=item),
+            event("image_generation_call.late", output_index=1, item_id="ig_1"),
+            finish(TEXT, item),
+        )
+    )
+
+    events = [
+        one
+        for one in read_events(Response(200, {}, written))
+        if one.get("output_index") == 1 or one["type"].endswith("late")
+    ]
+    assert [one["type"].removeprefix("response.") for one in events] == [
+        "output_item.added", kind, "output_item.done", "image_generation_call.late"
+    ]  # fmt: skip
+    assert events[1].items() >= {**partial, "item_id": "ig_1"}.items()
 
 
 def test_unknown_keys_of_events_that_are_read_are_reported() -> None:
@@ -316,7 +397,6 @@ def test_signatures_are_in_the_store_or_in_reasoning_that_is_packed() -> None:
 
 def test_items_of_hosted_tools_are_kept_as_they_are() -> None:
     events = decode(
-        event("web_search_call.searching", output_index=0),
         event("output_item.done", output_index=0, item=SEARCH),
         event("output_item.done", output_index=0, item=SEARCH),
         finish(SEARCH, TEXT),
