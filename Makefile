@@ -88,7 +88,7 @@ OTHERS := $(ENGINE_OVER_SOCKETS) $(filter-out tests/__pycache__ tests/golden $(S
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: evidence help run install test quick quick-protocols quick-gateway test-sockets test-others test-properties test-model changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
+.PHONY: evidence help run install install-pythons test quick quick-protocols quick-gateway test-sockets test-others test-properties test-model changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -255,7 +255,11 @@ format: $(DEV_STAMP)
 	@$(BIN)/ruff check --quiet --fix .
 
 ## make install every environment that the other targets use
-install: $(DEV_STAMP) $(DOCS_STAMP) $(DEPLOY_STAMP) $(TRITON_STAMP) $(LLAMACPP_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP) $(DATABRICKS_STAMP) $(RAY_STAMP) $(PAGE_STAMP) browser
+install: install-pythons $(DEV_STAMP) $(DOCS_STAMP) $(DEPLOY_STAMP) $(TRITON_STAMP) $(LLAMACPP_STAMP) $(OPENAI_STAMP) $(AGENTS_STAMP) $(DATABRICKS_STAMP) $(RAY_STAMP) $(PAGE_STAMP) browser
+
+install-pythons:
+	@for release in $(PYTHONS); do \
+	  if $(PYTHON) -m tests.find_python $$release >/dev/null; then $(MAKE) --silent .venv-py$$release/.installed-$(PROJECT); fi; done
 
 ## make clean   remove the environments and what tools leave behind
 clean:
