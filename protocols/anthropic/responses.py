@@ -17,9 +17,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from protocols.anthropic import errors
 from protocols.anthropic.decoder import SOURCE
 from protocols.anthropic.requests import OWN_SIGNATURE
-from protocols.core.aggregate import UnaryChoice, UnaryResponse, is_end_of_calls
-from protocols.core.call_arguments import make_function_call
-from protocols.core.errors import GatewayError, WorkerFailed
+from protocols.core.aggregate import UnaryChoice, UnaryResponse, cuts_calls, is_end_of_calls
+from protocols.core.call_arguments import is_object
+from protocols.core.errors import GatewayError
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -37,12 +37,11 @@ from protocols.core.events import (
 )
 from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
-from protocols.core.json_text import JsonDecoder, decode_json
-from protocols.core.request import FieldPath, GenerationRequest, ToolCall
+from protocols.core.json_text import decode_json
+from protocols.core.request import FieldPath, GenerationRequest
 from protocols.core.response_losses import ALL_WRITTEN, CallLosses
 
 _encode = msgspec.json.Encoder().encode
-_decode_object = JsonDecoder(dict[str, Raw]).decode
 
 STOP_REASONS: Final = (
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal",
@@ -253,6 +252,9 @@ class MessageEncoder:
                 self._usage = event
             case ChoiceEnd():
                 self._end = event
+                if not cuts_calls(event):
+                    for call in self._blocks.list_damaged_calls():
+                        self.losses.add_damaged(call)
                 self._blocks.close()
             case _ if self._options.discards:
                 pass
@@ -297,7 +299,7 @@ class MessageEncoder:
     # --- unary responses --------------------------------------------------------------------------
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
-        """See ``protocols.core.interfaces.ResponseEncoder``. Raises WorkerFailed."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = response.choices[0] if response.choices else UnaryChoice(0)
         if self._options.discards:
             choice = UnaryChoice(0, finish_reason="length")
@@ -370,15 +372,9 @@ class MessageEncoder:
                 self.losses.add(index)
                 continue
             identifier = self._tool_call_ids.get_id(call.id, index)
-            arguments = _read_arguments(call)
+            arguments = self.losses.read_object(call, index, is_cut=cuts_calls(choice))
             if arguments is not None:
                 content.append(ToolUseBlock(identifier, call.name, arguments))
-            elif choice.finish_reason == "length":
-                self.losses.add(index)
-            else:
-                raise WorkerFailed(
-                    f"the worker's arguments for the tool {call.name[:64]!r} are no JSON object"
-                )
         return content
 
     # --- both -------------------------------------------------------------------------------------
@@ -435,18 +431,6 @@ def _build_usage(usage: Usage) -> MessageUsage:
         usage.completion_tokens,
         UNSET if thought is None else ThinkingTokens(thought),
     )
-
-
-def _read_arguments(call: ToolCall) -> Raw | None:
-    """The arguments, if they are an object; some workers write it as a string."""
-    text = make_function_call(call).arguments.strip() or "{}"
-    try:
-        if text.startswith('"'):
-            text = decode_json(text, kind=str)
-        _decode_object(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return Raw(text.encode())
 
 
 _VALID_ID: Final = re.compile(r"(?!call_\d+$)[A-Za-z0-9_-]{9,64}")
@@ -524,13 +508,7 @@ class _Block(Struct, eq=False):
     @property
     def is_complete(self) -> bool:
         """Whether a block can follow: nothing can be added to a call only if its JSON is whole."""
-        if self.kind != "tool_use":
-            return True
-        try:
-            _decode_object("".join(self.arguments))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return False
-        return True
+        return self.kind != "tool_use" or (is_object("".join(self.arguments)))
 
 
 class BlockQueue:
@@ -595,6 +573,14 @@ class BlockQueue:
                 block.pieces.append(text)
                 block.arguments.append(text)
         self._advance()
+
+    def list_damaged_calls(self) -> list[int]:
+        """The numbers of the calls whose arguments are no object."""
+        return [
+            block.call_index
+            for block in self._blocks
+            if block.call_index is not None and block.arguments and not block.is_complete
+        ]
 
     def encode_empty_delta(self, kind: BlockKind) -> bytes:
         """A delta without content, in a block of ``kind`` if none is open."""

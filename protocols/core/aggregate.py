@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
+    INCOMPLETE_REASONS,
     ChoiceEnd,
     Classification,
     DetokenizedText,
@@ -60,6 +61,11 @@ def is_end_of_calls(end: ChoiceEnd | UnaryChoice, *, called: bool) -> bool:
     """Whether a choice with tool calls ends after them: a stop string may have cut one off."""
     is_cut = end.finish_reason == "stop" and isinstance(end.matched_stop, str)
     return called and not is_cut
+
+
+def cuts_calls(end: ChoiceEnd | UnaryChoice) -> bool:
+    """Whether the last call of a choice that ended so may be half a call."""
+    return end.finish_reason in INCOMPLETE_REASONS or not is_end_of_calls(end, called=True)
 
 
 class UnaryResponse(Struct):

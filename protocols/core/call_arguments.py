@@ -1,16 +1,18 @@
-"""The arguments of earlier tool calls, for targets that take them as an object.
+"""The arguments of tool calls, for targets and clients that take them as an object.
 
-Clients keep them as JSON text, and a call that was cut by a limit has half of it. Such a call must
-not make the whole conversation invalid for ever: its text becomes one argument, and is reported.
+Most protocols have them as JSON text, and a call that was cut by a limit has half of it. Such a
+call must not cost the whole answer, nor make a conversation invalid for ever: its text becomes one
+argument, and is reported.
 """
 
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
-from protocols.core.json_text import JsonDecoder
+from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.places import locate_call
 from protocols.core.request import GenerationRequest, ToolCall
@@ -26,6 +28,30 @@ def read_arguments(text: str) -> dict[str, Any]:
         return _decode_object(text) if text.strip() else {}
     except (msgspec.DecodeError, UnicodeError):
         return {_TEXT_KEY: text}
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is a JSON object."""
+    try:
+        _decode_object(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return True
+
+
+def read_object(text: str) -> Raw | None:
+    """The arguments of a call, if they are an object; some workers write it as a string."""
+    text = text.strip() or "{}"
+    try:
+        inner = decode_json(text, kind=str) if text.startswith('"') else text
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return Raw(inner.encode()) if is_object(inner) else None
+
+
+def wrap_text(text: str) -> Raw:
+    """Arguments that are no object as one."""
+    return Raw(_encode({_TEXT_KEY: text}))
 
 
 def write_text_argument(text: str) -> str:

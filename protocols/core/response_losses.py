@@ -7,6 +7,9 @@ kind of content, or a new encoder, loses nothing in silence.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec import Raw
+
+from protocols.core.call_arguments import make_function_call, read_object, wrap_text
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -20,6 +23,7 @@ from protocols.core.events import (
 from protocols.core.extra import list_paths
 from protocols.core.interfaces import ResponseEncoder, SupportsHostedTools
 from protocols.core.loss import LossReason, UnsupportedParameter, list_names
+from protocols.core.request import ToolCall
 
 LossyEvent = (
     HostedToolCall | ResponseExtra | ReasoningDelta | RefusalDelta | ToolCallStart | ChoiceEnd
@@ -92,11 +96,30 @@ def get_single_losses(encoder: ResponseEncoder | None) -> Sequence[UnsupportedPa
 
 
 class CallLosses(list[UnsupportedParameter]):
-    """The tool calls that an encoder leaves out."""
+    """The tool calls that an encoder leaves out, or whose arguments it writes as something else."""
 
     def add(self, call: int, choice: int = 0) -> None:
         """Add a call."""
         self.append(UnsupportedParameter(_locate_call(call, choice), "dropped"))
+
+    def add_damaged(self, call: int) -> None:
+        """Add the arguments of a call, which are no object."""
+        path = f"{_locate_call(call, 0)}.function.arguments"
+        self.append(UnsupportedParameter(path, "approximated", "no JSON object"))
+
+    def read_object(self, call: ToolCall, index: int, *, is_cut: bool) -> Raw | None:
+        """The arguments of a call, for a protocol in which they are an object.
+
+        Others become one argument. A call that was cut is None, and is to be left out.
+        """
+        text = make_function_call(call).arguments
+        arguments = read_object(text)
+        if arguments is None and is_cut:
+            self.add(index)
+        elif arguments is None:
+            self.add_damaged(index)
+            return wrap_text(text)
+        return arguments
 
     def add_arguments(self, call: int, values: FieldValues) -> None:
         """Add arguments of a call of a custom tool, which has its input alone."""

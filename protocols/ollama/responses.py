@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from protocols.core.aggregate import UnaryChoice, UnaryResponse
-from protocols.core.errors import GatewayError, WorkerFailed
+from protocols.core.aggregate import UnaryChoice, UnaryResponse, cuts_calls
+from protocols.core.errors import GatewayError
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -31,16 +31,14 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Clock, Headers, HttpResponse, ResponseContext
-from protocols.core.json_text import JsonDecoder
 from protocols.core.request import ToolCall
 from protocols.core.response_losses import AS_TEXT, CallLosses
 from protocols.core.vectors import encode_numbers
-from protocols.json_body import JSON_ERRORS, encode_ascii
+from protocols.json_body import encode_ascii
 from protocols.ollama.errors import JSON_HEADERS, OllamaError, get_error_text
 from protocols.openapi import NDJSON_CONTENT_TYPE
 
 _NANOSECONDS: Final = 1_000_000_000
-_decode_object = JsonDecoder(dict[str, Raw]).decode
 
 
 class LogprobItem(Struct):
@@ -252,7 +250,7 @@ class GenerationEncoder:
         self._reason = FINISH_REASONS[choice.finish_reason]
         if response.timings:
             self._timer.set_timing(response.timings[0])
-        calls = self._build_calls(choice.tool_calls)
+        calls = self._build_calls(choice.tool_calls, choice)
         text = choice.text + choice.refusal
         thinking = "" if self._hides_reasoning else choice.reasoning
         answer = self._build_answer(text, thinking, calls, done=True)
@@ -275,7 +273,7 @@ class GenerationEncoder:
                 self._calls[call_index][1].append(text)
             case ChoiceEnd(reason):
                 self._reason = FINISH_REASONS[reason]
-                return self._encode_calls()
+                return self._encode_calls(event)
             case Usage():
                 self._usage = event
             case StreamEnd():
@@ -300,25 +298,22 @@ class GenerationEncoder:
     ) -> bytes:
         return encode_ascii(self._build_answer(text, thinking, calls, done=False)) + b"\n"
 
-    def _encode_calls(self) -> bytes:
-        """The line of all calls. Raises WorkerFailed."""
+    def _encode_calls(self, end: ChoiceEnd) -> bytes:
+        """The line of all calls."""
         calls = [ToolCall(start.id, start.name, "".join(pieces)) for start, pieces in self._calls]
-        entries = self._build_calls(calls)
+        entries = self._build_calls(calls, end)
         return self._encode_line("", calls=entries) if entries else b""
 
-    def _build_calls(self, calls: Sequence[ToolCall]) -> list[ToolCallEntry]:
-        """The calls. Raises WorkerFailed.
-
-        One that the token limit cut has no form in this protocol. It is reported.
-        """
+    def _build_calls(
+        self, calls: Sequence[ToolCall], end: ChoiceEnd | UnaryChoice
+    ) -> list[ToolCallEntry]:
+        """The calls, without one that was cut: it has no form in this protocol."""
         entries = []
         for index, call in enumerate(calls):
-            try:
-                entries.append(_build_call(call, index))
-            except WorkerFailed:
-                if self._reason != "length":
-                    raise
-                self.losses.add(index)
+            arguments = self.losses.read_object(call, index, is_cut=cuts_calls(end))
+            if arguments is not None:
+                compact = Raw(msgspec.json.format(arguments, indent=-1))
+                entries.append(ToolCallEntry(call.id, CalledFunction(index, call.name, compact)))
         return entries
 
     def _build_answer(
@@ -358,20 +353,6 @@ def build_load_answer(model: str, time: str, *, unload: bool, is_chat: bool) -> 
     else:
         answer = GenerateAnswer(model, time, "", done=True)
     return HttpResponse(200, _join(answer, metrics), JSON_HEADERS)
-
-
-def _build_call(call: ToolCall, index: int) -> ToolCallEntry:
-    """A call with its arguments as an object. Raises WorkerFailed if they are none."""
-    text = call.arguments.strip().encode() or b"{}"
-    try:
-        _decode_object(text)
-        arguments = Raw(msgspec.json.format(text, indent=-1))
-    except JSON_ERRORS as error:
-        name = call.name[:64]
-        raise WorkerFailed(
-            f"The model called the tool '{name}' with arguments that are not a JSON object."
-        ) from error
-    return ToolCallEntry(call.id, CalledFunction(index, call.name, arguments))
 
 
 def _build_logprob(token: TokenLogprob) -> LogprobItem:

@@ -1,5 +1,6 @@
 """Messages for clients, unary and as a stream of events."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -455,16 +456,44 @@ def test_arguments_become_an_object(
     assert body["content"][0]["input"] == wanted
 
 
-def test_bad_arguments_are_the_workers_fault(
-    make: MakeCall, response_context: ResponseContext
+@pytest.mark.parametrize("text", ['{"x":', "[1]", '"a"'])
+@pytest.mark.parametrize("stream", [False, True])
+def test_arguments_that_are_no_object_are_reported_and_cost_no_answer(
+    make: MakeCall, response_context: ResponseContext, text: str, *, stream: bool
 ) -> None:
-    broken = ToolCall("x", "f", '{"x":')
+    encoder = create(make, response_context)
+    pieces: list[Event] = [TextDelta("a"), call(0), ToolCallDelta(0, 0, text)]
+    events: list[Event] = [*pieces, ChoiceEnd("tool_calls"), *END]
 
-    with pytest.raises(WorkerFailed, match="'f'"):
-        finish(make, response_context, broken, "tool_calls")
+    if stream:
+        written = encoder.encode_events(events).decode()
+        assert json.dumps(text) in written
+        assert '"stop_reason":"tool_use"' in written
+    else:
+        first, second = unary(encoder, *events)["content"]
+        assert (first["text"], second["input"]) == ("a", {"arguments": text})
 
-    body = finish(make, response_context, broken, "length")
-    assert (body["content"], body["stop_reason"]) == ([], "max_tokens")
+    path = "response.choices[0].message.tool_calls[0].function.arguments"
+    assert [(loss.field, loss.reason) for loss in encoder.losses] == [(path, "approximated")]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ChoiceEnd("length"),
+        ChoiceEnd("content_filter"),
+        ChoiceEnd("stop", matched_stop="x"),
+    ],
+)
+def test_call_that_was_cut_is_left_out_of_a_whole_answer(
+    make: MakeCall, response_context: ResponseContext, end: ChoiceEnd
+) -> None:
+    encoder = create(make, response_context)
+
+    body = unary(encoder, call(0), ToolCallDelta(0, 0, '{"x":'), end, *END)
+
+    assert body["content"] == []
+    assert [loss.field for loss in encoder.losses] == ["response.choices[0].message.tool_calls[0]"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from protocols.core.aggregate import aggregate
-from protocols.core.errors import WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -60,10 +59,16 @@ def test_call_cut_by_the_limit_is_left_out(
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_other_arguments_that_are_no_object_are_an_error(
+def test_other_arguments_that_are_no_object_are_one_argument_and_reported(
     response_context: ResponseContext, read: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    with pytest.raises(WorkerFailed):
-        read(
-            GenerationEncoder(response_context, "m", 0.0, is_chat=True), build_events("tool_calls")
-        )
+    encoder = GenerationEncoder(response_context, "m", 0.0, is_chat=True)
+
+    lines = read(encoder, build_events("tool_calls"))
+
+    assert "".join(line["message"]["content"] for line in lines) == "Let me see."
+    calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert calls[1]["function"]["arguments"] == {"arguments": '{"city": "Par'}
+    assert [(loss.field, loss.reason) for loss in encoder.losses] == [
+        ("response.choices[0].message.tool_calls[1].function.arguments", "approximated")
+    ]

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from protocols.core.aggregate import aggregate
-from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.errors import StreamBroken
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,
@@ -141,14 +141,18 @@ def test_tool_calls_are_one_line_with_objects(
     assert last["done_reason"] == "stop"
 
 
-@pytest.mark.parametrize("arguments", ['{"x', "[1]", "5"])
-def test_arguments_that_are_no_object_are_an_error(
+@pytest.mark.parametrize("arguments", ['{"x', "[1]", "5", '"a"', '"'])
+def test_arguments_that_are_no_object_are_one_argument(
     chat: ClientRequest, response_context: ResponseContext, arguments: str
 ) -> None:
     events = (ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, arguments), *END)
+    encoder = create(chat, response_context)
 
-    with pytest.raises(WorkerFailed, match="'f' with arguments that are not a JSON object"):
-        create(chat, response_context).encode_events(events)
+    [line, _] = stream(encoder, events)
+
+    [call] = line["message"]["tool_calls"]
+    assert call["function"]["arguments"] == {"arguments": arguments}
+    assert len(encoder.losses) == 1
 
 
 def test_logprobs_are_on_the_line_of_their_token(
