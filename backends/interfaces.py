@@ -263,12 +263,20 @@ class AttemptHistory(Struct):
             self.failures += (failure,)
 
 
+def ignore_memory(size: int) -> None:
+    """The ``reserve_memory`` of a request that is none of a client's, such as a probe."""
+    del size
+
+
 class RequestContext(Struct):
     """The context of one request: id, deadline, timeouts, principal and observers."""
 
     id: str
     deadline: Deadline
     clock: Clock
+    reserve_memory: Callable[[int], None]
+    """Takes so many bytes of the gateway's memory for the response until the request ends; gives
+    them back if negative. Raises MemoryExhausted."""
     timeouts: Timeouts = Timeouts()
     principal: str | None = None
     """The name of the API key, never the key."""
@@ -283,9 +291,6 @@ class RequestContext(Struct):
     """Receives the attempts and supplies their trace headers, if the request is traced."""
     offload_to_thread: bool = False
     """Whether to encode and decode in a thread, because a large body would block the event loop."""
-    reserve_memory: Callable[[int], None] | None = None
-    """Takes so many bytes of the gateway's memory for the response until the request ends; gives
-    them back if negative. Raises MemoryExhausted."""
     preempt: Callable[[], None] | None = None
     """Cancels the request to free capacity for clients. Only background requests such as shadow
     traffic have it: they queue last, make one attempt and do not affect the worker's health."""

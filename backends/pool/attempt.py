@@ -17,8 +17,8 @@ What must never happen:
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Final, NoReturn
 
@@ -50,6 +50,7 @@ from protocols.core.errors import (
     StreamBroken,
     UnsupportedEndpoint,
     WorkerFailed,
+    drop_tracebacks,
 )
 from protocols.core.events import (
     Event,
@@ -73,7 +74,7 @@ from protocols.core.interfaces import (
 from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
 from protocols.core.sse import MAX_EVENT_BYTES
-from protocols.core.vectors import find_vectors, list_gaps
+from protocols.core.vectors import find_vectors, remove_vectors
 
 ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
 """See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
@@ -87,6 +88,18 @@ _LARGE_BODY: Final = 256 << 10
 """The size from which a unary response, or an event of a stream, is decoded in a thread."""
 _MAX_DECODING: Final = 2
 """Large responses and events of a pool that are decoded at the same time."""
+_HUGE_BODY: Final = 4 << 20
+"""From this size on, one of them is decoded at a time: it holds the interpreter's lock for long."""
+_DECODING_FACTOR: Final = 5
+"""The memory of a large response while it is decoded and written, as a multiple of its size: the
+received text, what is read of it, and what is written. Objects and numbers come on top."""
+_VECTORS_FACTOR: Final = 3
+"""The same of a response with vectors that are passed on as they are."""
+_NUMBER_SIZE: Final = 80
+"""Bytes of each number of vectors that are decoded and written."""
+_BLOCK_SIZE: Final = 1 << 20
+"""The pieces of a body are joined to blocks of so many bytes: small ones, which several responses
+have between each other, would stay with the process when they are freed."""
 _MIN_HELD_BYTES: Final = 64 << 10
 """From this size on, a response that is not complete takes of the gateway's memory budget."""
 _MAX_BATCH: Final = 1000
@@ -120,12 +133,12 @@ class AttemptRequest(Struct, frozen=True):
     """Creates the reader of the response, a new one for each attempt."""
     read_error: ErrorReader
     deadline: Deadline
+    reserve_memory: Callable[[int], None]
+    """See ``backends.interfaces.RequestContext``."""
     background: bool = False
     """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
     model_timeouts: ModelTimeouts | None = None
     """Those of the model, which replace the pool's."""
-    reserve_memory: Callable[[int], None] | None = None
-    """See ``backends.interfaces.RequestContext``."""
 
 
 def filter_headers(
@@ -165,6 +178,24 @@ def add_trace_headers(
     return replace(request, request_headers=(*headers, *trace.start_attempt(worker.name)))
 
 
+class DecodingSlots:
+    """Bounds what threads decode: each holds several copies, and the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(_MAX_DECODING)
+        self._huge = asyncio.Semaphore(1)
+
+    @asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        """Wait for a slot for so many bytes; others of a smaller size do not wait for huge ones."""
+        if size < _HUGE_BODY:
+            async with self._all:
+                yield
+        else:
+            async with self._huge, self._all:
+                yield
+
+
 class AttemptServices(Struct, frozen=True):
     """Shared by all attempts of a pool."""
 
@@ -179,10 +210,47 @@ class AttemptServices(Struct, frozen=True):
     """The same of a response with embeddings."""
     response_counts: ResponseCounts = ResponseCounts()
     """What a unary response may consist of."""
-    decoding_slots: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(_MAX_DECODING)
-    )
-    """Taken by what a thread decodes: that holds several copies, and the interpreter's lock."""
+    decoding_slots: DecodingSlots = field(default_factory=DecodingSlots)
+    """Taken by what a thread decodes."""
+
+
+class _Document:
+    """The JSON document that is the body of a unary response, as far as it was received."""
+
+    __slots__ = ("_blocks", "_pieces", "_pieces_size", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._blocks = list[bytes]()
+        self._pieces = list[bytes]()
+        self._pieces_size = 0
+
+    def __repr__(self) -> str:
+        return f"<_Document of {self.size} bytes>"
+
+    def add(self, pieces: Sequence[bytes]) -> None:
+        """The next pieces."""
+        size = sum(map(len, pieces))
+        self.size += size
+        self._pieces += pieces
+        self._pieces_size += size
+        if self._pieces_size >= _BLOCK_SIZE:
+            self._blocks.append(b"".join(self._pieces))
+            self._pieces.clear()
+            self._pieces_size = 0
+
+    def join(self) -> bytes:
+        """All of it, in one block that it keeps."""
+        whole = b"".join((*self._blocks, *self._pieces))
+        self._blocks[:] = (whole,)
+        self._pieces.clear()
+        return whole
+
+    def take(self) -> bytes:
+        """All of it, which it keeps no longer."""
+        whole = self.join()
+        self._blocks.clear()
+        return whole
 
 
 def _refuse_item(_raw: bytes | None, _events: Sequence[Event]) -> bool:
@@ -208,6 +276,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
     _rate_limited: bool = False
     _had_content: bool = True
     """Whether the item read last had content."""
+    _document: _Document = field(default_factory=_Document)
     _held_bytes: int = 0
     """Taken of the gateway's memory for the response."""
     _undecoded: int = 0
@@ -289,10 +358,12 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             self.accepted = True
             if "content-encoding" in response.headers:
                 check_content_encoding(response.headers["content-encoding"])
-            if response.complete and not self._is_stream:
-                items = self._read_unary(response.read_available())
-            else:
+            if self._is_stream:
                 items = await self._read_beginning(response)
+            elif response.complete:
+                items = self._read_complete(response.read_available())
+            else:
+                items = await self._read_unary(response)
             self.complete = response.complete and not self._is_stream
         except GatewayError as error:
             self._raise_failure(error)
@@ -307,10 +378,16 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         if self._response is not None:
             self._response.abort()
 
-    def _read_unary(self, chunks: Sequence[bytes]) -> list[StreamItem]:
-        """Decode a unary response whose body is complete."""
+    def _read_complete(self, chunks: Sequence[bytes]) -> list[StreamItem]:
+        """Decode a unary response whose body has arrived with its head."""
         if sum(map(len, chunks)) > self._max_size:
             raise self._make_too_large_error()
+        items = self._decode_unary(chunks)
+        self._record_success(items[-1][1])
+        return items
+
+    def _decode_unary(self, chunks: Sequence[bytes]) -> list[StreamItem]:
+        """Decode a unary response, or the rest of one."""
         reader = self._response_reader
         items: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
         raw, events = reader.feed(chunks) if chunks else _NO_OUTPUT
@@ -318,12 +395,70 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             items.append((raw, events))
         if not events or type(events[-1]) is not StreamEnd:
             items.append(_decode_end(reader))
-        self._record_success(items[-1][1])
         return items
 
+    async def _read_unary(self, response: UpstreamResponse) -> list[StreamItem]:
+        """Decode all of a unary response: a document at its end, anything else as it comes."""
+        document, items, size, is_document = self._document, list[StreamItem](), 0, True
+        while not self.finished:
+            chunks = response.read_available() or await self._read_body(response)
+            is_last = not chunks or response.complete
+            if chunks:
+                is_document = is_document and (size > 0 or chunks[0].lstrip()[:1] in b"{[")
+                size += sum(map(len, chunks))
+                self._check_size(size, self._max_size)
+                self.has_started = True
+                if is_document:
+                    document.add(chunks)
+                else:
+                    item = self._decode_body(chunks)
+                    if item[0] or item[1]:
+                        items.append(item)
+            if is_last and not self.finished:
+                items += await self._decode_rest(size)
+                self._record_success(items[-1][1])
+        self.stop_wait()
+        self.has_started = True
+        return items
+
+    async def _decode_rest(self, size: int) -> list[StreamItem]:
+        """Decode the document, or the end of another response of so many bytes.
+
+        Raises MemoryExhausted without room for what is read and written of it.
+        """
+        if size < _LARGE_BODY:
+            self._measure_document(size)
+            return self._decode_document()
+        self.is_large = True  # it would block the event loop
+        async with self._services.decoding_slots.take(size):
+            self._hold_memory(_VECTORS_FACTOR * size)
+            self._hold_memory(await asyncio.to_thread(self._measure_document, size))
+            return await asyncio.to_thread(self._decode_document)
+
+    def _decode_document(self) -> list[StreamItem]:
+        """Decode the document, if there is one, and the end of the response."""
+        document = self._document.take()
+        return self._decode_unary([document] if document else ())
+
+    def _measure_document(self, size: int) -> int:
+        """About how many bytes it will take at most, until what is read of it is written.
+
+        Raises WorkerFailed if it has more objects or values than allowed.
+        """
+        counts = self._services.response_counts
+        if size < _LARGE_BODY and not counts.needs_check(size):
+            return 0
+        text = self._document.join()
+        if self.request.request.kind != "embedding":
+            return _DECODING_FACTOR * size + counts.estimate_size(text)
+        # Vectors are decoded one by one, and only if they are translated.
+        is_translated = isinstance(self._response_reader, TranslatedResponse)
+        numbers = text.count(b",") if is_translated else 0
+        others = counts.estimate_size(remove_vectors(text, find_vectors(text)))
+        return max(_VECTORS_FACTOR * size, _NUMBER_SIZE * numbers) + others
+
     async def _read_beginning(self, response: UpstreamResponse) -> list[StreamItem]:
-        """Decode a stream up to its first content, or all of a unary response."""
-        is_stream = self._is_stream
+        """Decode a stream up to its first content."""
         items: list[StreamItem] = []
         body: list[bytes] = []
         """What was read, which may be one JSON document in place of a stream, too."""
@@ -333,48 +468,44 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             is_last = not chunks or response.complete
             if chunks:
                 size += sum(map(len, chunks))
-                self._check_size(size)
+                self._check_size(size, MAX_EVENT_BYTES)
                 body += chunks
-                self.has_started = not is_stream
-                if is_stream and self._is_large(chunks):
+                if self._is_large(chunks):
                     await self._decode_large(chunks)
                     item = self._take_item()
                 else:
                     item = self._decode_body(chunks)
                 if item[0] or item[1]:
                     items.append(item)
-                    if is_stream and (self._decoded_items or _has_content(item)):
+                    if self._decoded_items or _has_content(item):
                         break
-                if is_stream:
-                    self.record_life()
+                self.record_life()
             if is_last and not self.finished:
                 if size < _LARGE_BODY:
                     end = self._decode_checked_end(body, size)
                 else:  # it would block the event loop
-                    self.is_large = True
-                    self._hold_memory(2 * size)  # what is written of it comes on top
-                    async with self._services.decoding_slots:
+                    async with self._services.decoding_slots.take(size):
+                        self._hold_memory(_DECODING_FACTOR * size)
                         end = await asyncio.to_thread(self._decode_checked_end, body, size)
                 self._record_success(end[1])
                 items.append(end)
         self.stop_wait()
         self.has_started = True
-        if is_stream:
+        if not self._decoded_items:
             self._hold_memory(0)
         return items
 
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, max_size: int) -> None:
         """Raises WorkerFailed above the limit, MemoryExhausted if there is no room for them."""
-        if size > (MAX_EVENT_BYTES if self._is_stream else self._max_size):
+        if size > max_size:
             raise self._make_too_large_error()
         if size > _MIN_HELD_BYTES:
             self._hold_memory(size)
 
     def _hold_memory(self, size: int) -> None:
         """Take so many bytes in all for the response. Raises MemoryExhausted."""
-        reserve, added = self.request.reserve_memory, size - self._held_bytes
-        if reserve is not None and added:
-            reserve(added)
+        if added := size - self._held_bytes:
+            self.request.reserve_memory(added)
             self._held_bytes = size
 
     async def read_next(self, sink: EventSink | None = None) -> StreamItem:
@@ -509,12 +640,15 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
     async def _decode_large(self, chunks: Sequence[bytes]) -> None:
         """Decode the next bytes in a thread. The bytes of a batch go with its last events."""
         self._large_chunks = ()
-        self._hold_memory(self._undecoded)
-        async with self._services.decoding_slots:
+        size = self._undecoded
+        self._hold_memory(size)
+        async with self._services.decoding_slots.take(size):
+            self._hold_memory(_DECODING_FACTOR * size)  # until its events are passed on
             raw, events = await asyncio.to_thread(self._response_reader.feed, chunks)
         if raw or events:
             self._undecoded = 0
-            self._hold_memory(0)
+        else:
+            self._hold_memory(size)
         start = max(0, len(events) - 1) // _MAX_BATCH * _MAX_BATCH
         self._decoded_items.append((raw, events[start:]))
         early = None if raw is None else b""
@@ -524,6 +658,8 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
     def _take_item(self) -> StreamItem:
         """The next part of a large event."""
         item = self._decoded_items.pop()
+        if not self._decoded_items and not self._undecoded:
+            self._hold_memory(0)
         if item[1] and type(item[1][-1]) is StreamEnd:
             self._record_success(item[1])
         return item
@@ -532,16 +668,9 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         """Decode the end of the body if it has no more objects and values than allowed."""
         counts = self._services.response_counts
         if counts.needs_check(size):
-            counts.check(self._list_counted(body))
+            counts.check(body)
         body.clear()  # the reader has its own
         return _decode_end(self._response_reader)
-
-    def _list_counted(self, body: list[bytes]) -> list[bytes]:
-        """What is decoded in one step: vectors in the form of OpenAI are not."""
-        if self.request.request.kind != "embedding":
-            return body
-        text = b"".join(body)
-        return [text[slice(*gap)] for gap in list_gaps(text, find_vectors(text))]
 
     @property
     def _max_size(self) -> int:
@@ -588,9 +717,20 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             raise error
         raise cause from None
 
+    def _drop_response(self, error: GatewayError) -> None:
+        """Free what was received, and give its memory back.
+
+        The frames in which the error was raised hold it as well.
+        """
+        drop_tracebacks(error)
+        self._document = _Document()
+        self._decoded_items, self._large_chunks, self._last_item = [], (), _NO_OUTPUT
+        self._response_reader = self.request.make_response_reader()
+        self._hold_memory(0)
+
     def _record_failure(self, error: GatewayError) -> None:
         self.failure = error
-        self._hold_memory(0)
+        self._drop_response(error)
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, MemoryExhausted):

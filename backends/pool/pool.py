@@ -446,11 +446,11 @@ class PoolBackend:
             passthrough.request,
             wire,
             headers,
-            passthrough.create_reader,
-            read_error,
-            self._compute_deadline(context),
-            model_timeouts=context.model_timeouts,
+            make_response_reader=passthrough.create_reader,
+            read_error=read_error,
+            deadline=self._compute_deadline(context),
             reserve_memory=context.reserve_memory,
+            model_timeouts=context.model_timeouts,
         )
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:

@@ -26,6 +26,7 @@ from backends.interfaces import (
     PreparedRequest,
     RequestContext,
     StreamItems,
+    ignore_memory,
 )
 from backends.model_memory import ModelMemory
 from backends.torch import commands, events, ipc
@@ -246,7 +247,9 @@ class TorchBackend(Backend):
             await self.unload()
             return True
         clock = time.monotonic
-        await self._get_process(RequestContext("", Deadline(clock, _MAX_LOAD_SECONDS), clock))
+        await self._get_process(
+            RequestContext("", Deadline(clock, _MAX_LOAD_SECONDS), clock, ignore_memory)
+        )
         self._restart_idle_timer(seconds)
         return True
 

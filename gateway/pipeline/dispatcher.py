@@ -14,7 +14,7 @@ caller's key may not use.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from backends.deadline_timer import DeadlineTimer
 from gateway.observability.record import RequestRecord
@@ -38,6 +38,9 @@ from protocols.core.events import Event
 from protocols.core.interfaces import ResponseContext
 from protocols.core.request import AnyRequest, GenerationRequest
 
+_MAX_ENCODING: Final = 2
+"""Large responses of a listener that are written at the same time."""
+
 
 class Dispatcher:
     """Sends each request to one target after the other until one succeeds."""
@@ -55,6 +58,7 @@ class Dispatcher:
         self.running_requests = set()
         self._router = router
         self._deadline_timer = deadline_timer
+        self._encoding_slots = asyncio.Semaphore(_MAX_ENCODING)
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop, since the first request."""
 
@@ -136,7 +140,9 @@ class Dispatcher:
                 strategy.observe_events = partial(_report_events, request)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        responder = Responder(request, strategy, self._deadline_timer, self._loop)
+        responder = Responder(
+            request, strategy, self._deadline_timer, self._encoding_slots, self._loop
+        )
         if client_id := request.routing_info.client_id or wanted.client_id:
             return self._run_named((request.adapter.name, record.key, client_id), responder)
         return responder.run(self.running_requests, stream=record.stream)

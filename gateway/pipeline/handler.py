@@ -42,6 +42,7 @@ from protocols.core.errors import (
     GatewayError,
     InternalError,
     Unauthorized,
+    drop_tracebacks,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -204,6 +205,7 @@ class RequestHandler:
             await handler.answer(request)
         except GatewayError as error:
             _send_error(error, request.build_client_request(body), request)
+            drop_tracebacks(error)
         except Exception:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")

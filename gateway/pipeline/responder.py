@@ -34,6 +34,7 @@ from protocols.core.errors import (
     GatewayError,
     StreamBroken,
     UnknownFinishReason,
+    drop_tracebacks,
 )
 from protocols.core.events import (
     INCOMPLETE_REASONS,
@@ -104,6 +105,8 @@ class Responder(Struct, eq=False):
     _strategy: TargetAttempt
     _deadline_timer: DeadlineTimer
     """Uses the context's clock."""
+    _encoding_slots: asyncio.Semaphore
+    """Taken by a large response that a thread writes: it holds several copies of it."""
     _loop: asyncio.AbstractEventLoop | None = None
     """The event loop, if it is known: asking for the running one takes a system call."""
     _task: asyncio.Task[Any] | None = None
@@ -250,7 +253,8 @@ class Responder(Struct, eq=False):
         self._check_complete()
         build = attempt.build_response
         if request.context.offload_to_thread or (is_encoded and _is_long(events)):
-            response = await asyncio.to_thread(build, events, body)
+            async with self._encoding_slots:
+                response = await asyncio.to_thread(build, events, body)
         else:
             response = build(events, body)
         request.record.unsupported_parameters = attempt.unsupported_parameters
@@ -437,6 +441,7 @@ class Responder(Struct, eq=False):
         record_error(self._request.record, error)
         self._request.record.outcome = "truncated"
         self._last_chunk = self._strategy.get_encoder().encode_error_event(error)
+        drop_tracebacks(error)
         await self._save_response()
         self._request.writer.finish()
 

@@ -1,11 +1,13 @@
 """Process setup: event loop, garbage collector, threads and file descriptor limit."""
 
 import asyncio
+import ctypes
 import gc
 import importlib.util
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 
@@ -29,12 +31,22 @@ _COLLECTOR_THRESHOLDS: Final = (10_000, 4, 500)
 ones at most in a pass over the middle generation, and rarely the entire heap."""
 
 
+_MIN_MAPPED_SIZE: Final = 256 << 10
+"""Bytes from which on a block of memory is returned to the system as soon as it is free. The C
+library raises its own threshold to the largest block that was ever freed, and what lies between
+smaller ones stays with the process."""
+_M_MMAP_THRESHOLD: Final = -3
+"""A parameter of glibc's ``mallopt``."""
+
+
 def tune_interpreter() -> None:
-    """Run the garbage collector less often, and switch threads sooner.
+    """Run the garbage collector less often, switch threads sooner, and return large free blocks.
 
     Requests create few reference cycles, so the default thresholds collect far too often. To call
     before clients connect, since it collects everything once.
     """
+    with suppress(AttributeError):  # other C libraries have no such parameter
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_SIZE)
     gc.collect()
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(_THREAD_SWITCH_INTERVAL)

@@ -99,6 +99,18 @@ class GatewayError(Exception):
             self.upstream_error = self.upstream_error._replace(text=mask(self.upstream_error.text))
 
 
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop those of an error that is reported otherwise, and of its causes.
+
+    Their frames hold what the request was doing, such as a response, and often the error itself: a
+    reference cycle, which only the garbage collector would free.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
 class ClientError(GatewayError):
     """The client can fix the request."""
 

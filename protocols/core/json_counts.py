@@ -16,6 +16,11 @@ from protocols.core.json_text import count_rare, remove_strings
 SMALL_TEXT: Final = 64 << 10
 """A text of up to so many bytes is decoded at once, whatever it consists of."""
 
+_OBJECT_SIZE: Final = 256
+"""Bytes that a decoded object takes, besides its values."""
+_VALUE_SIZE: Final = 40
+"""Bytes that a decoded value takes, with its place in a list."""
+
 
 class JsonCounts(Struct, frozen=True):
     """How many objects and values a JSON text may have."""
@@ -46,6 +51,16 @@ class JsonCounts(Struct, frozen=True):
         )
         if excess is not None:
             raise self.build_error(excess)
+
+    def estimate_size(self, text: bytes) -> int:
+        """About how many bytes the objects and values take, besides strings, once they are decoded.
+
+        Raises as ``check``.
+        """
+        structure = b"".join(remove_strings(text, b"{[,"))
+        if (excess := self._find_excess(((structure, 1),))) is not None:
+            raise self.build_error(excess)
+        return _OBJECT_SIZE * structure.count(b"{") + _VALUE_SIZE * len(structure)
 
     def build_error(self, text: str) -> GatewayError:
         """The error with this text."""

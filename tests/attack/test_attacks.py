@@ -29,6 +29,18 @@ async def test_response_of_many_objects_is_an_error_and_others_are_served() -> N
 
 
 @pytest.mark.slow
+async def test_responses_beyond_the_memory_budget_stay_near_it() -> None:
+    """Those that are refused, and what decoding takes, leave nothing behind."""
+    result = await run_attack("exhausted-memory", "")
+
+    statuses, _, later = result.outcome.partition("; then ")
+    assert {pair.split(": ")[0] for pair in statuses.split(", ")} <= {"200", "503", "closed"}
+    assert "200: " in statuses
+    assert (later, result.failed) == ("200", 0)
+    assert result.memory_peak - result.memory_before < (512 + 100) << 20, "limits.memory and some"
+
+
+@pytest.mark.slow
 async def test_large_heads_are_refused_and_others_are_served() -> None:
     result = await run_attack("large-heads", "")
 

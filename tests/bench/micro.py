@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from backends.histogram import Histogram
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from gateway.auth.api_keys import Authenticator, Principal
 from gateway.http_server.response import UNARY_PREFIXES, render_head, render_headers
 from gateway.observability.metrics.requests import MetricsCollector
@@ -74,7 +74,7 @@ def list_steps() -> Iterator[tuple[str, Call]]:
 
 
 def _context() -> RequestContext:
-    return RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    return RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
 
 
 def _response_context() -> ResponseContext:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from backends.http.interfaces import HttpClient, WorkerConfig
-from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts, ignore_memory
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import (
     HealthCheckSettings,
@@ -162,7 +162,7 @@ async def run_pool(
 
 def build_context(total: float = 20.0, **fields: Any) -> RequestContext:
     """Build the context of a request with a deadline in ``total`` seconds."""
-    return RequestContext("req-1", Deadline(monotonic, total), monotonic, **fields)
+    return RequestContext("req-1", Deadline(monotonic, total), monotonic, ignore_memory, **fields)
 
 
 class CollectEvents(Protocol):

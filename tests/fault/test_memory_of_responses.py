@@ -1,16 +1,22 @@
 """The responses of workers take of ``limits.memory`` until their clients have them."""
 
 import asyncio
+import gc
 import json
 import threading
+import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from backends.interfaces import StreamItem
-from backends.pool.attempt import _MAX_DECODING, Attempt
+from backends.pool import attempt
+from backends.pool.attempt import Attempt
 from backends.pool.pool import PoolBackend
+from gateway.pipeline import dispatcher
+from gateway.pipeline.strategies import TargetAttempt
 from tests.conftest import RunningGateway, Serve
 from tests.support.fakes import CHUNKED, END, ScriptedWorker, chunk, make_reply
 from tests.support.waiting import PATIENCE, wait_until
@@ -18,7 +24,7 @@ from tests.support.waiting import PATIENCE, wait_until
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai, ollama]}}]
 admin: {{address: "127.0.0.1:0"}}
-limits: {{memory: 4MiB, body: 1MiB}}
+limits: {{memory: 16MiB, body: 1MiB}}
 backends:
   first:
     protocol: openai
@@ -90,7 +96,7 @@ async def test_response_without_room_gets_503_and_the_next_ones_are_served(
 ) -> None:
     """The worker is not at fault: it is not asked again, nor is another one, and stays healthy."""
     path, body = REQUESTS[name]
-    small, too_large = make_reply(build_answer(10)), make_reply(build_answer(5 << 20))
+    small, too_large = make_reply(build_answer(10)), make_reply(build_answer(17 << 20))
     async with (
         ScriptedWorker([too_large], [small]) as worker,
         ScriptedWorker([small]) as other,
@@ -138,13 +144,13 @@ async def test_event_of_a_stream_takes_memory_until_it_is_complete(serve: Serve)
 
 @pytest.mark.fault(63)
 async def test_end_of_the_budget_is_reached_and_left_over_sockets(serve: Serve) -> None:
-    """Eight responses of 1 MiB at once: some fit, the others get 503, and then all fit again."""
-    go_on, whole = asyncio.Event(), build_answer(1 << 20)
+    """Ten responses of 2.5 MiB at once: some fit, the others get 503, and then all fit again."""
+    go_on, whole = asyncio.Event(), build_answer(5 << 19)
     reply: list[Any] = [CHUNKED + chunk(whole[:-9]), go_on, chunk(whole[-9:]) + END]
-    async with ScriptedWorker(*(reply for _ in range(8)), [make_reply(whole)]) as worker:
+    async with ScriptedWorker(*(reply for _ in range(10)), [make_reply(whole)]) as worker:
         gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
         path, _ = REQUESTS["passed through"]
-        sending = [asyncio.create_task(gateway.http.post(path, json=BODY)) for _ in range(8)]
+        sending = [asyncio.create_task(gateway.http.post(path, json=BODY)) for _ in range(10)]
         await wait_until(lambda: sum(task.done() for task in sending) >= 4)
         go_on.set()
         statuses = [(await task).status_code for task in sending]
@@ -173,19 +179,19 @@ async def test_client_that_leaves_while_a_thread_decodes_frees_the_memory(
 ) -> None:
     """The thread ends its work, for nobody; the next request is served."""
     is_decoding, go_on = threading.Event(), threading.Event()
-    decode = Attempt._decode_checked_end
+    decode = Attempt._decode_unary
 
-    def wait(self: Attempt, body: list[bytes], size: int) -> StreamItem:
+    def wait(self: Attempt, chunks: Sequence[bytes]) -> list[StreamItem]:
         is_decoding.set()
         go_on.wait(PATIENCE)
-        return decode(self, body, size)
+        return decode(self, chunks)
 
     whole = make_reply(build_answer(1 << 20))
     async with ScriptedWorker([whole], [make_reply(build_answer(10))]) as worker:
         gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
         path, _ = REQUESTS["passed through"]
         with monkeypatch.context() as patched:
-            patched.setattr(Attempt, "_decode_checked_end", wait)
+            patched.setattr(Attempt, "_decode_unary", wait)
             sending = asyncio.create_task(gateway.http.post(path, json=BODY))
             await wait_until(is_decoding.is_set)
             held = gateway.app.memory.get_use("responses")
@@ -201,35 +207,84 @@ async def test_client_that_leaves_while_a_thread_decodes_frees_the_memory(
     assert later.status_code == 200
 
 
+STEPS: dict[str, tuple[type, str, str]] = {
+    "decoded": (Attempt, "_decode_unary", "passed through"),
+    "encoded": (TargetAttempt, "build_response", "translated"),
+}
+"""The method for a step, and a request for which a thread calls it."""
+
+
+class CallCounter:
+    """Replaces a method by one that waits, and counts how many threads are in it at most."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.active = self.most = 0
+        self.go_on = threading.Event()
+        method, lock = getattr(owner, name), threading.Lock()
+
+        def wait(*values: Any) -> Any:
+            with lock:
+                self.active += 1
+                self.most = max(self.most, self.active)
+            self.go_on.wait(PATIENCE)
+            with lock:
+                self.active -= 1
+            return method(*values)
+
+        monkeypatch.setattr(owner, name, wait)
+
+
 @pytest.mark.fault(63)
-async def test_few_large_responses_are_decoded_at_the_same_time(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "huge", "expected"),
+    [
+        ("decoded", 1 << 30, attempt._MAX_DECODING),
+        ("decoded", 300_000, 1),
+        ("encoded", 1 << 30, dispatcher._MAX_ENCODING),
+    ],
+)
+async def test_few_large_responses_are_decoded_and_encoded_at_the_same_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, step: str, huge: int, expected: int
 ) -> None:
     """Each holds several copies and the interpreter's lock; the others wait as they came."""
-    go_on, lock, active, most = threading.Event(), threading.Lock(), 0, 0
-    decode = Attempt._decode_checked_end
-
-    def wait(self: Attempt, body: list[bytes], size: int) -> StreamItem:
-        nonlocal active, most
-        with lock:
-            active += 1
-            most = max(most, active)
-        go_on.wait(PATIENCE)
-        with lock:
-            active -= 1
-        return decode(self, body, size)
-
-    monkeypatch.setattr(Attempt, "_decode_checked_end", wait)
-    whole = build_answer(300_000)
+    monkeypatch.setattr(attempt, "_HUGE_BODY", huge)
+    owner, method, name = STEPS[step]
+    calls, whole = CallCounter(monkeypatch, owner, method), build_answer(300_000)
+    path, body = REQUESTS[name]
     async with ScriptedWorker([make_reply(whole)]) as worker:
         gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
-        path, _ = REQUESTS["passed through"]
-        sending = [asyncio.create_task(gateway.http.post(path, json=BODY)) for _ in range(6)]
-        # All of them have arrived, and what is written of them is reserved.
-        await wait_until(lambda: gateway.app.memory.get_use("responses") >= 12 * len(whole))
-        await wait_until(lambda: active == _MAX_DECODING)
-        go_on.set()
+        sending = [asyncio.create_task(gateway.http.post(path, json=body)) for _ in range(6)]
+        # All of them have arrived, and some have room for what is read and written of them.
+        least = (6 + 4 * expected) * len(whole)
+        await wait_until(lambda: gateway.app.memory.get_use("responses") >= least)
+        await wait_until(lambda: calls.active == expected)
+        calls.go_on.set()
         statuses = [(await task).status_code for task in sending]
 
     assert statuses == [200] * 6
-    assert most == _MAX_DECODING
+    assert calls.most == expected
+
+
+@pytest.mark.fault(63)
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [(build_answer(17 << 20), 503), (build_answer(2 << 20)[:-9], 502)],
+    ids=["without room", "cut off"],
+)
+async def test_failed_response_is_freed_at_once(serve: Serve, answer: bytes, status: int) -> None:
+    """Without the garbage collector: neither an error nor its traceback keeps it."""
+    async with ScriptedWorker([make_reply(answer)]) as worker:
+        gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            response = await gateway.http.post(REQUESTS["passed through"][0], json=BODY)
+            await wait_until(lambda: bool(gateway.records))
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    assert response.status_code == status
+    assert held < 1 << 20

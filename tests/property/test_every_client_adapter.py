@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from gateway.config.registry import load_symbol
 from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
@@ -28,7 +28,7 @@ def clock() -> float:
     return 0.0
 
 
-CONTEXT = RequestContext("r", Deadline(clock, 60), clock)
+CONTEXT = RequestContext("r", Deadline(clock, 60), clock, ignore_memory)
 ABOUT = ResponseContext("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
 
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from backends.pool.attempt import filter_headers
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
@@ -488,7 +488,7 @@ def prepare_request(
         call,
         route,
         response_context=context,
-        context=RequestContext("r", Deadline(clock, 60), clock),
+        context=RequestContext("r", Deadline(clock, 60), clock, ignore_memory),
     )
     prepared = attempt.prepared
     if prepared.passthrough is not None:

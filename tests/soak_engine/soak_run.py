@@ -15,7 +15,7 @@ from contextlib import aclosing
 import click
 from msgspec import Struct
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, ignore_memory
 from backends.torch.backend import TorchBackend
 from backends.torch.engine_client import EngineProcess
 from protocols.core.errors import GatewayError
@@ -89,7 +89,9 @@ class Soak:
     ) -> str:
         """Send one request and return how it ended."""
         events: list[Event] = []
-        context = RequestContext("soak", Deadline(time.monotonic, seconds), time.monotonic)
+        context = RequestContext(
+            "soak", Deadline(time.monotonic, seconds), time.monotonic, ignore_memory
+        )
         number = 0
         try:
             async with aclosing(self._backend.send(PreparedRequest(request), context)) as response:

@@ -10,7 +10,7 @@ import httpx
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse, aggregate
 from protocols.core.catalog import ModelInfo, ModelTask
@@ -417,7 +417,7 @@ def _encode_response(
     call = ClientRequest(
         match.endpoint, match.params, headers, "", upstream_request.body, upstream_request.path
     )
-    context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
+    context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock, ignore_memory)
     response_context = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
     task: ModelTask = "embedding" if isinstance(request, EmbeddingRequest) else "chat"
     decoded = client.decode_request(call, ModelInfo(request.model, (), task))

@@ -85,12 +85,26 @@ class EventWriter:
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
-    def write_delta(self, template: tuple[bytes, bytes], delta: bytes) -> bytes:
-        """An event of a template; ``delta`` is JSON."""
+    def write_delta(self, template: tuple[bytes, bytes], delta: str) -> bytes:
+        """An event of a template."""
         head, tail = template
-        event = head % self._number + delta + tail
+        event = head % self._number + _encode(delta) + tail
         self._number += 1
         return event
+
+
+class _NoEventWriter(EventWriter):
+    """Writes nothing: a response that is not streamed needs the items of its events only."""
+
+    def write(self, kind: str, **fields: Any) -> bytes:
+        """See ``EventWriter``."""
+        del kind, fields
+        return b""
+
+    def write_delta(self, template: tuple[bytes, bytes], delta: str) -> bytes:
+        """See ``EventWriter``."""
+        del template, delta
+        return b""
 
 
 def build_delta_template(kind: str, place: Mapping[str, Any]) -> tuple[bytes, bytes]:
@@ -144,9 +158,7 @@ class _MessageItem:
         begun = b"" if self._part_type == "output_text" else self._begin_part("output_text")
         self._pieces.append(text)
         if not logprobs or not self._includes_logprobs:
-            return (
-                begun + self._writer.write_delta(self._template, _encode(text)) if text else begun
-            )
+            return begun + self._writer.write_delta(self._template, text) if text else begun
         self._logprobs += logprobs
         return begun + self._writer.write(
             "response.output_text.delta",
@@ -159,7 +171,7 @@ class _MessageItem:
         """A piece of a refusal."""
         begun = b"" if self._part_type == "refusal" else self._begin_part("refusal")
         self._pieces.append(text)
-        return begun + self._writer.write_delta(self._template, _encode(text))
+        return begun + self._writer.write_delta(self._template, text)
 
     def add_part_keys(self, values: dict[str, Any]) -> bytes:
         """The worker's keys of the part, after its text."""
@@ -293,7 +305,7 @@ class _ReasoningItem:
             self._place_part(is_summary=is_summary)
         begun = b"" if self._pieces else self._write_part("added", "")
         self._pieces.append(text)
-        written = self._writer.write_delta(self._template, _encode(text)) if text else b""
+        written = self._writer.write_delta(self._template, text) if text else b""
         return ended + begun + written
 
     def _end_part(self) -> bytes:
@@ -376,7 +388,7 @@ class _CallItem:
         self._pieces.append(text)
         if self._kind == "tool_search_call":  # its arguments are an object, and not streamed
             return b""
-        return self._writer.write_delta(self._template, _encode(text))
+        return self._writer.write_delta(self._template, text)
 
     def list_further_arguments(self) -> FieldValues:
         """The arguments that are not the input of a custom tool."""
@@ -492,6 +504,7 @@ class ResponsesEncoder:
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
+        self._writer = _NoEventWriter()
         self.encode_events(response.events)
         return HttpResponse(200, _encode(self._final))
 

@@ -15,7 +15,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext, StreamItems, Timeouts
+from backends.interfaces import (
+    Deadline,
+    PreparedRequest,
+    RequestContext,
+    StreamItems,
+    Timeouts,
+    ignore_memory,
+)
 from backends.torch.backend import TorchBackend
 from protocols.core.errors import (
     ContextTooLong,
@@ -63,7 +70,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 def make_context(seconds: float = 60.0, **timeouts: float) -> RequestContext:
     clock = time.monotonic
-    return RequestContext("x", Deadline(clock, seconds), clock, Timeouts(**timeouts))
+    return RequestContext("x", Deadline(clock, seconds), clock, ignore_memory, Timeouts(**timeouts))
 
 
 def make_request(**fields: Any) -> GenerationRequest:

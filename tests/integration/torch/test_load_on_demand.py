@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts, ignore_memory
 from backends.model_memory import ModelMemory
 from backends.torch.backend import TorchBackend
 from protocols.core.errors import Overloaded, WorkerUnreachable
@@ -54,7 +54,9 @@ async def generate(
         stopping=StopConditions(max_tokens=tokens, ignore_eos=True),
         keep_alive=keep_alive,
     )
-    context = RequestContext("x", Deadline(clock, 200.0), clock, Timeouts(first_token=seconds))
+    context = RequestContext(
+        "x", Deadline(clock, 200.0), clock, ignore_memory, Timeouts(first_token=seconds)
+    )
     batches = [batch async for _, batch in backend.send(PreparedRequest(request), context)]
     return isinstance(batches[-1][-1], StreamEnd)
 

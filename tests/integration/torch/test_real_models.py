@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from gguf import GGMLQuantizationType
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, ignore_memory
 from backends.torch.backend import TorchBackend
 from protocols.core.events import ChoiceEnd, Embedding, Event, TextDelta, Usage
 from protocols.core.request import (
@@ -39,7 +39,7 @@ pytestmark = [
 
 
 def make_context() -> RequestContext:
-    return RequestContext("x", Deadline(time.monotonic, 100.0), time.monotonic)
+    return RequestContext("x", Deadline(time.monotonic, 100.0), time.monotonic, ignore_memory)
 
 
 def make_chat(text: str, **fields: Any) -> GenerationRequest:

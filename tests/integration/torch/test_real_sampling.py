@@ -11,7 +11,7 @@ import pytest_asyncio
 import torch
 from transformers import LlamaConfig, WatermarkDetector, WatermarkingConfig
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts, ignore_memory
 from backends.torch.backend import TorchBackend
 from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
 from protocols.core.request import (
@@ -59,7 +59,9 @@ def make_chat(text: str, **fields: Any) -> GenerationRequest:
 
 async def collect_events(backend: TorchBackend, request: GenerationRequest) -> list[Event]:
     times = Timeouts(first_token=60.0, idle=60.0)
-    context = RequestContext("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
+    context = RequestContext(
+        "x", Deadline(time.monotonic, 110.0), time.monotonic, ignore_memory, times
+    )
     return [
         event
         async for _, batch in backend.send(PreparedRequest(request), context)

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from backends.echo import EchoBackend, ScriptedFailure
-from backends.interfaces import BackendRequest, Deadline, PreparedRequest, RequestContext
+from backends.interfaces import (
+    BackendRequest,
+    Deadline,
+    PreparedRequest,
+    RequestContext,
+    ignore_memory,
+)
 from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
 from protocols.core.errors import (
     ContextTooLong,
@@ -42,7 +48,7 @@ def clock() -> float:
     return 0.0
 
 
-CONTEXT = RequestContext("r", Deadline(clock, 1), clock)
+CONTEXT = RequestContext("r", Deadline(clock, 1), clock, ignore_memory)
 
 
 def make_chat(text: str = "say hi", **fields: Any) -> GenerationRequest:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.core.interfaces import ClientRequest, Endpoint, ResponseContext
 from protocols.openai.endpoints import OpenAI
 
@@ -36,5 +36,5 @@ def make_call() -> MakeCall:
 
 @pytest.fixture
 def response_context() -> ResponseContext:
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0, ignore_memory)
     return ResponseContext("r1", 1700000000, "mock", "v1", "mock-8b", context.clock)

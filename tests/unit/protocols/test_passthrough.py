@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.chat.field_types import (
     OPTIONAL_STRING,
     PROMPTS,
@@ -77,7 +77,7 @@ def make_request(variant: str, body: Any) -> ClientRequest:
 def prepare_passthrough(
     variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat"
 ) -> PassthroughRequest | None:
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0, ignore_memory)
     response_context = ResponseContext("r1", 1, shown, "v1", "llama", context.clock)
     return worker.prepare_passthrough(OpenAI(), make_request(variant, body), response_context)
 
@@ -416,7 +416,7 @@ def test_client_read_timeout_is_the_request_timeout() -> None:
     call = ClientRequest(
         row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path
     )
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0, ignore_memory)
 
     relay = VLLM.prepare_passthrough(
         OpenAI(), call, ResponseContext("r1", 1, "chat", "v1", "llama", context.clock)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols import passthrough
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.openai.endpoints import OpenAI
@@ -26,7 +26,7 @@ def test_a_rule_is_compiled_once_by_the_first_request_that_it_is_for(
 
     row = endpoint("chat")
     body = b'{"model":"chat","messages":[{"role":"user","content":"hi"}]}'
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0, ignore_memory)
     response_context = ResponseContext("r1", 1, "chat", "v1", "llama", context.clock)
     for _ in range(2):
         request = ClientRequest(row, {}, {}, "", body, row.path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, UpstreamResponse, WorkerConfig
-from backends.interfaces import Deadline, StreamItem, Timeouts
+from backends.interfaces import Deadline, StreamItem, Timeouts, ignore_memory
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
 from backends.pool.circuit_breaker import WorkerHealth
 from backends.pool.metrics import PoolMetrics
@@ -136,6 +136,7 @@ async def run_attempt(
         lambda: FakePassthroughDecoder(fed, closed),
         _fail_if_called,
         Deadline(clock, 60),
+        ignore_memory,
     )
     attempt = Attempt.create(WorkerSlot(member, clock()), work, means)
     result: Sequence[StreamItem] | GatewayError

@@ -9,7 +9,7 @@ import pytest
 
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, WorkerConfig
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from backends.pool.attempt import filter_headers
 from backends.pool.attempt_timeouts import AttemptTimeouts
 from backends.pool.load_balancing import RoundRobin
@@ -220,13 +220,13 @@ async def test_longest_gap_is_measured_for_a_consumer() -> None:
 def test_trace_context_of_the_client_is_forwarded(
     headers: dict[str, str], passed_on: list[tuple[str, str]]
 ) -> None:
-    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **headers)  # type: ignore[arg-type]
+    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, ignore_memory, **headers)  # type: ignore[arg-type]
     _, own = filter_headers(UpstreamRequest("/", b"", ()), context)
     assert [*own] == [("x-request-id", "r"), *passed_on]
 
 
 def test_unneeded_client_headers_are_not_forwarded() -> None:
-    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
+    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, ignore_memory)
     headers = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
 
     wire, own = filter_headers(UpstreamRequest("/", b"{}", headers, "PUT"), context)

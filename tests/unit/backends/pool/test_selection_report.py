@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct, field
 
 from backends.http.interfaces import WorkerConfig, make_bearer_credentials
-from backends.interfaces import Deadline, WorkerFailure, WorkerSelection
+from backends.interfaces import Deadline, WorkerFailure, WorkerSelection, ignore_memory
 from backends.pool.attempt import AttemptRequest
 from backends.pool.load_balancing import PolicyName, make_policy
 from backends.pool.selection_report import SelectionReporter
@@ -46,7 +46,9 @@ def make_reporter(
     request = GenerationRequest(kind="chat", model="m")
     wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
-    work = AttemptRequest(request, wire, (), _fail_if_called, _fail_if_called, deadline)
+    work = AttemptRequest(
+        request, wire, (), _fail_if_called, _fail_if_called, deadline, ignore_memory
+    )
     return observer, SelectionReporter(observer, settings or pool_settings(), pool, work)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, ignore_memory
 from backends.torch.backend import TorchBackend, _hide_paths
 from gateway.admin import get_unready_reason
 from gateway.routing.failed_models import list_failures
@@ -57,7 +57,7 @@ async def test_any_failure_of_loading_is_final_and_reported(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     backend = TorchBackend(path=str(tmp_path))
     await backend.start()
-    context = RequestContext("x", Deadline(time.monotonic, 60), time.monotonic)
+    context = RequestContext("x", Deadline(time.monotonic, 60), time.monotonic, ignore_memory)
     request = PreparedRequest(EmbeddingRequest(model="m", inputs=("a",)))
 
     with pytest.raises(WorkerUnreachable, match=reason):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.interfaces import Deadline, PreparedRequest, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, ignore_memory
 from backends.model_memory import ModelMemory
 from backends.torch.backend import TorchBackend
 from backends.torch.engine_client import EngineEventQueue
@@ -174,7 +174,7 @@ async def test_waiting_for_the_model_to_be_loaded_is_time_in_the_queue(
     use_process(SlowProcess)
     backend = make_backend(clock=lambda: seconds[0])
     request = GenerationRequest(model="m", kind="completion", prompts=("Hello",))
-    context = RequestContext("x", Deadline(time.monotonic, 200.0), time.monotonic)
+    context = RequestContext("x", Deadline(time.monotonic, 200.0), time.monotonic, ignore_memory)
     batches = [batch async for _, batch in backend.send(PreparedRequest(request), context)]
     assert Timing(20.5, 1.0, 2.0, 1) in batches[-1]
     await backend.aclose()

@@ -15,6 +15,7 @@ from backends.interfaces import (
     PreparedRequest,
     RequestContext,
     StreamItems,
+    ignore_memory,
 )
 from gateway.emulation.execute import MAX_CONCURRENT_PARTS, send_emulated
 from gateway.emulation.planner import EmulationPlan
@@ -42,7 +43,7 @@ from protocols.core.request import (
     TextPart,
 )
 
-CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
 
 Script = Callable[[AnyRequest], Sequence[Sequence[Event]]]
 

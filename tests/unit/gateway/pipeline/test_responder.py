@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from backends.deadline_timer import DeadlineTimer
-from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
+from backends.interfaces import (
+    Deadline,
+    EventSink,
+    RequestContext,
+    StreamItem,
+    StreamItems,
+    ignore_memory,
+)
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.responder import Responder
@@ -124,14 +131,14 @@ def make_responder(
     writer: ResponseWriter | None = None,
     record: RequestRecord | None = None,
 ) -> Responder:
-    context = RequestContext("r", Deadline(clock, seconds), clock, received_at=100.0)
+    context = RequestContext("r", Deadline(clock, seconds), clock, ignore_memory, received_at=100.0)
     timer = DeadlineTimer(clock, asyncio.get_running_loop)
     record = RequestRecord("r") if record is None else record
     http: Any = None  # not used
     request = RequestState(http, writer or FakeWriter(), record)
     request.context = context
     make: Any = Responder
-    responder: Responder = make(request, strategy, timer)
+    responder: Responder = make(request, strategy, timer, asyncio.Semaphore())
     return responder
 
 

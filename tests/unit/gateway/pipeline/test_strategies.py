@@ -14,6 +14,7 @@ from backends.interfaces import (
     PreparedRequest,
     RequestContext,
     collect_items,
+    ignore_memory,
 )
 from gateway.config.schema import OnLoss
 from gateway.pipeline.model_settings import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
@@ -96,7 +97,7 @@ def make_strategy(
     route: Route = Router({"m": model}, draw=random.Random(1).random).route("m")
     clock = lambda: 0.0  # noqa: E731 - it stands still
     about = ResponseContext("r", 1, "m", "1", "real", clock)
-    context = RequestContext("r", Deadline(clock, 9.0), clock)
+    context = RequestContext("r", Deadline(clock, 9.0), clock, ignore_memory)
     return TargetAttempt.prepare(adapter, call, route, response_context=about, context=context)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.anthropic.endpoints import Anthropic
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from tests.support.path_routers import get_path_router
@@ -42,5 +42,5 @@ def make() -> MakeCall:
 
 @pytest.fixture
 def response_context() -> ResponseContext:
-    context = RequestContext("7f", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    context = RequestContext("7f", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
     return ResponseContext("7f", 1700000000, "m", "v1", "backend-m", context.clock)

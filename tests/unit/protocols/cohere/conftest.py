@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.cohere.decoder import ChatDecoder
 from protocols.cohere.endpoints import Cohere
 from protocols.core.events import Event
@@ -43,7 +43,7 @@ def make() -> MakeCall:
 
 @pytest.fixture
 def response_context() -> ResponseContext:
-    context = RequestContext("7f", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    context = RequestContext("7f", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
     return ResponseContext("7f", 1700000000, "m", "v1", "backend-m", context.clock)
 
 

@@ -1,6 +1,15 @@
 """Errors whose texts a worker may have written."""
 
-from protocols.core.errors import GatewayError, UpstreamErrorText
+import weakref
+
+import pytest
+
+from protocols.core.errors import (
+    GatewayError,
+    UpstreamErrorText,
+    WorkerFailed,
+    drop_tracebacks,
+)
 
 
 def mask(text: str) -> str:
@@ -28,3 +37,23 @@ def test_an_error_without_a_text_of_the_worker_keeps_its_own() -> None:
     error.mask_secrets(mask)
 
     assert (error.message, error.code, error.upstream_error) == ("too long", None, None)
+
+
+def test_error_without_tracebacks_keeps_nothing_of_its_frames() -> None:
+    def decode(response: set[str]) -> None:
+        try:
+            int(response.pop())
+        except ValueError as cause:
+            raise WorkerFailed("invalid") from cause
+
+    response = {"x"}
+    held = weakref.ref(response)
+    with pytest.raises(WorkerFailed) as caught:
+        decode(response)
+    error = caught.value
+    del caught, response
+
+    drop_tracebacks(error)
+
+    assert held() is None
+    assert isinstance(error.__cause__, ValueError)

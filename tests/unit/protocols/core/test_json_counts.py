@@ -1,6 +1,7 @@
 """The objects and values of a body are counted before it is decoded."""
 
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -100,3 +101,19 @@ def test_small_bodies_are_not_scanned() -> None:
     assert not BodyCounts(objects=1, values=1).needs_check(64 << 10)
     assert BodyCounts(objects=1, values=1).needs_check(65 << 10)
     assert not BodyCounts(objects=50_000, values=1 << 20).needs_check(140 << 10)
+
+
+def test_estimated_size_is_that_of_objects_and_values_and_not_of_strings() -> None:
+    counts = BodyCounts(objects=100, values=1000)
+    objects, text = json.dumps([{"a": 1}] * 50).encode(), json.dumps("{,[" * 1000).encode()
+
+    decoded = [{"a": 1.5} for _ in range(50)]
+    taken = sum(sys.getsizeof(one) + sys.getsizeof(1.5) for one in decoded)
+
+    assert counts.estimate_size(objects) >= taken
+    assert counts.estimate_size(text) == 0
+
+
+def test_size_of_too_many_values_is_not_estimated() -> None:
+    with pytest.raises(WorkerFailed, match="max_response_values"):
+        ResponseCounts(values=10).estimate_size(b"[" + b"0," * 10 + b"0]")

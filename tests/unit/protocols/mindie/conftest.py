@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import GatewayError
 from protocols.core.events import Event
@@ -71,7 +71,7 @@ class MindIETestBench:
         )
 
     def build_response_context(self, model: str, *, created: int = 1707275960) -> ResponseContext:
-        context = RequestContext("r1", Deadline(self.clock, 60.0), self.clock)
+        context = RequestContext("r1", Deadline(self.clock, 60.0), self.clock, ignore_memory)
         return ResponseContext("r1", created, model, "1", "served", context.clock)
 
     def clock(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.ovms.endpoints import OVMS
 from tests.support.path_routers import get_path_router
@@ -36,5 +36,5 @@ def make() -> MakeCall:
 
 @pytest.fixture
 def response_context() -> ResponseContext:
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
     return ResponseContext("r1", 1716825108, "llama3", "1", "llama-3-8b", context.clock)

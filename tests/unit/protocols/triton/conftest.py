@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from gateway.emulation.prompt_echo import strip_echo_and_suffix
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.catalog import ModelInfo, VersionInfo
@@ -153,7 +153,7 @@ def words(request: GenerationRequest) -> list[list[Event]]:
 
 
 def build_response_context(model: str, version: str | None = None) -> ResponseContext:
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
     served = version or next((m.versions[0].name for m in MODELS if m.name == model), "1")
     return ResponseContext("r1", 1716825108, model, served, "m", context.clock)
 

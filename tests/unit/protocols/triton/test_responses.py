@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, RequestContext, ignore_memory
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
@@ -280,7 +280,7 @@ def test_stream_text_equals_the_event_text(texts: list[str], name: str, ends: bo
     body = {"text_input": "a", "stream": True, "id": name, "return_finish_reason": ends}
     row = next(e for e in ADAPTER.endpoints if e.operation == "generate_stream")
     call = ClientRequest(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
-    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0, ignore_memory)
     of = ADAPTER.create_encoder(
         call, ADAPTER.decode_request(call), ResponseContext("r1", 0, "m", "1", "m", context.clock)
     )

@@ -1,5 +1,6 @@
 """Responses and event streams are valid for the types of OpenAI's client."""
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -450,3 +451,17 @@ def test_signature_of_reasoning_is_stored_also_if_the_client_does_not_see_it() -
     [reasoning, _] = stored["response"]["output"]
     assert "encrypted_content" not in reasoning
     assert open_reasoning(stored["sealed"][reasoning["id"]]) is not None
+
+
+def test_unary_response_does_not_write_the_events_of_a_stream() -> None:
+    """They repeat its text five times."""
+    text = "x" * (1 << 20)
+    response = aggregate([StreamStart(), TextDelta(text), *end()])
+    tracemalloc.start()
+
+    body = create_encoder().encode_unary(response).body
+
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(text) < len(body)
+    assert peak < 5 * len(text)
