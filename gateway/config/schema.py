@@ -126,7 +126,8 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     shutdown_delay: Duration = 5.0
     """How long the gateway keeps serving after SIGTERM, so that load balancers notice."""
     drain_timeout: Duration = 60.0
-    """How long running requests may take to finish at shutdown, after ``shutdown_delay``."""
+    """How long running requests may take to finish at shutdown, and clients to read their
+    responses, after ``shutdown_delay``."""
     model_memory: Size | None = None
     """Memory for all local models with ``keep_alive`` together. A model that does not fit beside
     the others has the one unloaded that was used least recently. By default there is no limit."""

@@ -146,6 +146,14 @@ class ClientConnection(asyncio.Protocol):
         """Whether no request runs or is being received."""
         return self._task is None and not self._queue and not self._parser.in_head
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether it has to send more, or is closed when it has."""
+        transport = self._transport
+        return transport is not None and (
+            transport.is_closing() or transport.get_write_buffer_size() > 0
+        )
+
     def close(self) -> None:
         """Close after the written data is sent."""
         self._parser.is_stopped = True

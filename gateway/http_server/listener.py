@@ -40,6 +40,8 @@ class Listener(ListenSockets):
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
         """Set when no request runs; created by the first waiter."""
+        self._closed_event = asyncio.Event()
+        """Set when a connection is closed."""
         self.loop_time = 0.0
         self.write_batcher = WriteBatcher(asyncio.get_running_loop)
         self.cancellations = TurnQueue()
@@ -63,13 +65,17 @@ class Listener(ListenSockets):
         self._tracker.limits = limits
 
     async def drain(self, seconds: float) -> None:
-        """Stop accepting, close idle connections, wait ``seconds`` for running requests."""
+        """Stop accepting, close idle connections, wait ``seconds`` for running requests.
+
+        Also for clients that still read their responses.
+        """
         self.is_draining = True
         await self.close_sockets()
         await self.close_idle()
         try:
             async with asyncio.timeout(seconds):
                 await self._wait_idle()
+                await self._wait_sent()
         except TimeoutError:
             pass
 
@@ -95,6 +101,12 @@ class Listener(ListenSockets):
             self._idle_event.clear()
             await self._idle_event.wait()
 
+    async def _wait_sent(self) -> None:
+        """Wait until the clients have read what was written to them."""
+        while any(connection.is_sending for connection in self._connections):
+            self._closed_event.clear()
+            await self._closed_event.wait()
+
     def _on_listen(self, loop: asyncio.AbstractEventLoop) -> None:
         self._check_timeouts(loop)
 
@@ -113,6 +125,7 @@ class Listener(ListenSockets):
         del self._connections[connection]
         self._tracker.waiting.pop(connection, None)
         self._tracker.release(connection)
+        self._closed_event.set()
 
     def on_request_start(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""

@@ -1,8 +1,12 @@
 """After SIGTERM a gateway serves for a while, reports not ready, and then drains (47)."""
 
 import asyncio
+import json
 import signal
+import socket
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -11,6 +15,7 @@ import pytest
 from gateway.config.loader import load_bytes
 from tests.conftest import Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.support.slow_readers import open_unread_stream
 from tests.support.waiting import PATIENCE, wait_until
 
 ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
@@ -152,6 +157,38 @@ async def test_drain_state_survives_a_reload_and_can_be_cancelled(
 
     gateway.app.set_draining(on=False)
     assert await read_statuses() == [(200, False)] * 2
+
+
+@pytest.mark.fault(47)
+@pytest.mark.parametrize("mode", PROCESS_OPTIONS)
+async def test_client_that_reads_slowly_gets_all_of_a_complete_response(
+    tmp_path: Path, mode: str
+) -> None:
+    """Its request has ended; the gateway waits for the bytes that are not sent."""
+    text = "x" * (8 << 20)
+    config = build_config(
+        listeners=[{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+        backends={"echo": {"kind": "echo", "script": [text]}},
+    )
+    body = json.dumps(REQUEST | {"stream": False}).encode()
+    async with GatewayProcess(tmp_path, config, *PROCESS_OPTIONS[mode]) as one:
+        with closing(open_unread_stream(one.port, "/v1/chat/completions", body)) as client:
+            await wait_until(lambda: '"status":200' in one.read_output())
+            one.process.send_signal(signal.SIGTERM)
+            received = await asyncio.to_thread(read_slowly, client)
+        await wait_until(lambda: one.process.poll() is not None)
+
+    assert text in received.decode()
+    assert one.process.returncode == 0
+
+
+def read_slowly(client: socket.socket) -> bytes:
+    """Read to the end, the first bytes one by one."""
+    received = b""
+    for _ in range(30):
+        received += client.recv(1)
+        time.sleep(0.05)
+    return received + b"".join(iter(lambda: client.recv(1 << 16), b""))
 
 
 @pytest.mark.fault(47)
