@@ -40,6 +40,7 @@ from protocols.core.request import (
     TextPart,
 )
 from protocols.mindie.endpoints import MindIE
+from tests.support.examples import share_examples
 
 WARM = SamplingParams(temperature=1.0)
 
@@ -419,6 +420,7 @@ def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
+@share_examples(len(MindIE.profiles))
 @given(data=st.binary(max_size=80) | st.builds(lambda b: b"data:" + b, st.binary(max_size=60)))
 def test_arbitrary_bytes_raise_only_gateway_errors(profile: str, data: bytes) -> None:
     for request in (
@@ -436,7 +438,8 @@ def test_arbitrary_bytes_raise_only_gateway_errors(profile: str, data: bytes) ->
 _anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )  # fmt: skip
 _fields = ("text_output", "details", "finish_reason", "prefill_time", "error", "id", "choices")
@@ -446,7 +449,8 @@ _inner = ("finish_reason", "generated_tokens", "batch_size", "queue_wait_time", 
 @given(
     st.dictionaries(
         st.sampled_from(_fields),
-        _anything | st.dictionaries(st.sampled_from(_inner), _anything),
+        _anything | st.dictionaries(st.sampled_from(_inner), _anything, max_size=3),
+        max_size=4,
     )
 )
 def test_arbitrary_json_raises_only_gateway_errors(body: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from protocols.core.request import (
 )
 from protocols.triton.endpoints import Triton
 from protocols.triton.params import PROFILES
+from tests.support.examples import share_examples
 
 COUNTS = st.sampled_from([None, 0, 1, 5, 2**40, -(2**40)])
 SHARES = st.sampled_from([None, 0.0, 0.5, 1.0, 7.5, -3.0])
@@ -45,6 +46,7 @@ REQUESTS = st.builds(
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+@share_examples(len(PROFILES))
 @given(request_=REQUESTS)
 def test_template_encoding_equals_full_encoding(profile: str, request_: GenerationRequest) -> None:
     quick, full_encoder = Triton(profile), Triton(profile)
