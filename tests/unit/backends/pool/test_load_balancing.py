@@ -19,6 +19,7 @@ from backends.pool.load_balancing import (
     RoutingKey,
     make_policy,
 )
+from tests.support.examples import share_examples
 
 WEIGHTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 STATES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=6)
@@ -305,6 +306,7 @@ def test_single_worker_is_always_picked(name: PolicyName) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "two_choices"])
+@share_examples(len(NAMES) - 1)
 @given(
     state=STATES, prefix=st.integers(0, 2**64 - 1), keyed=st.booleans(), rounds=st.integers(0, 9)
 )

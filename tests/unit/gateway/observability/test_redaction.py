@@ -152,7 +152,7 @@ def test_list_of_places_is_bounded() -> None:
     assert len(places) == 32
 
 
-TEXTS: Final = st.text(max_size=20)
+TEXTS: Final = st.text(max_size=8)
 PLANTED: Final = st.builds(
     lambda before, secret, after: f"{before} {secret} {after}",
     TEXTS,
@@ -163,7 +163,7 @@ VALUES: Final = st.recursive(
     TEXTS | PLANTED | PLANTED.map(lambda text: msgspec.json.encode({"a": text}).decode())
     | st.integers(-9, 9) | st.none(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS | PLANTED, inner, max_size=4),
-    max_leaves=20,
+    max_leaves=8,
 )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Parameters that some kinds of workers support and others do not: sent or reported."""
 
 import json
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -124,31 +126,31 @@ def test_extra_fields_of_another_protocol_are_dropped() -> None:
     assert vllm.unsupported_parameters(own, {}) == ()
 
 
-PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
-    "sampling.temperature": st.sampled_from([0.0, 0.5, 5.0]),
-    "sampling.top_k": st.integers(1, 3),
-    "sampling.do_sample": st.just(False),
-    "sampling.seed": st.just(2**63),
-    "sampling.logit_bias": st.just({1: 0.5}),
-    "sampling.beam_width": st.integers(1, 2),
-    "stopping.max_tokens": st.integers(1, 3),
-    "stopping.stop": st.just(("x",) * 20),
-    "stopping.truncate_prompt": st.just(3),
-    "stopping.overflow": st.sampled_from(["error", "truncate"]),
-    "response_options.usage": st.sampled_from(["none", "each"]),
-    "response_options.token_ids": st.just(True),
-    "templating.mode": st.just("server"),
-    "prompts": st.sampled_from([(), ("a", "b"), ((1, 2),)]),
-    "n": st.integers(1, 2),
-    "echo": st.booleans(),
-    "logprobs.top": st.sampled_from([0, 30]),
-    "logprobs.prompt": st.just(1),
-    "output": st.just(ChoiceFormat(("a", "b"))),
-    "tools": st.just(TOOLS),
-    "messages": st.just((Message("user", (ImagePart("https://a/b"), AudioPart("aa", "wav"))),)),
-    "labels": st.just({"user": "u"}),
-    "stream": st.just(True),
-    "suffix": st.just("end"),
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "sampling.temperature": (0.0, 0.5, 5.0),
+    "sampling.top_k": (1, 2, 3),
+    "sampling.do_sample": (False,),
+    "sampling.seed": (2**63,),
+    "sampling.logit_bias": ({1: 0.5},),
+    "sampling.beam_width": (1, 2),
+    "stopping.max_tokens": (1, 2, 3),
+    "stopping.stop": (("x",) * 20,),
+    "stopping.truncate_prompt": (3,),
+    "stopping.overflow": ("error", "truncate"),
+    "response_options.usage": ("none", "each"),
+    "response_options.token_ids": (True,),
+    "templating.mode": ("server",),
+    "prompts": ((), ("a", "b"), ((1, 2),)),
+    "n": (1, 2),
+    "echo": (False, True),
+    "logprobs.top": (0, 30),
+    "logprobs.prompt": (1,),
+    "output": (ChoiceFormat(("a", "b")),),
+    "tools": (TOOLS,),
+    "messages": ((Message("user", (ImagePart("https://a/b"), AudioPart("aa", "wav"))),),),
+    "labels": ({"user": "u"},),
+    "stream": (True,),
+    "suffix": ("end",),
 }
 
 
@@ -159,11 +161,20 @@ def build_request(fields: dict[str, Any]) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", **values.build_request_arguments())
 
 
-REQUESTS = (
-    st.lists(st.sampled_from([*PARAMETERS]), max_size=3, unique=True)
-    .flatmap(lambda paths: st.fixed_dictionaries({path: PARAMETERS[path] for path in paths}))
-    .map(build_request)
+VALUES = [(path, value) for path, values in PARAMETERS.items() for value in values]
+TRIPLES = st.lists(
+    st.sampled_from(VALUES), min_size=3, max_size=3, unique_by=lambda parameter: parameter[0]
 )
+
+
+def list_pairs() -> Iterator[dict[str, Any]]:
+    """Yield no parameter, each value of each, and each pair of values of two."""
+    yield {}
+    for first in VALUES:
+        yield dict([first])
+    for first, second in combinations(VALUES, 2):
+        if first[0] != second[0]:
+            yield dict([first, second])
 
 
 def encode_or_return_error(request: GenerationRequest, profile: str) -> Any:
@@ -176,12 +187,31 @@ def encode_or_return_error(request: GenerationRequest, profile: str) -> Any:
 
 
 @pytest.mark.parametrize("profile", OpenAI.profiles)
-@forall(request_=REQUESTS)
-def test_table_fast_path_equals_full_encoding(profile: str, request_: GenerationRequest) -> None:
-    encoded = encode_or_return_error(request_, profile)
+def test_table_fast_path_equals_full_encoding(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [build_request(fields) for fields in list_pairs()]
+    fast = [encode_or_return_error(request, profile) for request in requests]
+
+    monkeypatch.setattr(upstream, "_SPECIAL_PATHS", frozenset({"model"}))
+    full = [encode_or_return_error(request, profile) for request in requests]
+
+    different = [request for request, a, b in zip(requests, fast, full, strict=True) if a != b]
+    assert different == []
+
+
+@forall(parameters=TRIPLES, profile=st.sampled_from(OpenAI.profiles))
+def test_table_fast_path_equals_full_encoding_of_any_three_parameters(
+    parameters: list[tuple[str, Any]], profile: str
+) -> None:
+    request = build_request(dict(parameters))
+    fast = encode_or_return_error(request, profile)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upstream, "_SPECIAL_PATHS", frozenset({"model"}))
-        assert encode_or_return_error(request_, profile) == encoded
+        full = encode_or_return_error(request, profile)
+
+    assert full == fast
 
 
 @pytest.mark.parametrize("field", ["audio", "prompt_logprobs", "return_hidden_states"])

@@ -64,9 +64,12 @@ def test_strings_are_left_out_across_slices() -> None:
 
 @given(
     st.recursive(
-        st.text('a{}[],"\\\u00e9') | st.integers() | st.none(),
-        lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text('{,"\\'), inner),
-        max_leaves=40,
+        st.text('a{}[],"\\\u00e9', max_size=6) | st.integers() | st.none(),
+        lambda inner: (
+            st.lists(inner, max_size=6)
+            | st.dictionaries(st.text('{,"\\', max_size=4), inner, max_size=4)
+        ),
+        max_leaves=12,
     )
 )
 def test_counts_are_those_of_the_decoded_body(value: Any) -> None:

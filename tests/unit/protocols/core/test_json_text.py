@@ -97,8 +97,11 @@ def test_deep_raw_that_is_part_of_no_text_raises_the_same_error() -> None:
 
 values = st.recursive(
     st.text('a{}[]"\\\u00e9', max_size=5),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text('[{"\\'), inner),
-    max_leaves=30,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('[{"\\', max_size=4), inner, max_size=4)
+    ),
+    max_leaves=10,
 )
 
 

@@ -129,7 +129,8 @@ def test_body_that_is_no_object_is_rejected(text: bytes) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=6)
     | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
 OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=4)
