@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.runtime.build import build_adapter
 from protocols.core.errors import ClientError
 from tests.property.test_unknown_keys import CALL, FUNCTION, list_workers, prepare
+from tests.support.path_routers import get_adapter
 
 TEXT = "text-of-a-thought"
 QUESTION = {"role": "user", "content": "q"}
@@ -69,7 +69,7 @@ def list_requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
 PLACES = ("messages[1]", "messages.1", "input[1]", "messages", "input")
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
 def test_earlier_reasoning_is_sent_reported_or_refused(
     name: str, path: str, body: dict[str, Any], worker: Any
@@ -78,7 +78,7 @@ def test_earlier_reasoning_is_sent_reported_or_refused(
         body = {key: one for key, one in body.items() if key != "model"}
 
     try:
-        sent, reported = prepare(build_adapter(name, None, {}), worker, path, body)
+        sent, reported = prepare(get_adapter(name), worker, path, body)
     except ClientError:
         return
 

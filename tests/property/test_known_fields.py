@@ -16,6 +16,7 @@ from protocols.core.errors import ClientError
 from protocols.params import Param, ParamTableProvider
 from tests.property.test_unknown_keys import list_workers, prepare
 from tests.protocols import find_rows
+from tests.support.path_routers import get_adapter
 
 HI = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
@@ -140,7 +141,7 @@ def set_field(body: dict[str, Any], wire: str, value: Any) -> None:
 def test_a_parameter_reaches_the_worker_or_is_reported_or_refused(
     name: str, path: str, body: dict[str, Any], row: Param
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     without = copy.deepcopy(body)
     for companion, value in COMPANIONS.get(row.wire, {}).items():
         set_field(without, companion, value)

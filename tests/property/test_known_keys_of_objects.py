@@ -69,7 +69,7 @@ def test_key_of_another_type_of_an_object_is_reported(changes: dict[str, Any], l
     assert lost in reported
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(
     ("name", "operation", "path", "body"),
     [

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gateway.runtime.build import build_adapter
 from protocols.core.errors import ClientError
 from tests.property.test_unknown_keys import (
     CHAT,
@@ -17,6 +16,7 @@ from tests.property.test_unknown_keys import (
     list_workers,
     prepare_request,
 )
+from tests.support.path_routers import get_adapter
 
 CONVERSATIONS = ("messages", "input", "system")
 SPEAKER = {
@@ -94,12 +94,12 @@ def find_value(body: Any, path: str) -> Any:
     return body
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(("name", "path", "body"), REQUESTS)
 def test_each_loss_in_a_conversation_is_named_by_the_client_s_path(
     name: str, path: str, body: dict[str, Any], worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     try:
         _, losses = prepare_request(client, worker, path, body)
     except ClientError:

@@ -14,6 +14,7 @@ from protocols import PROTOCOLS
 from protocols.core.errors import ClientError
 from protocols.core.request_headers import HeaderDecision
 from tests.property.test_unknown_keys import REQUESTS, list_workers, prepare_request
+from tests.support.path_routers import get_adapter
 
 DATE = "2023-06-01"
 """A value that all headers may have."""
@@ -34,12 +35,12 @@ def list_cases() -> Iterator[Any]:
             yield pytest.param(name, path, body, id=f"{name}{path}")
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(("name", "path", "body"), list(list_cases()))
 def test_each_header_is_sent_on_or_reported(
     name: str, path: str, body: dict[str, Any], worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     headers = list_headers(client)
     try:
         _, without = prepare_request(client, worker, path, body)
@@ -57,12 +58,12 @@ def test_each_header_is_sent_on_or_reported(
     assert {one.field for one in reported} == {*(one.field for one in without), *expected}
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(("name", "path", "body"), list(list_cases()))
 def test_no_header_is_a_reason_to_refuse(
     name: str, path: str, body: dict[str, Any], worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     try:
         prepare_request(client, worker, path, body, on_loss="reject")
     except ClientError:
@@ -83,7 +84,7 @@ FORWARDED = {
 def test_a_worker_of_the_client_s_protocol_gets_the_forwarded_headers(
     name: str, settings: dict[str, Any]
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     forwarded = client.request_headers.forwarded
     assert forwarded == {FORWARDED[name][1]} if name in FORWARDED else not forwarded
     path, body = REQUESTS[name][0]

@@ -6,6 +6,7 @@ protocol, so no level and no pair can be forgotten.
 
 import asyncio
 import copy
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -39,7 +40,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from tests.protocols import find_rows
-from tests.support.path_routers import get_path_router
+from tests.support.path_routers import get_adapter, get_path_router
 from tests.support.request_bodies import BODIES
 
 KEY = "x_unknown"
@@ -410,15 +411,17 @@ def list_requests() -> Iterator[Any]:
             yield pytest.param(name, path, body, id=f"{name}{path}#{i}")
 
 
-def list_workers() -> Iterator[Any]:
-    """Return each worker protocol in each of its profiles."""
-    for name, reference in PROTOCOLS.items():
-        kind = load_symbol(reference)
-        if hasattr(kind, "encode_request"):
-            for profile in kind.profiles:
-                yield pytest.param(build_adapter(name, profile, {}), id=f"{name}-{profile}")
-    responses = build_adapter("openai", "openai", {"worker_api": "both"})
-    yield pytest.param(responses, id="openai-responses")
+@functools.cache
+def list_workers() -> tuple[Any, ...]:
+    """Return each worker protocol in each of its profiles; all tests share these adapters."""
+    adapters = {
+        f"{name}-{profile}": build_adapter(name, profile, {})
+        for name, reference in PROTOCOLS.items()
+        if hasattr(kind := load_symbol(reference), "encode_request")
+        for profile in kind.profiles
+    }
+    adapters["openai-responses"] = build_adapter("openai", "openai", {"worker_api": "both"})
+    return tuple(pytest.param(adapter, id=name) for name, adapter in adapters.items())
 
 
 def list_places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -460,7 +463,7 @@ def prepare_request(
     client: Any, worker: Any, path: str, body: Mapping[str, Any], **model: Any
 ) -> tuple[UpstreamRequest, tuple[UnsupportedParameter, ...]]:
     """Return the worker's request and what is reported. Raises ClientError."""
-    backend = asyncio.run(build_pool(worker))
+    backend = build_pool(worker)
     task: ModelTask = "embedding" if "embed" in path else "chat"
     info = ModelInfo("m", (), task, max_tokens=model.get("max_tokens"))
     target = Target("1", "w", backend, "b")
@@ -500,18 +503,19 @@ def prepare_request(
     return wire, attempt.unsupported_parameters
 
 
-_pools: dict[int, PoolBackend] = {}
+@functools.cache
+def build_pool(adapter: Any) -> PoolBackend:
+    """Return a pool of one worker of this protocol, which all tests share."""
 
-
-async def build_pool(adapter: Any) -> PoolBackend:
-    if id(adapter) not in _pools:
-        _pools[id(adapter)] = PoolBackend(
+    async def build() -> PoolBackend:
+        return PoolBackend(
             PoolSettings(protocol=adapter.name, workers=(WorkerSourceSettings("http://w"),)),
             adapter=adapter,
             clock=clock,
             draw=clock,
         )
-    return _pools[id(adapter)]
+
+    return asyncio.run(build())
 
 
 def is_reported(place: tuple[Any, ...], reported: list[str]) -> bool:
@@ -523,12 +527,12 @@ def is_reported(place: tuple[Any, ...], reported: list[str]) -> bool:
     return any(one == path[: len(one)] for one in paths)
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
 def test_an_unknown_key_is_kept_reported_or_refused(
     name: str, path: str, body: dict[str, Any], worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     lost = []
 
     for place in list_places(body):
@@ -542,9 +546,9 @@ def test_an_unknown_key_is_kept_reported_or_refused(
     assert lost == []
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 def test_a_custom_tool_and_its_calls_are_all_custom_or_all_functions(worker: Any) -> None:
-    client = build_adapter("openai", None, {})
+    client = get_adapter("openai")
     try:
         sent, _ = prepare(client, worker, "/v1/chat/completions", CUSTOM_TOOLS)
     except ClientError:
@@ -555,12 +559,12 @@ def test_a_custom_tool_and_its_calls_are_all_custom_or_all_functions(worker: Any
         assert (b"custom" in sent) is not has_functions
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
 def test_an_unknown_query_parameter_is_reported_or_refused(
     name: str, path: str, body: dict[str, Any], worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
 
     try:
         _, reported = prepare(client, worker, path, body, query=f"{KEY}={VALUE}")
@@ -573,7 +577,7 @@ def test_an_unknown_query_parameter_is_reported_or_refused(
 @pytest.mark.parametrize(("name", "path", "body"), list(list_requests()))
 def test_the_requests_are_valid(name: str, path: str, body: dict[str, Any]) -> None:
     """Otherwise the property would hold because every request is rejected."""
-    sent, reported = prepare(build_adapter(name, None, {}), VLLM, path, body)
+    sent, reported = prepare(get_adapter(name), VLLM, path, body)
 
     assert any(one in sent for one in (b"hi", b'"a"', b"[1"))
     assert not [one for one in reported if KEY in one]
@@ -640,12 +644,12 @@ def test_a_worker_of_the_client_s_protocol_gets_each_unknown_key_whatever_the_mo
     assert failures == []
 
 
-@pytest.mark.parametrize("worker", list(list_workers()))
+@pytest.mark.parametrize("worker", list_workers())
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_nothing_but_the_limit_and_the_default_differs_between_models(
     name: str, worker: Any
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     failures = []
 
     for path, body in (*REQUESTS[name], *list_small_requests(name)):

@@ -31,7 +31,7 @@ from tests.property.test_unknown_response_keys import (
     make_chunk,
     translate_response,
 )
-from tests.support.path_routers import get_path_router
+from tests.support.path_routers import get_adapter, get_path_router
 
 WORD = "x_unknown_word"
 IMAGE = "data:image/png;base64,aGk="
@@ -220,7 +220,7 @@ def put_word(body: Mapping[str, Any], place: Place) -> dict[str, Any]:
 
 def decode(name: str, path: str, body: dict[str, Any]) -> None:
     """Raise ClientError unless the client's adapter takes the request."""
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     endpoint = get_path_router(client).find_endpoint("POST", path)
     data = msgspec.json.encode(body)
     client.decode_request(
@@ -244,7 +244,7 @@ def is_reported(body: Mapping[str, Any], place: Place, reported: list[str]) -> b
 def test_an_unknown_word_of_a_request_is_kept_reported_or_refused(
     name: str, path: str, requests: list[tuple[dict[str, Any], Place]]
 ) -> None:
-    client = build_adapter(name, None, {})
+    client = get_adapter(name)
     lost = []
 
     for body, place in requests:

@@ -1,12 +1,20 @@
-"""Routers of one adapter each, shared by tests: building one takes longer than using it."""
+"""Adapters and their routers, shared by tests: building one takes longer than using it."""
 
+import functools
 from collections.abc import Hashable
-from typing import Final
+from typing import Any, Final
 
 from gateway.routing.paths import AdapterMount, PathRouter
+from gateway.runtime.build import build_adapter
 from protocols.core.interfaces import ClientAdapter
 
 _routers: Final[dict[Hashable, PathRouter]] = {}
+
+
+@functools.cache
+def get_adapter(name: str) -> Any:
+    """The adapter of a protocol in its default profile, without options."""
+    return build_adapter(name, None, {})
 
 
 def get_path_router(adapter: ClientAdapter) -> PathRouter:

@@ -1,5 +1,6 @@
 """The set fields of a request are those that differ from their defaults."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,11 @@ ANYTHING: tuple[Any, ...] = (
     (),  # no field that is neither a tuple nor None has this value
     *(False, True, 0, 1.5, "", "word", ("word",), {}, {"word": "x"}, frozenset({"word"})),
 )
+
+
+@functools.cache
+def read_fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
+    return fields(kind)
 
 
 def get_default_value(field: FieldInfo) -> Any:
@@ -41,7 +47,7 @@ def create_value_strategy(field: FieldInfo) -> st.SearchStrategy[Any]:
 
 
 def create_field_strategies(kind: type[Struct]) -> Mapping[str, st.SearchStrategy[Any]]:
-    return {field.name: create_value_strategy(field) for field in fields(kind)}
+    return {field.name: create_value_strategy(field) for field in read_fields(kind)}
 
 
 requests = st.builds(GenerationRequest, **create_field_strategies(GenerationRequest)) | st.builds(
@@ -55,12 +61,12 @@ def list_set_fields(request: Request) -> list[tuple[str, Any]]:
     A client that requests logprobs sets their number, even if it is zero.
     """
     paths = []
-    for field in fields(request):
+    for field in read_fields(type(request)):
         value = getattr(request, field.name)
         if field.name not in SECTIONS:
             paths.append((field.name, value, get_default_value(field)))
         elif value is not None:
-            for own in fields(value):
+            for own in read_fields(type(value)):
                 silent = () if field.name == "logprobs" else get_default_value(own)
                 paths.append((f"{field.name}.{own.name}", getattr(value, own.name), silent))
     return [(path, one) for path, one, silent in paths if one not in (None, (), silent)]
