@@ -68,6 +68,7 @@ ENGINE_OVER_SOCKETS := tests/integration/torch
 REAL_MODEL := tests/integration/test_local_model.py
 # Too long for make test; make properties runs them.
 DEEP   := tests/property tests/schema
+DRAWN  := $(PYTEST) -p no:xdist -m properties --hypothesis-profile=thorough
 # They have an environment of their own.
 OTHER_CLIENTS := $(addprefix tests/clients/,others agents databricks node)
 # Only files with such tests are collected, by each process: to collect all takes as long as to run many. tests/conftest.py
@@ -88,7 +89,7 @@ OTHERS := $(ENGINE_OVER_SOCKETS) $(filter-out tests/__pycache__ tests/golden $(S
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: evidence help run install install-pythons test quick quick-protocols quick-gateway test-sockets test-others test-properties test-model changed verify properties slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
+.PHONY: evidence help run install install-pythons test quick quick-protocols quick-gateway test-sockets test-others test-properties test-model changed verify properties properties-pairs properties-units slow pages tools pythons oracle clients ray deploy page browser soak site attack bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -155,7 +156,13 @@ verify: properties slow pages tools oracle clients ray pythons
 ## make properties  property tests with 2,000 examples each, and requests drawn from the OpenAPI documents
 properties: $(DEV_STAMP)
 	@echo "properties: 2,000 examples each, and requests drawn from the OpenAPI documents"
-	@$(PYTEST) -m properties -n $(JOBS) --dist worksteal --hypothesis-profile=thorough $(DEEP) $(UNIT_PROPERTIES)
+	@$(MAKE) --jobs=$(JOBS) --output-sync=target properties-pairs properties-units
+
+# Two halves of about the same time: each of the 20,000 tests is collected once, and no process reports to another.
+properties-pairs:
+	@$(DRAWN) $(DEEP)
+properties-units:
+	@$(DRAWN) $(UNIT_PROPERTIES)
 
 ## make slow    tests that take long, such as those with the real model
 slow: $(DEV_STAMP)
