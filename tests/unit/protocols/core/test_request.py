@@ -66,7 +66,7 @@ def list_set_fields(request: Request) -> list[tuple[str, Any]]:
         if field.name not in SECTIONS:
             paths.append((field.name, value, get_default_value(field)))
         elif value is not None:
-            for own in read_fields(type(value)):
+            for own in read_fields(SECTIONS[field.name]):
                 silent = () if field.name == "logprobs" else get_default_value(own)
                 paths.append((f"{field.name}.{own.name}", getattr(value, own.name), silent))
     return [(path, one) for path, one, silent in paths if one not in (None, (), silent)]
