@@ -18,11 +18,13 @@ from protocols.core.json_text import decode_json
 from protocols.json_body import JSON_ERRORS
 
 _encode = msgspec.json.Encoder().encode
-_TYPE: Final = ("type",)
+_COMMON_TYPES: Final = (None, "", "function", "custom")
 
 
 class _PartialToolCall:
-    __slots__ = ("arguments", "call_index", "id", "kind", "pending_extra", "wraps_text")
+    __slots__ = (
+        "arguments", "call_index", "has_unknown_type", "id", "kind", "pending_extra", "wraps_text"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.id: str | None = None
@@ -35,11 +37,8 @@ class _PartialToolCall:
         """The pieces of its arguments so far."""
         self.pending_extra: FieldValues = ()
         """Unknown keys that came before the name."""
-
-    @property
-    def has_unknown_type(self) -> bool:
-        """Whether it is a call of a type that nobody knows, which has no name."""
-        return self.call_index is None and any(path == _TYPE for path, _ in self.pending_extra)
+        self.has_unknown_type = False
+        """Whether it is a call of a type that nobody knows."""
 
 
 class ToolCallAssembler:
@@ -92,7 +91,7 @@ class ToolCallAssembler:
 
     def _end_call(self, call: _PartialToolCall) -> list[Event]:
         """The call of an unknown type, or the argument of one of a custom tool, once complete."""
-        if call.has_unknown_type:
+        if call.has_unknown_type and call.call_index is None:
             return self._end_unknown_call(call)
         if not call.wraps_text or call.call_index is None:
             return []
@@ -129,7 +128,7 @@ class ToolCallAssembler:
         """
         call = self._calls.get(key)
         name, arguments = _read_function(wire)
-        if call is None or not (name or any(path == _TYPE for path, _ in wire.extra)):
+        if call is None or not (name or wire.type not in _COMMON_TYPES):
             return []
         has_other_id = bool(wire.id and call.id and wire.id != call.id)
         if is_repeated or has_other_id or (arguments.strip() and _is_complete(call.arguments)):
@@ -151,6 +150,7 @@ class ToolCallAssembler:
             call.kind = "custom"
         elif wire.custom is not None and wire.function is None:
             call.wraps_text = True
+        call.has_unknown_type = call.has_unknown_type or wire.type not in _COMMON_TYPES
         name, arguments = _read_function(wire)
         call.pending_extra += wire.extra
         call.arguments.append(arguments)

@@ -147,7 +147,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
     ``call_index`` that of a call, else -1. ``block``: one of Anthropic's content blocks. ``score``:
     that of the document ``index``. ``data``: the vector or the class of the input ``index``.
-    ``event``: an event of a stream with the key, whose place in its item is not known (None)."""
+    ``event``: of the next event of the type that is the first key; or, with no further key, of
+    one of its own, whose place is that of the open item where it is None."""
     values: FieldValues
     index: int = 0
     call_index: int = 0

@@ -236,3 +236,36 @@ async def test_cut_call_of_a_stream_is_reported(serve: Serve) -> None:
     lost = await ask(serve, answer, "/api/chat", body, "openai chat")
 
     assert lost == ["response.choices[0].message.tool_calls[1]=dropped"]
+
+
+UNKNOWN_CALL = {"id": "c1", "type": "mcp", "mcp": {"name": "f", "input": {"x": 1}}}
+
+
+@pytest.mark.parametrize("protocol", ["openai chat", "databricks"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_call_of_an_unknown_type_is_passed_through_or_reported(
+    serve: Serve, protocol: str, *, stream: bool
+) -> None:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "tool_calls"}
+    message = {"role": "assistant", "content": None, "tool_calls": [UNKNOWN_CALL]}
+    if stream:
+        delta = {**message, "tool_calls": [{"index": 0, **UNKNOWN_CALL}]}
+        first = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        chunks = [first, {"choices": [{**choice, "delta": {}}]}]
+        data = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in chunks)
+        answer = respond(data + b"data: [DONE]\n\n", "text/event-stream")
+    else:
+        answer = respond(msgspec.json.encode({"choices": [{**choice, "message": message}]}))
+    async with ScriptedWorker([answer]) as worker:
+        name = protocol.partition(" ")[0]
+        gateway = await serve(FRONT.format(protocol=name, options="{}", worker=worker.url))
+        body = {**REQUEST_OPTIONS, "stream": stream}
+        response = await gateway.http.post("/v1/chat/completions", json=body)
+
+    assert (response.status_code, gateway.records[0].outcome) == (200, "ok")
+    if name == "openai":
+        assert msgspec.json.encode(UNKNOWN_CALL)[1:-1].decode() in response.text
+        assert "x-interlingua-loss" not in response.headers
+    else:
+        path = "response.choices[0].message.tool_calls[0]"
+        assert f"{path}.type=dropped" in response.headers["x-interlingua-loss"]

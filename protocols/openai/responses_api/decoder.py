@@ -482,7 +482,7 @@ class ResponsesDecoder(sse.StreamDecoder):
 
 
 def _read_event(payload: bytes, events: list[Event]) -> _WireEvent:
-    """The event; its unknown keys are reported if it is one of those that are read."""
+    """The event; before it, its unknown keys if it is one of those that are read."""
     try:
         return _decode_known_event(payload)
     except msgspec.ValidationError:
@@ -490,8 +490,9 @@ def _read_event(payload: bytes, events: list[Event]) -> _WireEvent:
     if event.type in _READ_EVENTS:
         fields = _decode_response(payload)
         unknown = [name for name in fields if name not in _WireEvent.__struct_fields__]
-        lost = [(("events", event.type, name), fields[name]) for name in unknown]
-        report_lost_fields(tuple([one for one in lost if has_content(one[1])]), events)
+        values = [((event.type, name), fields[name]) for name in unknown]
+        if values := [one for one in values if has_content(one[1])]:
+            events.append(ResponseExtra(SOURCE, "event", tuple(values), call_index=-1))
     return event
 
 

@@ -45,6 +45,7 @@ from protocols.core.events import (
 from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
 from protocols.core.json_text import JsonDecoder, decode_json
+from protocols.core.loss import list_names
 from protocols.core.response_losses import ALL_WRITTEN, CallLosses
 from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX, ONLY_PART
 from protocols.openai.responses_api.items import Item, seal_reasoning
@@ -78,17 +79,33 @@ class EventWriter:
 
     def __init__(self) -> None:
         self._number = 0
+        self._keys: dict[str, dict[str, Any]] = {}
+
+    def add_keys(self, values: FieldValues) -> None:
+        """Keep the worker's keys for the next event of their type."""
+        for (kind, name), value in values:
+            self._keys.setdefault(kind, {})[name] = value
+
+    def list_unwritten(self) -> list[str]:
+        """The paths of the keys for which no event came."""
+        return [
+            f"response.events.{kind}.{name}" for kind in self._keys for name in self._keys[kind]
+        ]
 
     def write(self, kind: str, **fields: Any) -> bytes:
         """One event."""
-        data = _encode({"type": kind, "sequence_number": self._number, **fields})
+        more = self._keys.pop(kind, {}) if self._keys else {}
+        data = _encode({"type": kind, "sequence_number": self._number, **more, **fields})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def write_delta(self, template: tuple[bytes, bytes], delta: str) -> bytes:
         """An event of a template."""
         head, tail = template
-        event = head % self._number + _encode(delta) + tail
+        data = _encode(delta)
+        if self._keys and (more := self._keys.pop(head[7 : head.index(b"\n")].decode(), None)):
+            data += b"," + _encode(more)[1:-1]
+        event = head % self._number + data + tail
         self._number += 1
         return event
 
@@ -549,6 +566,9 @@ class ResponsesEncoder:
             case ResponseExtra(source=source, scope="response") if source == SOURCE:
                 self._extra |= dict(event.values)
                 return b""
+            case ResponseExtra(scope="event", values=values) if len(values[0][0]) > 1:
+                self._writer.add_keys(values)
+                return b""
             case ResponseExtra(source=source) if source == SOURCE:
                 return self._begin() + self._encode_output(event)
             case (
@@ -752,7 +772,9 @@ class ResponsesEncoder:
         if self._decoded.stores:
             self.stored_response = self._build_stored()
         kind = "completed" if self._status == "completed" else "incomplete"
-        return begun + self._writer.write(f"response.{kind}", response=self._final)
+        written = self._writer.write(f"response.{kind}", response=self._final)
+        self.losses += list_names(self._writer.list_unwritten())
+        return begun + written
 
     # --- objects ----------------------------------------------------------------------------------
 

@@ -374,16 +374,39 @@ def test_events_about_a_tool_of_the_worker_are_between_its_first_and_its_last() 
     assert events[1].items() >= {**partial, "item_id": "ig_1"}.items()
 
 
-def test_unknown_keys_of_events_that_are_read_are_reported() -> None:
+def test_unknown_keys_of_events_that_are_read_come_before_them() -> None:
     events = decode(
         event("output_text.delta", delta="a", x=1, y=None),
         event("output_text.done", item_id="m", text="a", z=1),
         finish(),
     )
 
-    assert [one for one in events if isinstance(one, ResponseExtra)] == [
-        report("events", "response.output_text.delta", "x", value=1)
+    assert contents(events) == [
+        ResponseExtra(SOURCE, "event", ((("response.output_text.delta", "x"), 1),), call_index=-1),
+        TextDelta("a"),
     ]
+
+
+def test_unknown_keys_of_events_are_in_the_client_s_events_of_the_same_type() -> None:
+    encoder = create_encoder()
+    written = encoder.encode_events(
+        decode(
+            event("created", response={}, a=1),
+            event("output_item.added", output_index=0, item={**TEXT, "content": []}, b=2),
+            event("output_text.delta", output_index=0, delta="ab", c=3),
+            event("output_item.done", output_index=0, item=TEXT, d=4),
+            event("refusal.delta", output_index=0, delta="", f=6),
+            finish(TEXT) | {"e": 5},
+        )
+    )
+
+    events = {one["type"]: one for one in read_events(Response(200, {}, written))}
+    places = {
+        "created": "a", "output_item.added": "b", "output_text.delta": "c",
+        "output_item.done": "d", "completed": "e",
+    }  # fmt: skip
+    assert [events[f"response.{kind}"].get(key) for kind, key in places.items()] == [1, 2, 3, 4, 5]
+    assert [loss.field for loss in encoder.losses] == ["response.events.response.refusal.delta.f"]
 
 
 def test_signatures_are_in_the_store_or_in_reasoning_that_is_packed() -> None:
