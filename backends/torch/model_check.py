@@ -23,10 +23,10 @@ from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
 from backends.torch.loader import release_free_memory
 from backends.torch.model_files import ModelError
 
-LONG_TOKENS: Final = 160
-SHORT_TOKENS: Final = 40
+LONG_TOKENS: Final = 128
+SHORT_TOKENS: Final = 32
 """The tokens of the two sequences; fewer if the context is shorter."""
-SHORT_LENGTH: Final = 48
+SHORT_LENGTH: Final = 40
 """What the lengths at which a family changes its behaviour are shortened to."""
 _LENGTH_NAME: Final = re.compile(
     r"(sliding|local|attention)_(window|chunk)(_size)?|attention_window|floor_scale"
