@@ -166,7 +166,7 @@ properties-units:
 
 ## make slow    tests that take long, such as those with the real model
 slow: $(DEV_STAMP)
-	@$(PYTEST) -m slow -n $(MORE_JOBS) --dist loadfile $(SLOW)
+	@$(PYTEST) -m slow -n $(MORE_JOBS) --dist loadfile --timeout=300 $(SLOW)
 
 ## make pages   build the documentation site and check it
 pages: $(DEV_STAMP) $(DOCS_STAMP)
