@@ -74,6 +74,9 @@ from protocols.passthrough import (
 # Source: the reference of the Foundation Model REST API. The service rejects unknown fields,
 # ``stream_options`` among them; other fields of a client go into ``extra_params``.
 
+_MIN_BUDGET: Final = 1024
+_EFFORT_FIELDS: Final = frozenset({"reasoning_effort", "reasoning", "output_config"})
+"""Fields of clients that name an effort; without one, a budget alone does."""
 EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
 """The nearest supported effort, for the others."""
 
@@ -126,7 +129,10 @@ def build_profile(*, pay_per_token: bool, extra: bool) -> WorkerProfile:
     return WorkerProfile(
         chat=(*_CHAT_PARAMS, *chat),
         completion=(*_COMPLETION_PARAMS, *behavior, *completion),
-        embedding=(find_param(params.EMBEDDING_PARAMS, "instruction"),),
+        embedding=tuple(
+            find_param(params.EMBEDDING_PARAMS, name)
+            for name in ("instruction", *(("dimensions",) if extra else ()))
+        ),
         labels=("usage_context",),
         message_style=MessageStyle(
             part_format="joined",
@@ -194,7 +200,7 @@ class DatabricksUpstream:
         _, body = writer.write_body(requested)
         del body["model"]
         if isinstance(request, GenerationRequest):
-            _finish_body(body, request)
+            _finish_body(body, request, is_own=request.source == self._source)
         extra = {name: body.pop(name) for name in EXTRA_PARAM_NAMES & body.keys()}
         if request.source == self._source:
             extra |= {
@@ -291,11 +297,33 @@ def _reduce_reasoning(reducer: RequestReducer[GenerationRequest], *, from_databr
         reducer.set_field("reasoning.effort", nearest)
     if requested.include is False and not from_databricks:
         reducer.report("reasoning.include", "approximated", "no thinking at all")
+    if not from_databricks and requested.budget:
+        _check_budget(reducer, requested.budget)
+        if _EFFORT_FIELDS.isdisjoint(reducer.request.provided_fields):
+            reducer.set_field("reasoning.effort", None)  # only stands for the budget
     reducer.set_field("reasoning.budget", None)
     reducer.set_field("reasoning.include", None)
 
 
-def _finish_body(body: dict[str, Any], request: GenerationRequest) -> None:
+def _check_budget(reducer: RequestReducer[GenerationRequest], budget: int) -> None:
+    """Report a budget that is lowered, which must be smaller than ``max_tokens``.
+
+    Raises UnsupportedFeature if that leaves no room for the smallest budget.
+    """
+    limit = reducer.request.stopping.max_tokens
+    lowered = _lower_budget(budget, limit)
+    if lowered < budget:
+        if lowered < _MIN_BUDGET:
+            text = f"The budget of thinking must be at least {_MIN_BUDGET} and less than {limit}."
+            raise UnsupportedFeature(text, param="thinking.budget_tokens")
+        reducer.report("reasoning.budget", "clamped", f"{budget} to {lowered}")
+
+
+def _lower_budget(budget: int, limit: int | None) -> int:
+    return budget if limit is None else min(budget, limit - 1)
+
+
+def _finish_body(body: dict[str, Any], request: GenerationRequest, *, is_own: bool) -> None:
     """Change the body in ways that no table can describe."""
     body.pop("stream_options", None)
     body["stream"] = request.stream  # the reference and the service differ in what silence means
@@ -307,6 +335,8 @@ def _finish_body(body: dict[str, Any], request: GenerationRequest) -> None:
         if request.reasoning.include is False or budget == 0:
             body["thinking"] = {"type": "disabled"}
         elif budget is not None:
+            if not is_own:
+                budget = _lower_budget(budget, request.stopping.max_tokens)
             body["thinking"] = {"type": "enabled", "budget_tokens": budget}
 
 

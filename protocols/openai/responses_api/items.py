@@ -418,10 +418,13 @@ _ITEM_KEYS: Final[Mapping[str, KeyTree]] = {
     "additional_tools": dict.fromkeys((*_COMMON_KEYS, "role", "tools")),
 }
 """The keys of items that messages represent."""
-_ANY_PART_KEYS: Final = dict.fromkeys(
-    ("type", "text", "refusal", "annotations", "logprobs", "image_url", "detail", "file_id",
-     "file_url", "file_data", "filename", "input_audio")
-)  # fmt: skip
+_ANY_PART_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(
+        ("type", "text", "refusal", "annotations", "logprobs", "image_url", "file_id", "file_url",
+         "file_data", "filename", "input_audio")
+    ),
+    "detail": frozenset(_DETAILS) - {"original"},
+}  # fmt: skip
 _PART_KEYS: Final[Mapping[Any, KeyTree]] = {
     "image_url": {**_ANY_PART_KEYS, "image_url": dict.fromkeys(("url", "detail"))},
     "input_audio": {**_ANY_PART_KEYS, "input_audio": dict.fromkeys(("data", "format"))},

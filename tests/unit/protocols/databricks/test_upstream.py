@@ -201,6 +201,31 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         {"thinking": {"type": "enabled", "budget_tokens": 9}},
         set(),
     ),
+    (
+        make_chat(
+            reasoning=ReasoningOptions(budget=2000, effort="low"),
+            stopping=StopConditions(max_tokens=1500),
+        ),
+        {"thinking": {"type": "enabled", "budget_tokens": 1499}, "max_tokens": 1500},
+        {("reasoning.budget", "clamped")},
+    ),
+    (
+        make_chat(
+            reasoning=ReasoningOptions(budget=2000),
+            stopping=StopConditions(max_tokens=1500),
+            source="databricks",
+        ),
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 1500},
+        set(),
+    ),
+    (
+        make_chat(
+            reasoning=ReasoningOptions(budget=2000, effort="low"),
+            provided_fields=frozenset({"output_config"}),
+        ),
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}, "reasoning_effort": "low"},
+        set(),
+    ),
     (make_chat(reasoning=ReasoningOptions(budget=0)), {"thinking": {"type": "disabled"}}, set()),
     (make_chat(reasoning=ReasoningOptions(include=True)), {}, set()),
     (
@@ -234,6 +259,15 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
     ),
     (make_completion(output=JsonObjectFormat()), {}, {("output", "dropped")}),
 ]
+
+
+def test_limit_that_leaves_no_room_for_thinking_is_an_error() -> None:
+    request = make_chat(
+        reasoning=ReasoningOptions(budget=2000), stopping=StopConditions(max_tokens=500)
+    )
+
+    with pytest.raises(UnsupportedFeature, match="at least 1024 and less than 500"):
+        encode_body(request)
 
 
 @pytest.mark.parametrize(("request_", "body", "losses"), TABLE)
@@ -384,6 +418,11 @@ def test_tools_are_limited_to_32_and_include_the_chosen_one() -> None:
             EmbeddingRequest(model="ep", inputs=("a",), dimensions=2, extra={"x": Raw(b"1")}),
             {"input": "a"},
             {("dimensions", "dropped"), ("x", "dropped")},
+        ),
+        (
+            EmbeddingRequest(model="ep", inputs=("a",), dimensions=2, source="databricks"),
+            {"input": "a", "dimensions": 2},
+            set(),
         ),
         (
             EmbeddingRequest(

@@ -203,6 +203,19 @@ def test_items_of_hosted_tools_and_tool_lists_add_no_message() -> None:
     assert list(reader.unknown) == ["input[1]"]
 
 
+def test_detail_that_chat_completions_lack_is_reported() -> None:
+    reader = ConversationReader(ToolCatalog(), dict[str, Any]().__getitem__)
+    images = [
+        {"type": "input_image", "image_url": "data:x", "detail": one} for one in ("original", "low")
+    ]
+
+    reader.read_items([{"role": "user", "content": images}])
+
+    assert list(reader.unknown) == ["input[0].content[0].detail"]
+    [message] = reader.build_messages()
+    assert [one.detail for one in message.parts if isinstance(one, ImagePart)] == ["high", "low"]
+
+
 @pytest.mark.parametrize(
     ("item", "param"),
     [
