@@ -328,9 +328,11 @@ class ResponsesDecoder(sse.StreamDecoder):
         if not is_done or state.has_output:
             return
         state.has_output = True
-        if kind in _CONTENT_TYPES:
-            events += _read_content(item)
-        elif kind:
+        content = _read_content(item) if kind in _CONTENT_TYPES else []
+        if kind == "message" and not content and _list_unknown_parts(item):
+            state.is_hosted = True  # nothing in it has an event of its own
+        events += content
+        if state.is_hosted:
             index, between = place if isinstance(place, int) else 0, tuple(state.hosted_events)
             events.append(HostedToolCall(kind, Raw(_encode(item)), place=index, events=between))
 
@@ -340,7 +342,7 @@ class ResponsesDecoder(sse.StreamDecoder):
         """Add the keys of an item that no event represents."""
         index = place if isinstance(place, int) else 0
         kind = _as_text(item.get("type"))
-        known = _ITEM_KEYS.get(kind)
+        known = None if state.is_hosted else _ITEM_KEYS.get(kind)
         self._has_open_message = self._has_open_message and kind in _CONTENT_TYPES
         if known is None:
             if not kind:
@@ -350,6 +352,8 @@ class ResponsesDecoder(sse.StreamDecoder):
             (path, one) for path, one in find_unknown_keys(item, known).items() if one is not None
         )
         lost: list[tuple[tuple[str, ...], Any]] = []
+        if kind == "message":
+            values += _list_unknown_parts(item)
         for key in ("content", "summary"):
             found = item.get(key) if key in known else None
             parts = [_as_object(part) for part in found] if isinstance(found, list) else []
@@ -358,7 +362,8 @@ class ResponsesDecoder(sse.StreamDecoder):
                 values += _list_part_keys(parts[0], ONLY_PART)
                 continue
             for i, part in enumerate(parts):
-                lost += _list_part_keys(part, f"output[{index}].{key}[{i}]")
+                if kind != "message" or part.get("type") in _PART_KEYS:
+                    lost += _list_part_keys(part, f"output[{index}].{key}[{i}]")
         report_lost_fields(tuple(lost), events)
         if kind == "message":
             self._has_open_message = not values
@@ -491,13 +496,29 @@ def _read_event(payload: bytes, events: list[Event]) -> _WireEvent:
         fields = _decode_response(payload)
         unknown = [name for name in fields if name not in _WireEvent.__struct_fields__]
         values = [((event.type, name), fields[name]) for name in unknown]
-        if values := [one for one in values if has_content(one[1])]:
-            events.append(ResponseExtra(SOURCE, "event", tuple(values), call_index=-1))
+        events += [
+            ResponseExtra(SOURCE, "event", (one,), call_index=-1)
+            for one in values
+            if has_content(one[1])
+        ]
     return event
 
 
 def _has_event_content(fields: _Object) -> bool:
     return any(has_content(one) for name, one in fields.items() if name not in _FRAMING_KEYS)
+
+
+def _list_unknown_parts(item: _Object) -> FieldValues:
+    """The parts of a message of which no event says anything."""
+    content = item.get("content")
+    parts = enumerate(content if isinstance(content, list) else ())
+    return tuple(
+        [
+            ((f"content[{i}]",), part)
+            for i, part in parts
+            if _as_text(_as_object(part).get("type")) not in _PART_KEYS
+        ]
+    )
 
 
 def _list_part_keys(part: _Object, at: str) -> FieldValues:

@@ -55,6 +55,8 @@ from protocols.openai.responses_api.tools import list_tool_objects
 
 _encode = msgspec.json.Encoder().encode
 
+_PART: Final = "content["
+"""Begins the key of a part of a message, or of a key in it."""
 ItemStatus = Literal["completed", "incomplete"]
 
 
@@ -199,6 +201,13 @@ class _MessageItem:
             self._writer.write(name, **place, annotation_index=i, annotation=annotation)
             for i, annotation in enumerate(annotations if isinstance(annotations, list) else ())
         )
+
+    def add_unknown_part(self, part: Any) -> bytes:
+        """A part of the worker's that nobody knows."""
+        ended, place = self._end_part(), self._place
+        self._parts.append(part)
+        added = self._writer.write("response.content_part.added", **place, part=part)
+        return ended + added + self._writer.write("response.content_part.done", **place, part=part)
 
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item."""
@@ -645,12 +654,13 @@ class ResponsesEncoder:
 
     def _add_item_keys(self, item: _OutputItem, values: FieldValues) -> bytes:
         """Add the worker's keys of an item, and of the only part of a message."""
-        part = {path[1]: value for path, value in values if path[0] == ONLY_PART}
-        item.extra |= {path[0]: value for path, value in values if path[0] != ONLY_PART}
+        part = {path[1]: value for path, value in values if path[0] == ONLY_PART and path[1:]}
+        item.extra |= {path[0]: value for path, value in values if not path[0].startswith(_PART)}
         if not isinstance(item, _MessageItem):
             return b""
         item.is_complete = True
-        return item.add_part_keys(part)
+        others = [one for path, one in values if path[0].startswith(_PART) and not path[1:]]
+        return item.add_part_keys(part) + b"".join(map(item.add_unknown_part, others))
 
     def _encode_reasoning(self, event: ReasoningDelta) -> bytes:
         """A piece of reasoning. The worker's id is kept: what it encrypts is bound to it."""

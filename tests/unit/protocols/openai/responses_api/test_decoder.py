@@ -257,21 +257,41 @@ def report(*path: str, value: Any) -> ResponseExtra:
     return ResponseExtra("", "response", ((path, value),))
 
 
-def test_unknown_parts_and_keys_of_parts_are_reported() -> None:
+def test_unknown_parts_are_those_of_their_item_and_keys_of_parts_are_reported() -> None:
     parts = [{"type": "refusal", "refusal": "no", "x": 1}, {"type": "audio"}, 5]
 
     assert contents(decode(finish({"type": "message", "content": parts}))) == [
         RefusalDelta("no"),
+        report("output[0].content[0]", "x", value=1),
         ResponseExtra(
-            "",
-            "response",
-            (
-                (("output[0].content[0]", "x"), 1),
-                (("output[0].content[1]",), {"type": "audio"}),
-                (("output[0].content[2]",), {}),
-            ),
+            SOURCE, "item", ((("content[1]",), {"type": "audio"}), (("content[2]",), 5)), 0, -1
         ),
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("texts", [[], TEXT["content"]])
+def test_unknown_parts_of_a_message_reach_clients_of_the_api(
+    texts: list[Any], *, stream: bool
+) -> None:
+    before = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "E"}
+    message = {**TEXT, "content": [*texts, {"type": "output_audio", "data": "D"}]}
+    added = event("output_item.added", output_index=1, item={**message, "content": []})
+    done = event("output_item.done", output_index=1, item=message)
+    steps = [added, done] if stream else []
+    first = event("output_item.done", output_index=0, item=before)
+
+    events = decode(first, *steps, finish(before, message))
+    encoder = create_encoder()
+    written = read_events(Response(200, {}, encoder.encode_events(events)))
+
+    check_order(written)
+    reasoning, item = written[-1]["response"]["output"]
+    assert (reasoning["encrypted_content"], "content" in reasoning) == ("E", False)
+    assert [one["type"] for one in item["content"]] == [
+        *(one["type"] for one in texts), "output_audio"
+    ]  # fmt: skip
+    assert item["content"][-1]["data"] == "D"
 
 
 def test_unknown_words_and_keys_of_a_response_are_reported() -> None:
