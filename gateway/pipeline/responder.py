@@ -39,6 +39,7 @@ from protocols.core.errors import (
 from protocols.core.events import (
     INCOMPLETE_REASONS,
     ChoiceEnd,
+    Classification,
     Embedding,
     Event,
     FinishReason,
@@ -66,7 +67,7 @@ _MAX_BLOCKED_SECONDS: Final = 30.0
 _MANY_EVENTS: Final = 1000
 """A unary response of more events is written in a thread."""
 _MANY_VALUES: Final = 10_000
-"""The same of more numbers of vectors and ids of tokens."""
+"""The same of more numbers of vectors and classes, and ids of tokens."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
 
 
@@ -456,6 +457,8 @@ def _is_long(events: Sequence[Event]) -> bool:
             count += len(event.values)
         elif type(event) is TokenList:
             count += len(event.ids)
+        elif type(event) is Classification:
+            count += len(event.probabilities)
     return count > _MANY_VALUES
 
 

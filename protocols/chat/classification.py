@@ -39,6 +39,7 @@ from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import ClassifyRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, MAX_TOKENS, read_integer
+from protocols.core.vectors import encode_array
 from protocols.json_body import build_answer_error
 from protocols.params import Param, ParamTable
 
@@ -118,11 +119,13 @@ class ClassificationEncoder(UnaryEncoder):
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         context = self._context
         items = [
-            ClassificationItem(one.index, one.label, one.probabilities, len(one.probabilities))
+            ClassificationItem(
+                one.index, one.label, encode_array(one.probabilities), len(one.probabilities)
+            )
             for one in response.classifications
         ]
         body = ClassificationResponse(
-            f"classify-{context.id}", context.created, context.model, items
+            f"classify-{context.id}", context.created, context.model, encode_array(items)
         )
         keep_identity(body, response, self.extra_source)
         if response.usage is not None:

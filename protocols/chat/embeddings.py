@@ -34,7 +34,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
-from protocols.core.vectors import encode_numbers, find_vectors, remove_vectors
+from protocols.core.vectors import encode_array, find_vectors, remove_vectors
 from protocols.json_body import JSON_ERRORS, build_answer_error
 
 
@@ -82,7 +82,7 @@ class EmbeddingEncoder(UnaryEncoder):
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
-        encode = encode_base64 if packed else encode_numbers
+        encode = encode_base64 if packed else encode_array
         data = [
             EmbeddingItem("embedding", i, encode(values))
             for i, values in enumerate(response.embeddings)

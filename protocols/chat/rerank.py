@@ -57,6 +57,7 @@ from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import ExtraFields, RerankRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, MAX_TOKENS, read_integer
+from protocols.core.vectors import encode_array
 from protocols.json_body import build_answer_error, decode_value
 from protocols.params import Param, ParamTable
 
@@ -354,7 +355,7 @@ class RerankEncoder(UnaryEncoder):
             RerankResult(i, scores[i], self._build_document(i) if with_documents else UNSET)
             for i in rank_documents(scores, request.top_n)
         ]
-        body = RerankResponse(self._context.id, self._context.model, results)
+        body = RerankResponse(self._context.id, self._context.model, encode_array(results))
         if not any(path[0] == "meta" for one in response.extra for path, _ in one.values):
             units = BilledUnits(math.ceil(len(request.documents) / 100))
             body.meta = RerankMeta(ApiVersion(self._version), units)
@@ -404,7 +405,8 @@ class RankingEncoder(UnaryEncoder):
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         logits = compute_logits(response.scores)
         rankings = [RankingItem(i, logits[i]) for i in rank_documents(logits, None)]
-        return HttpResponse(200, encode_json(RankingResponse(rankings, _build_usage(response))))
+        body = RankingResponse(encode_array(rankings), _build_usage(response))
+        return HttpResponse(200, encode_json(body))
 
 
 class ScoreItem(Struct):
@@ -439,7 +441,9 @@ class ScoreEncoder(UnaryEncoder):
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         context = self._context
         items = [ScoreItem(i, score) for i, score in enumerate(response.scores)]
-        body = ScoreResponse(f"score-{context.id}", context.created, context.model, items)
+        body = ScoreResponse(
+            f"score-{context.id}", context.created, context.model, encode_array(items)
+        )
         body.usage = _build_usage(response)
         keep_identity(body, response, self.extra_source)
         return HttpResponse(200, add_extra_keys(encode_json(body), response, self.extra_source))

@@ -46,7 +46,7 @@ from protocols.core.interfaces import HttpResponse, ResponseContext
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import DetokenizeRequest, TokenizeRequest
 from protocols.core.token_counts import MAX_TOKENS, read_integer
-from protocols.core.vectors import encode_numbers
+from protocols.core.vectors import encode_array
 from protocols.json_body import build_answer_error, decode_value
 from protocols.params import Param, ParamTable
 
@@ -167,8 +167,8 @@ class TokenizeEncoder(UnaryEncoder):
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         found = response.tokens
         length = self._context.context_length or found.context_length
-        texts = found.texts if self._request.return_texts else None
-        ids = encode_numbers(found.ids)
+        texts = encode_array(found.texts) if self._request.return_texts else None
+        ids = encode_array(found.ids)
         body = encode_json(TokenizeResponse(len(found.ids), length, ids, texts))
         return HttpResponse(200, add_extra_keys(body, response, self.extra_source))
 

@@ -41,6 +41,7 @@ from protocols.core.request import (
 )
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
+from protocols.core.vectors import encode_array
 from protocols.mindie import (
     chat_requests,
     errors,
@@ -288,7 +289,9 @@ class TokenizerEncoder(UnaryEncoder):
         """A token without text (special, or part of a character) only counts."""
         ids, texts = response.tokens.ids, response.tokens.texts
         shown = [text for text in texts if text] if self._request.return_texts else []
-        return build_json_response(encode_json({"token_number": len(ids), "tokens": shown}))
+        return build_json_response(
+            encode_json({"token_number": len(ids), "tokens": encode_array(shown)})
+        )
 
 
 _MODEL_PATH = "/v2/models/{model}"

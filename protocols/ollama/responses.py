@@ -33,7 +33,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Clock, Headers, HttpResponse, ResponseContext
 from protocols.core.request import ToolCall
 from protocols.core.response_losses import AS_TEXT, CallLosses
-from protocols.core.vectors import encode_numbers
+from protocols.core.vectors import encode_array
 from protocols.json_body import encode_ascii
 from protocols.ollama.errors import JSON_HEADERS, OllamaError, get_error_text
 from protocols.openapi import NDJSON_CONTENT_TYPE
@@ -405,11 +405,11 @@ class EmbeddingEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         if self._is_single:
             values = next(iter(response.embeddings), ())
-            return build_json_response(EmbeddingsAnswer(encode_numbers(values)))
+            return build_json_response(EmbeddingsAnswer(encode_array(values)))
         total, load, _, _ = self._timer.measure()
         usage = response.usage
         vectors = [
-            encode_numbers(normalize(values[: self._dimensions])) for values in response.embeddings
+            encode_array(normalize(values[: self._dimensions])) for values in response.embeddings
         ]
         tokens = UNSET if usage is None else usage.prompt_tokens
         return build_json_response(EmbedAnswer(self._model, vectors, total, load, tokens))

@@ -39,7 +39,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import RerankRequest
 from protocols.core.response_losses import AS_TEXT, TEXT_AND_REFUSAL
 from protocols.core.sse import DONE_EVENT, format_event
-from protocols.core.vectors import encode_numbers
+from protocols.core.vectors import encode_array
 from protocols.ovms import errors
 
 _encode = json.Encoder().encode
@@ -360,7 +360,7 @@ class OvmsEmbeddingEncoder:
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """Encode the vectors as numbers, or as base64 of little-endian float32."""
         used = response.usage
-        encode = encode_base64 if self._is_base64 else encode_numbers
+        encode = encode_base64 if self._is_base64 else encode_array
         data = [
             Embedding("embedding", encode(values), index)
             for index, values in enumerate(response.embeddings)
@@ -426,7 +426,7 @@ class OvmsRerankEncoder:
             )
             for i in rank_documents(scores, limit)
         ]
-        body = _encode(RerankResults(results))
+        body = _encode(RerankResults(encode_array(results)))
         return HttpResponse(200, add_extra_keys(body, response, self.extra_source))
 
 

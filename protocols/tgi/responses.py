@@ -30,7 +30,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.core.response_losses import ONE_TEXT
-from protocols.core.vectors import encode_numbers
+from protocols.core.vectors import encode_array
 from protocols.json_body import encode_ascii
 from protocols.tgi.errors import JSON_HEADERS, build_error_body
 from protocols.tgi.requests import GenerateOptions
@@ -312,11 +312,12 @@ class _JsonEncoder(ABC):
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return HttpResponse(200, encode_ascii(self.build_body(response)), JSON_HEADERS)
+        body = encode_array(self.build_body(response))
+        return HttpResponse(200, encode_ascii(body), JSON_HEADERS)
 
     @abstractmethod
-    def build_body(self, response: UnaryResponse) -> Any:
-        """The body, before it is encoded."""
+    def build_body(self, response: UnaryResponse) -> Sequence[Any]:
+        """The items of the body, before they are encoded."""
 
 
 class VectorEncoder(_JsonEncoder):
@@ -324,7 +325,7 @@ class VectorEncoder(_JsonEncoder):
 
     def build_body(self, response: UnaryResponse) -> Any:
         """The vectors."""
-        return [*map(encode_numbers, response.embeddings)]
+        return [*map(encode_array, response.embeddings)]
 
 
 class TokensEncoder(_JsonEncoder):

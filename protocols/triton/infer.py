@@ -17,6 +17,7 @@ from protocols.core.interfaces import ResponseDecoder
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.request import EmbeddingRequest, ExtraFields, RerankRequest
 from protocols.core.sse import MAX_UNARY_BYTES
+from protocols.core.vectors import decode_array, find_vectors, remove_vectors
 from protocols.json_body import JSON_ERRORS, build_answer_error
 from protocols.triton.errors import raise_response_error
 from protocols.triton.model_config import TensorSpec, WorkerModel
@@ -110,8 +111,14 @@ _decode_infer = JsonDecoder(_WireInfer).decode
 
 def _read_tensors(body: bytes) -> _WireInfer:
     """The outputs of a response. Raises the error that it reports, or WorkerFailed."""
+    arrays = find_vectors(body, b'"data"', len(body))
     try:
-        return _decode_infer(body)
+        wire = _decode_infer(remove_vectors(body, arrays))
+        emptied = [tensor for tensor in wire.outputs if not tensor.data]
+        if len(emptied) != len(arrays):  # others have this name, too
+            return _decode_infer(body)
+        for tensor, span in zip(emptied, arrays, strict=True):
+            tensor.data = decode_array(body, span)
     except JSON_ERRORS as e:
         try:
             response = decode_json(body)
@@ -120,6 +127,7 @@ def _read_tensors(body: bytes) -> _WireInfer:
         if isinstance(response, dict) and "error" in response:
             raise_response_error(response, "outputs")
         raise build_answer_error(e) from e
+    return wire
 
 
 class InferDecoder:

@@ -12,7 +12,7 @@ from protocols.core.events import Event, StreamEnd
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.core.response_losses import TEXT_AND_REFUSAL
-from protocols.core.vectors import encode_numbers
+from protocols.core.vectors import encode_array
 from protocols.triton import errors, tensors
 from protocols.triton.formats import (
     CHUNKED_EVENT_HEADERS,
@@ -136,7 +136,7 @@ def _build_output_tensor(
     tensor = OutputTensor(output.name, output.datatype, shape)
     if not is_binary:
         is_float = output.datatype == "FP32"
-        tensor.data = encode_numbers([*map(round_to_fp32, elements)]) if is_float else elements
+        tensor.data = encode_array([*map(round_to_fp32, elements)]) if is_float else elements
         return tensor, b""
     data = tensors.pack_tensor(output.datatype, elements)
     tensor.parameters = BinaryDataParameters(len(data))
@@ -214,7 +214,7 @@ class NumberEncoder:
         body = {} if self._client_id is None else {"id": self._client_id}
         rounded = [*map(round_to_fp32, numbers)]
         values = {
-            output.name: rounded[0] if len(rounded) == 1 else encode_numbers(rounded),
+            output.name: rounded[0] if len(rounded) == 1 else encode_array(rounded),
             "model_name": self._context.model,
             "model_version": get_version_number(self._context),
         }

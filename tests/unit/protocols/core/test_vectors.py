@@ -8,7 +8,8 @@ from protocols.core.vectors import (
     LARGE_RESPONSE,
     MAX_ENCODED,
     MAX_VECTOR,
-    encode_numbers,
+    decode_array,
+    encode_array,
     find_vectors,
     remove_vectors,
 )
@@ -61,4 +62,21 @@ def test_rest_of_a_response_has_an_empty_array_for_each_vector() -> None:
 def test_numbers_encoded_in_steps_are_the_same_array(count: int) -> None:
     numbers = list(range(count))
 
-    assert json.loads(bytes(encode_numbers(numbers))) == numbers
+    assert json.loads(bytes(encode_array(numbers))) == numbers
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1000])
+def test_array_that_is_decoded_in_steps_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("protocols.core.vectors.MAX_DECODED", 16)
+    values = [number / 8 for number in range(size)]
+    text = b'{"data": %b}' % json.dumps(values).encode()
+
+    assert decode_array(text, (9, len(text) - 1)) == values
+
+
+def test_last_value_of_an_array_may_be_longer_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocols.core.vectors.MAX_DECODED", 2)
+
+    assert decode_array(b"[1,123456]", (0, 10)) == [1, 123456]

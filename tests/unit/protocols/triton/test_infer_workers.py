@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from protocols.core import vectors
 from protocols.core.errors import StreamBroken, UnsupportedFeature, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
@@ -256,3 +257,24 @@ def test_empty_response_is_broken_and_a_huge_one_fails() -> None:
         decoder.close()
     with pytest.raises(WorkerFailed, match="too large"):
         decoder.feed(b" " * (MAX_UNARY_BYTES + 1))
+
+
+@pytest.mark.parametrize("other", [{}, {"parameters": {"data": []}}])
+def test_large_tensors_are_decoded_in_steps(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    """Also if another key has the name of the tensors' arrays: then in one step."""
+    lengths = list[int]()
+    decode_step = vectors._decode_step
+    monkeypatch.setattr(
+        vectors, "_decode_step", lambda text: lengths.append(len(text)) or decode_step(text)
+    )
+    numbers = [number / 8 for number in range(100_000)]
+    body = outputs("embedding", *numbers)
+    body["outputs"].insert(0, {"name": "other", "data": [[1], [2]], **other})
+
+    events = decode(make_adapter([], []), EmbeddingRequest(model="m", inputs=("a",)), body)
+
+    assert events[1] == Embedding(0, tuple(numbers))
+    assert bool(other) or len(lengths) > 1
+    assert max(lengths, default=0) <= vectors.MAX_DECODED + 10
