@@ -27,7 +27,7 @@ from gateway.http_server.overload import compute_check_interval, get_peer_addres
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
 from gateway.http_server.response import WRITE_HIGH_WATER, Http1ResponseWriter, render_head
 from gateway.http_server.sockets import TLS_SIZE
-from gateway.http_server.turn_slices import TurnQueue
+from gateway.http_server.turn_slices import TurnGate, TurnQueue
 from gateway.memory import MemoryBudget
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
@@ -58,6 +58,8 @@ class ConnectionOwner(Protocol):
     is_draining: bool
     memory: MemoryBudget
     write_batcher: WriteBatcher
+    stream_turns: TurnGate
+    """See ``ResponseOwner``."""
     cancellations: TurnQueue
     """Cancels the requests of clients that have left."""
     loop_time: float

@@ -9,7 +9,7 @@ from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
 from gateway.http_server.overload import ConnectionTracker, compute_check_interval
 from gateway.http_server.sockets import ListenSockets
-from gateway.http_server.turn_slices import TurnQueue, iterate_in_turns
+from gateway.http_server.turn_slices import TurnGate, TurnQueue, iterate_in_turns
 from gateway.memory import MemoryBudget
 
 _MAX_TURN_CHECKS: Final = 500
@@ -45,6 +45,7 @@ class Listener(ListenSockets):
         self.loop_time = 0.0
         self.write_batcher = WriteBatcher(asyncio.get_running_loop)
         self.cancellations = TurnQueue()
+        self.stream_turns = TurnGate()
         self.malformed_by_status = Counter[int]()
         """Inputs that are not valid requests, by the status of the response."""
         self._connections: dict[ClientConnection, None] = {}

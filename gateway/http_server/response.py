@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from backends.write_batching import WriteBatcher
 from gateway.http_server.parser import IncomingRequest
+from gateway.http_server.turn_slices import TurnGate
 from protocols.core.interfaces import Headers
 from protocols.core.name_cache import NameCache
 
@@ -102,6 +103,8 @@ class ResponseOwner(Protocol):
     is_draining: bool
     write_batcher: WriteBatcher
     """Batches the writes of all connections."""
+    stream_turns: TurnGate
+    """Lets streams go on that are as fast as their clients read."""
 
 
 class Http1ResponseWriter(Struct, eq=False):
@@ -188,10 +191,11 @@ class Http1ResponseWriter(Struct, eq=False):
             self._send_head()
         elif self._undrained > WRITE_HIGH_WATER:
             self._owner.write_batcher.flush()
-            await asyncio.sleep(0)  # the transport writes, and may say that it takes no more
+            await self._owner.stream_turns.wait()  # the transport may say that it takes no more
         self._undrained = 0
         if self._writable is not None:
             await self._writable
+            await self._owner.stream_turns.wait()  # many clients may read on, or leave, at once
         self.needs_drain = False
 
     def pause(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,6 +13,8 @@ Item = TypeVar("Item")
 
 MAX_TURN_ITEMS: Final = 64
 """Connections or requests that are closed or stopped in one turn."""
+MAX_TURN_TASKS: Final = 4
+"""Streams that go on in one turn after they have sent as much as a connection takes at once."""
 
 
 class TurnQueue:
@@ -49,6 +51,44 @@ class TurnQueue:
         while self._waiting and self._free:
             self._free -= 1
             self._waiting.popleft()()
+
+
+class TurnGate:
+    """Lets at most MAX_TURN_TASKS tasks go on in one turn of the event loop, in their order.
+
+    Each waits for a later turn than that in which it comes.
+    """
+
+    __slots__ = ("_is_scheduled", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting = deque[asyncio.Future[None]]()
+        self._is_scheduled = False
+
+    def __repr__(self) -> str:
+        return f"<TurnGate {len(self._waiting)} tasks wait>"
+
+    async def wait(self) -> None:
+        """Wait for this task's turn."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        self._schedule(loop)
+        await turn
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._open, loop)
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_scheduled, free = False, MAX_TURN_TASKS
+        while self._waiting and free:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its task may have been cancelled
+                turn.set_result(None)
+                free -= 1
+        self._schedule(loop)
 
 
 async def iterate_in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:

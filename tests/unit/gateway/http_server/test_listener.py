@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
 from gateway.http_server.listener import Listener
-from gateway.http_server.turn_slices import MAX_TURN_ITEMS, TurnQueue
+from gateway.http_server.turn_slices import MAX_TURN_ITEMS, MAX_TURN_TASKS, TurnGate, TurnQueue
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from tests.support.waiting import wait_until
 
@@ -155,3 +156,64 @@ async def test_timeouts_of_connections_are_checked_in_slices(
     await listener.close()
     for client in clients:
         client.close()
+
+
+async def test_streams_that_send_fast_go_on_in_slices() -> None:
+    """Another request waits for a few of them, not for all, whether they were blocked or not."""
+    turns, step = Turns(), 32 << 10
+
+    async def send(_: HttpRequest, sink: ResponseWriter) -> None:
+        sink.start(200, ())
+        await sink.drain()
+        while True:
+            sink.write(b"x" * step)
+            await sink.drain()
+            turns.add()
+
+    listener = Listener(send, ServerLimitsConfig(connections=1000))
+    clients = await connect_many(listener, CLIENTS)
+    for client in clients:
+        client.send(REQUEST)
+    before = await wait_until_steady(turns)
+    for client in clients:
+        read_available(client)
+    await wait_until(lambda: sum(turns.counts) > before + CLIENTS)
+
+    turns.stop()
+    assert before > 2 * CLIENTS
+    assert max(turns.counts) == MAX_TURN_TASKS
+    await listener.close()
+    for client in clients:
+        client.close()
+
+
+async def wait_until_steady(turns: Turns) -> int:
+    """Wait until nothing more happens; returns how much did."""
+    last = -1
+    while last != sum(turns.counts) or not last:
+        last = sum(turns.counts)
+        await asyncio.sleep(0.2)
+    return last
+
+
+def read_available(client: socket.socket) -> None:
+    """Read what has arrived."""
+    with suppress(BlockingIOError):
+        while client.recv(1 << 20):
+            pass
+
+
+async def test_task_that_was_cancelled_takes_no_turn() -> None:
+    gate, done = TurnGate(), list[int]()
+
+    async def run(number: int) -> None:
+        await gate.wait()
+        done.append(number)
+
+    tasks = [asyncio.ensure_future(run(number)) for number in range(2 * MAX_TURN_TASKS)]
+    await asyncio.sleep(0)
+    for task in tasks[:MAX_TURN_TASKS]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert done == [*range(MAX_TURN_TASKS, 2 * MAX_TURN_TASKS)]

@@ -266,9 +266,12 @@ def test_large_tensors_are_decoded_in_steps(
     """Also if another key has the name of the tensors' arrays: then in one step."""
     lengths = list[int]()
     decode_step = vectors._decode_step
-    monkeypatch.setattr(
-        vectors, "_decode_step", lambda text: lengths.append(len(text)) or decode_step(text)
-    )
+
+    def decode_piece(text: bytes) -> list[Any]:
+        lengths.append(len(text))
+        return decode_step(text)
+
+    monkeypatch.setattr(vectors, "_decode_step", decode_piece)
     numbers = [number / 8 for number in range(100_000)]
     body = outputs("embedding", *numbers)
     body["outputs"].insert(0, {"name": "other", "data": [[1], [2]], **other})
