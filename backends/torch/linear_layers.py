@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
-from backends.torch.quantized_weights import EightBitLinear
+from backends.torch.quantized_weights import EightBitLinear, multiply_codes
 
 
 def get_linear_weight(module: Any) -> Tensor | None:
@@ -214,7 +214,7 @@ class IntMatmulLinear(_PackedInt8Linear):
 
     def _multiply(self, rows: Tensor, magnitudes: Tensor) -> Tensor:
         quantized = (rows * (_MAX_INT8 / magnitudes)).round_().to(torch.int8)
-        return torch._int_mm(quantized, self._weight).float().mul_(self._scales)  # noqa: SLF001
+        return multiply_codes(quantized, self._weight).float().mul_(self._scales)
 
 
 def _join_scales(codes: Tensor, scales: Tensor) -> Tensor:

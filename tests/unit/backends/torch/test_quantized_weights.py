@@ -1,5 +1,6 @@
 """Quantized weights: those of a GGUF file, in about its size, and the kernels' products."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor, nn
 
+from backends.torch import quantized_weights
 from backends.torch.gguf_file import CODES_SUFFIX, SCALES_SUFFIX, quantize_tensor
 from backends.torch.quantized_weights import (
     EightBitLinear,
@@ -16,6 +18,7 @@ from backends.torch.quantized_weights import (
     OutputLinear,
     QuantizedLinear,
     concatenate,
+    is_integer_product_exact,
 )
 
 OUTPUTS, INPUTS = 96, 512
@@ -80,10 +83,15 @@ def test_products_are_those_of_the_dequantized_weights(kind: str, rows: int) -> 
         assert ((actual[0] - expected).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "output"])
-def test_result_of_a_row_does_not_depend_on_other_rows(kind: str) -> None:
-    layer = read_layer(make_tensor("Q8_0" if kind == "output" else kind))
-    module = (OutputLinear(layer.codes, layer.scales) if kind == "output" else layer).pack()
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "output", "output, float32"])
+def test_result_of_a_row_does_not_depend_on_other_rows(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "output, float32":
+        monkeypatch.setattr(quantized_weights, "is_integer_product_exact", lambda: False)
+    is_output = kind.startswith("output")
+    layer = read_layer(make_tensor("Q8_0" if is_output else kind))
+    module = (OutputLinear(layer.codes, layer.scales) if is_output else layer).pack()
     inputs = torch.randn(40, INPUTS, generator=torch.Generator().manual_seed(2))
     together = module(inputs)
     for count in (1, 2, 3, 5, 16, 33):
@@ -109,11 +117,33 @@ def test_concatenated_layers_compute_the_same(kind: str) -> None:
     assert torch.equal(concatenate(layers).pack()(inputs), expected)
 
 
-def test_output_layer_multiplies_float32() -> None:
-    layer = read_layer(make_tensor("Q8_0"))
-    output = OutputLinear(layer.codes, layer.scales)
-    inputs = torch.randn(3, INPUTS, generator=torch.Generator().manual_seed(4))
-    assert torch.allclose(output.pack()(inputs), inputs @ layer.dequantize().t(), atol=1e-4)
+@pytest.mark.parametrize(("is_exact", "bound"), [(True, 1 / 64_516), (False, 1e-6)])
+def test_output_layer_has_finer_activations(
+    monkeypatch: pytest.MonkeyPatch, bound: float, *, is_exact: bool
+) -> None:
+    """They are off by at most 1/64,516 of the largest of a row; 17 rows are more than one part."""
+    monkeypatch.setattr(quantized_weights, "is_integer_product_exact", lambda: is_exact)
+    layer, bias = read_layer(make_tensor("Q8_0")), torch.linspace(-1, 1, OUTPUTS)
+    output = OutputLinear(layer.codes, layer.scales, bias)
+    inputs = torch.randn(17, INPUTS, generator=torch.Generator().manual_seed(4)).double()
+    weights = layer.dequantize().double()
+    allowed = inputs.abs().amax(-1, keepdim=True) * weights.abs().sum(-1) * bound
+    expected = inputs @ weights.t() + bias
+    actual = output.pack()(inputs.float()[None])
+    assert actual.shape == (1, 17, OUTPUTS)
+    assert ((actual[0] - expected).abs() <= allowed + 1e-6).all()
+
+
+def test_output_layer_multiplies_integers_where_their_sums_are_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A CPU that saturates has other sums than 64 times 127 times 127."""
+    for sums, is_exact in ((64 * 127**2, True), (64 * 127**2 - 1, False)):
+        product = functools.partial(torch.full, (16, 16), sums)
+        monkeypatch.setattr(quantized_weights, "multiply_codes", lambda *_, of=product: of())
+        is_integer_product_exact.cache_clear()
+        assert is_integer_product_exact() == is_exact
+    is_integer_product_exact.cache_clear()
 
 
 def test_outputs_that_the_kernel_does_not_take_have_eight_bits() -> None:
