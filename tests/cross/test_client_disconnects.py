@@ -7,11 +7,9 @@ import pytest
 from tests.cross.client import Client
 from tests.cross.conftest import CrossEnvironment
 from tests.cross.script import RequestOptions
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-CEILING = 1.0
-"""Seconds allowed on a shared machine; the aim is a tenth of it."""
 
 
 async def test_client_disconnect_closes_the_worker_connection(
@@ -25,11 +23,7 @@ async def test_client_disconnect_closes_the_worker_connection(
     received = await environment.server.wait_for_request()
 
     writer.close()
-    left = asyncio.get_running_loop().time()
 
-    assert await environment.server.wait_for_disconnect(received) - left < CEILING
-
-    async with asyncio.timeout(CEILING):
-        while not environment.records:  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
+    await environment.server.wait_for_disconnect(received)  # the worker itself would go on for ever
+    await wait_until(lambda: environment.records)
     assert environment.record.outcome == "cancelled"

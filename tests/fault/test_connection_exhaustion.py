@@ -139,7 +139,7 @@ async def test_idle_connections_above_the_limit_evict_only_idle_connections(
 
 async def is_served(url: str) -> bool:
     """Return whether a new connection gets a response."""
-    async with httpx.AsyncClient(timeout=2) as client:
+    async with httpx.AsyncClient(timeout=10) as client:
         try:
             return (await client.get(f"{url}/health")).status_code == httpx.codes.OK
         except httpx.HTTPError:

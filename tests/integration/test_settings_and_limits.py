@@ -12,6 +12,7 @@ from gateway.observability.redaction import Redactor
 from tests.conftest import Serve
 from tests.integration.test_responses_api import respond
 from tests.support.fakes import ScriptedWorker
+from tests.support.waiting import PATIENCE
 
 ECHO = {"kind": "echo", "script": ["so"]}
 LIMITS = {"shutdown_delay": "0s", "drain_timeout": "1s"}
@@ -137,12 +138,12 @@ async def test_shadow_of_a_stateful_request_has_its_history(serve: Serve) -> Non
     gateway.app._services.shadow_manager.add_reporter(compared.put_nowait)
     body = {"model": "m", "input": "x", "temperature": 0}
     first = await gateway.http.post("/v1/responses", json=body)
-    await asyncio.wait_for(compared.get(), 5)
+    await asyncio.wait_for(compared.get(), PATIENCE)
 
     again = body | {"previous_response_id": first.json()["id"]}
     assert (await gateway.http.post("/v1/responses", json=again)).status_code == 200
 
-    comparison = await asyncio.wait_for(compared.get(), 5)
+    comparison = await asyncio.wait_for(compared.get(), PATIENCE)
 
     assert (comparison.shadow.outcome, comparison.equal) == ("ok", True)
 
