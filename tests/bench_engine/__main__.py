@@ -21,9 +21,9 @@ def main() -> None:
 
 @main.command()
 @click.option("--peers", default=",".join(PEERS), help="Which, by their names.")
-@click.option("--at", default="1,4,16", show_default=True, help="Requests at the same time.")
+@click.option("--at", default="1,16", show_default=True, help="Requests at the same time.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--tokens", default=48, show_default=True, help="Of each answer.")
+@click.option("--tokens", default=32, show_default=True, help="Of each answer.")
 @click.option("--threads", default=1, show_default=True, help="Of each engine.")
 @click.option("--json", "out", type=Path, default=Path(".bench/engine/run.json"))
 def run(peers: str, at: str, rounds: int, tokens: int, *, threads: int, out: Path) -> None:

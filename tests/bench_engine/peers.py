@@ -43,6 +43,8 @@ class Peer(NamedTuple):
     """The model's name in requests; None: its folder."""
     endless: bool = True
     """Whether it supports ``ignore_eos``."""
+    sizes: Sequence[int] | None = None
+    """The numbers of concurrent requests that it is measured with; None: those of the run."""
 
 
 def build_environment(threads: int) -> dict[str, str]:
@@ -138,18 +140,21 @@ PEERS: Mapping[str, Peer] = {
             weights.large, port, threads, "--name", "large", "--dtype", "quantized"
         ),
         model="large",
+        sizes=(1,),
     ),
     "llama-large": Peer(
         "llama.cpp's server (wheel: AVX2), 1.5 billion weights",
         "Q4_0",
         _front("llama", "llama", "large"),
         "llama",
+        sizes=(1,),
     ),
     "ours-vectors": Peer(
         "`interlingua worker`",
         "float32",
         lambda weights, port, threads: _worker(weights.encoder, port, threads, "--name", "minilm"),
         vectors=True,
+        sizes=(1,),
         model="minilm",
     ),
     "sentence-transformers": Peer(
@@ -159,6 +164,7 @@ PEERS: Mapping[str, Peer] = {
         "sentence",
         batch=True,
         vectors=True,
+        sizes=(1,),
     ),
 }
 

@@ -119,7 +119,7 @@ def _rounds(
         # Each round begins with another peer, so that the order changes.
         turn = list(servers)[number % len(servers) :] + list(servers)[: number % len(servers)]
         for name in turn:
-            for size in (1,) if PEERS[name].vectors else sizes:
+            for size in PEERS[name].sizes or sizes:
                 cost, wall = _measure(name, *servers[name], (size, number, tokens))
                 taken.setdefault((name, size), []).append((cost, wall))
                 click.echo(f"round {number + 1}: {name} at {size}: {cost:.2f} ms", err=True)

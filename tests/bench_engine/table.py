@@ -31,6 +31,7 @@ BARS = (
     SpeedGoal("ours-int8", "llama-q4", 16, 1.0, 0.75),
     SpeedGoal("ours-int8", "llama-q4", 1, 2.2, 1.5),
     SpeedGoal("ours-quantized", "llama-q4", 1, 2.8, 1.5),
+    SpeedGoal("ours-large", "llama-large", 1, 2.8, 1.5),
     SpeedGoal("ours-vectors", "sentence-transformers", 1, 0.8, 0.65),
 )
 BUSY = (0.6, 0.9)
@@ -70,11 +71,14 @@ def _spread(costs: list[float]) -> str:
 
 
 def _bars(report: Report) -> Iterator[str]:
-    """One row per bar: the median of our cost divided by the peer's cost in the same round."""
+    """One row per bar of the run's peers: the median ratio of our cost and theirs in a round."""
     yield "| CPU of Interlingua / CPU of peer | concurrent | limit | goal | result | |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
     costs = {(one.peer, one.at): one.costs for one in report.measurements}
+    peers = {name for name, _ in costs} | set(report.missing)
     for bar in BARS:
+        if bar.peer not in peers:
+            continue  # of another run
         row = f"| {PEERS[bar.own].form} / {PEERS[bar.peer].what}, {PEERS[bar.peer].form} "
         goal = f"| {bar.at} | {bar.must} | {bar.aim} "
         own, theirs = costs.get((bar.own, bar.at)), costs.get((bar.peer, bar.at))

@@ -119,6 +119,7 @@ def test_speed_goals_use_the_median_ratio_of_the_rounds() -> None:
     assert "| 2.00 | **missed** |" in lines["| float32 / vLLM on CPU, eager, float32"]
     assert "not measured" in lines["| int8 per row / OpenVINO GenAI, Q8_0"]
     assert "- not measured: OpenVINO GenAI: no wheel" in text
+    assert not any("llama.cpp" in line for line in lines)
 
     met = format_tables(
         make_report(
