@@ -143,10 +143,11 @@ class ToolCatalog:
                 self.dropped_tools["tools.tool_search"] = raw
             case _ if kind in OPTIONAL_HOSTED_TOOLS:
                 self.dropped_tools[f"tools.{kind}"] = raw
+            case _ if kind in REQUIRED_HOSTED_TOOLS and self._allows_hosted:
+                pass
             case _ if kind in REQUIRED_HOSTED_TOOLS:
-                if not self._allows_hosted:
-                    text = f"The tool '{kind}' is not supported by this model."
-                    raise UnsupportedFeature(text, param=f"{at}.type")
+                text = f"The tool '{kind}' is not supported by this model."
+                raise UnsupportedFeature(text, param=f"{at}.type")
             case _:
                 allowed = (*_CLIENT_TOOLS, *sorted(OPTIONAL_HOSTED_TOOLS | REQUIRED_HOSTED_TOOLS))
                 raise invalid_value_error(f"{at}.type", kind, allowed)
