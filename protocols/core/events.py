@@ -142,11 +142,21 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
 
     source: str
     scope: Literal[
-        "response", "choice", "message", "tool_call", "item", "block", "score", "data", "event"
+        "response",
+        "choice",
+        "message",
+        "tool_call",
+        "item",
+        "part",
+        "block",
+        "score",
+        "data",
+        "event",
     ]
     """``item``: one of a list of output items, after whose events it comes; ``index`` is its place,
-    ``call_index`` that of a call, else -1. ``block``: one of Anthropic's content blocks. ``score``:
-    that of the document ``index``. ``data``: the vector or the class of the input ``index``.
+    ``call_index`` that of a call, else -1. ``part``: one of such an item, which ends. ``block``:
+    one of Anthropic's content blocks. ``score``: that of the document ``index``. ``data``: the
+    vector or the class of the input ``index``.
     ``event``: of the next event of the type that is the first key; or, with no further key, of
     one of its own, whose place is that of the open item where it is None."""
     values: FieldValues

@@ -172,6 +172,8 @@ class _OutputState(Struct):
     is_hosted: bool = False
     """Whether it is that of a tool that the worker runs, and is passed on as it is at its end."""
     hosted_events: list[tuple[str, _Object]] = []
+    text_part: Any = None
+    """The number of the part of a message that the last piece belongs to."""
     reasoning_part: tuple[Any, ...] | None = None
     """The part of its reasoning that the last piece belongs to."""
 
@@ -187,6 +189,9 @@ class ResponsesDecoder(sse.StreamDecoder):
     ) -> None:
         super().__init__(complaint, counts=FULL_EVENT_COUNTS)
         self._source = request.source
+        self._is_own = request.source in ("", SOURCE)
+        """Whether the client speaks this API, so that it gets messages and parts as they are."""
+        self._last_message: _OutputState | None = None
         self._keeps_custom = knows_custom_tools(request, SOURCE)
         self._usage_reader = UsageReader(request)
         self._items: dict[Any, _OutputState] = {}
@@ -258,8 +263,7 @@ class ResponsesDecoder(sse.StreamDecoder):
             return
         if state is not None and not state.is_hosted:  # the client has other ids and places
             fields |= dict.fromkeys([name for name in _PLACE_KEYS if name in fields])
-        is_own = self._source in ("", SOURCE)
-        if is_own or not has_item or _has_event_content(fields):
+        if self._is_own or not has_item or _has_event_content(fields):
             call = -1 if state is None or state.call_index is None else state.call_index
             values = (((event.type,), fields or True),)
             events.append(ResponseExtra(SOURCE, "event", values, call_index=call))
@@ -282,8 +286,9 @@ class ResponsesDecoder(sse.StreamDecoder):
         return state
 
     def _read_delta(self, event: _WireEvent, events: list[Event]) -> None:
-        self._find_item(event).has_output = True
-        text = _as_text(event.delta)
+        state, text = self._find_item(event), _as_text(event.delta)
+        state.has_output = True
+        self._begin_part(state, event.content_index, events)
         if not isinstance(event.delta, str):
             report_lost_fields(((("delta",), event.delta),), events)
         if event.type == "response.refusal.delta":
@@ -291,6 +296,17 @@ class ResponsesDecoder(sse.StreamDecoder):
             return
         logprobs = _read_logprobs(event.logprobs, events)
         events.append(TextDelta(text, tokens=len(logprobs) or 1, logprobs=logprobs))
+
+    def _begin_part(self, state: _OutputState, part: Any, events: list[Event]) -> None:
+        """End the last message, or the last part of this one, if another one begins."""
+        last, self._last_message = self._last_message, state
+        last_part, state.text_part = state.text_part, part
+        if not self._is_own or last is None:
+            return
+        if last is not state:
+            events.append(ResponseExtra(SOURCE, "item", (), call_index=-1))
+        elif last_part != part:
+            events.append(ResponseExtra(SOURCE, "part", (), call_index=-1))
 
     def _read_reasoning_delta(self, event: _WireEvent, events: list[Event]) -> None:
         state, text = self._find_item(event), _as_text(event.delta)
@@ -331,7 +347,12 @@ class ResponsesDecoder(sse.StreamDecoder):
         content = _read_content(item) if kind in _CONTENT_TYPES else []
         if kind == "message" and not content and _list_unknown_parts(item):
             state.is_hosted = True  # nothing in it has an event of its own
-        events += content
+        part = 0
+        for one in content:
+            if isinstance(one, TextDelta | RefusalDelta):
+                self._begin_part(state, part, events)
+                part += 1
+            events.append(one)
         if state.is_hosted:
             index, between = place if isinstance(place, int) else 0, tuple(state.hosted_events)
             events.append(HostedToolCall(kind, Raw(_encode(item)), place=index, events=between))
@@ -357,12 +378,13 @@ class ResponsesDecoder(sse.StreamDecoder):
         for key in ("content", "summary"):
             found = item.get(key) if key in known else None
             parts = [_as_object(part) for part in found] if isinstance(found, list) else []
-            is_only = len(parts) == 1 and parts[0].get("type") in _PART_KEYS
-            if kind == "message" and is_only and not self._has_open_message:
-                values += _list_part_keys(parts[0], ONLY_PART)
-                continue
+            if kind == "message":
+                parts = [part for part in parts if part.get("type") in _PART_KEYS]
+            is_only = len(parts) == 1 and not self._has_open_message
             for i, part in enumerate(parts):
-                if kind != "message" or part.get("type") in _PART_KEYS:
+                if kind == "message" and (self._is_own or is_only):
+                    values += _list_part_keys(part, f"content[{i}]")
+                else:
                     lost += _list_part_keys(part, f"output[{index}].{key}[{i}]")
         report_lost_fields(tuple(lost), events)
         if kind == "message":
@@ -458,7 +480,7 @@ class ResponsesDecoder(sse.StreamDecoder):
 
         Clients of the protocol may get neither: an agent's server sends no status.
         """
-        status, is_own = response.get("status"), self._source in ("", SOURCE)
+        status, is_own = response.get("status"), self._is_own
         if status is None and is_own:
             return ChoiceEnd("unknown")
         if status == "incomplete":

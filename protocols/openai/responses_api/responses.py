@@ -47,7 +47,7 @@ from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, St
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import list_names
 from protocols.core.response_losses import ALL_WRITTEN, CallLosses
-from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX, ONLY_PART
+from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
 from protocols.openai.responses_api.requests import SOURCE, ResponsesRequest
@@ -146,7 +146,7 @@ class _MessageItem:
         self.id = id
         self.index = index
         self._includes_logprobs = logprobs
-        self._parts: list[Mapping[str, Any]] = []
+        self._parts: list[dict[str, Any]] = []
         self._part_type = ""
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -192,8 +192,11 @@ class _MessageItem:
         self._pieces.append(text)
         return begun + self._writer.write_delta(self._template, text)
 
-    def add_part_keys(self, values: dict[str, Any]) -> bytes:
-        """The worker's keys of the part, after its text."""
+    def add_part_keys(self, number: int, values: dict[str, Any]) -> bytes:
+        """The worker's keys of a part, after its text. The events of an earlier one are gone."""
+        if number < len(self._parts):
+            self._parts[number] |= values
+            return b""
         self._part_extra |= values
         annotations = values.get("annotations")
         name, place = "response.output_text.annotation.added", self._place
@@ -204,14 +207,14 @@ class _MessageItem:
 
     def add_unknown_part(self, part: Any) -> bytes:
         """A part of the worker's that nobody knows."""
-        ended, place = self._end_part(), self._place
+        ended, place = self.end_part(), self._place
         self._parts.append(part)
         added = self._writer.write("response.content_part.added", **place, part=part)
         return ended + added + self._writer.write("response.content_part.done", **place, part=part)
 
     def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
         """The last events, and the complete item."""
-        ended = self._end_part()
+        ended = self.end_part()
         item = {**self.build(status), **self.extra}
         done = "response.output_item.done"
         return ended + self._writer.write(done, output_index=self.index, item=item), item
@@ -224,7 +227,7 @@ class _MessageItem:
             "content_index": len(self._parts),
         }
 
-    def _build_part(self, text: str) -> Mapping[str, Any]:
+    def _build_part(self, text: str) -> dict[str, Any]:
         if self._part_type == "refusal":
             return {"type": "refusal", "refusal": text} | self._part_extra
         logprobs = build_chat_logprobs(self._logprobs).content
@@ -232,13 +235,14 @@ class _MessageItem:
         return part | self._part_extra
 
     def _begin_part(self, kind: str) -> bytes:
-        ended = self._end_part()
+        ended = self.end_part()
         self._part_type = kind
         self._template = build_delta_template(f"response.{kind}.delta", self._place)
         added = "response.content_part.added"
         return ended + self._writer.write(added, **self._place, part=self._build_part(""))
 
-    def _end_part(self) -> bytes:
+    def end_part(self) -> bytes:
+        """The last events of the open part, if there is one."""
         if not self._part_type:
             return b""
         text, place = "".join(self._pieces), self._place
@@ -251,7 +255,7 @@ class _MessageItem:
             )
         done += self._writer.write("response.content_part.done", **place, part=part)
         self._parts.append(part)
-        self._part_type, self._pieces, self._logprobs = "", [], []
+        self._part_type, self._pieces, self._logprobs, self._part_extra = "", [], [], {}
         return done
 
 
@@ -633,6 +637,9 @@ class ResponsesEncoder:
                 return begun + (message.add_refusal(text) if text else b"")
             case ReasoningDelta():
                 return self._encode_reasoning(event)
+            case ResponseExtra(scope="part"):
+                item = self._open_item
+                return item.end_part() if isinstance(item, _MessageItem) else b""
             case ResponseExtra(scope="event", values=((path, fields),)):
                 return self._write_worker_event(path[0], fields)
             case ResponseExtra(values=values) if self._open_item is not None:
@@ -654,13 +661,18 @@ class ResponsesEncoder:
 
     def _add_item_keys(self, item: _OutputItem, values: FieldValues) -> bytes:
         """Add the worker's keys of an item, and of the only part of a message."""
-        part = {path[1]: value for path, value in values if path[0] == ONLY_PART and path[1:]}
         item.extra |= {path[0]: value for path, value in values if not path[0].startswith(_PART)}
         if not isinstance(item, _MessageItem):
             return b""
         item.is_complete = True
+        parts: dict[int, dict[str, Any]] = {}
+        for path, value in values:
+            if path[0].startswith(_PART) and path[1:]:
+                number = int(path[0].removeprefix(_PART).removesuffix("]"))
+                parts.setdefault(number, {})[path[1]] = value
         others = [one for path, one in values if path[0].startswith(_PART) and not path[1:]]
-        return item.add_part_keys(part) + b"".join(map(item.add_unknown_part, others))
+        written = [item.add_part_keys(number, keys) for number, keys in parts.items()]
+        return b"".join((*written, *map(item.add_unknown_part, others)))
 
     def _encode_reasoning(self, event: ReasoningDelta) -> bytes:
         """A piece of reasoning. The worker's id is kept: what it encrypts is bound to it."""

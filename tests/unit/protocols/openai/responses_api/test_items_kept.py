@@ -8,7 +8,9 @@ import pytest
 from protocols.core.aggregate import aggregate
 from protocols.core.events import ResponseExtra
 from protocols.core.interfaces import ClientRequest, PassthroughRequest, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.openai import OpenAI
+from protocols.openai.responses_api.decoder import ResponsesDecoder
 from tests.support.path_routers import get_path_router
 
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "E"}
@@ -173,18 +175,41 @@ def test_annotations_of_a_stream_have_events() -> None:
     assert b'"annotation_index":1' in written
 
 
+TWO_PARTS = {
+    **make_message("4"),
+    "content": [*make_message("4", CITATION)["content"], *make_message("5", CITATION)["content"]],
+}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_annotations_of_a_text_that_continues_another_are_reported(*, stream: bool) -> None:
-    """They count characters of their own text."""
+def test_messages_and_their_parts_stay_apart_with_their_annotations(*, stream: bool) -> None:
     passed = pass_through("both", stream=stream)
-    items = [make_message("one"), make_message("two", CITATION), CALL, make_message("3", CITATION)]
+    items = [make_message("one"), make_message("two", CITATION), CALL, TWO_PARTS]
     data = write_answer(items, stream=stream, summarizes=False)
 
     output = read_output(passed, data)
-    reader = passed.create_reader()
-    lost = [one for one in reader.feed([data])[1] if isinstance(one, ResponseExtra)]
-    lost += [one for one in reader.close()[1] if isinstance(one, ResponseExtra)]
 
-    assert list_texts([output[0], output[2]]) == [("onetwo", []), ("3", [CITATION])]
-    [reported] = [one for one in lost if one.source == ""]
-    assert reported.values == ((("output[1].content[0]", "annotations"), [CITATION]),)
+    assert [one["type"] for one in output] == ["message", "message", "function_call", "message"]
+    assert list_texts([one for one in output if "content" in one]) == [
+        ("one", []), ("two", [CITATION]), ("4", [CITATION]), ("5", [CITATION])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_annotations_of_a_text_that_continues_another_are_reported_to_other_clients(
+    *, stream: bool
+) -> None:
+    """They count characters of their own text, which is a part of the whole there."""
+    items = [make_message("one"), make_message("two", CITATION), CALL, TWO_PARTS]
+    data = write_answer(items, stream=stream, summarizes=False)
+    decoder = ResponsesDecoder(GenerationRequest(model="m", kind="chat", source="anthropic"))
+
+    lost = [
+        one for one in (*decoder.feed(data), *decoder.close()) if isinstance(one, ResponseExtra)
+    ]
+
+    assert [path for one in lost for path, _ in one.values if path != ("x",)] == [
+        ("output[1].content[0]", "annotations"),
+        ("output[3].content[0]", "annotations"),
+        ("output[3].content[1]", "annotations"),
+    ]
