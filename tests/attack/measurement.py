@@ -67,6 +67,11 @@ class _OtherClient:
         assert self._process.stdout is not None
         await self._process.stdout.readline()
 
+    def watch(self, pid: int) -> None:
+        """Another process serves from now on, beside the last one."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"%d\n" % pid)
+
     async def read_report(self) -> dict[str, Any]:
         """End it, and return what it has measured."""
         output, _ = await self._process.communicate(b"\n")
@@ -91,8 +96,11 @@ async def measure(
     await probe.start()
     attacker = asyncio.ensure_future(attack())
     while not attacker.done():
+        if pid != get_pid():
+            pid = get_pid()
+            probe.watch(pid)
         with suppress(FileNotFoundError):
-            peak = max(peak, get_resident_memory(get_pid()))
+            peak = max(peak, get_resident_memory(pid))
         await asyncio.wait([attacker], timeout=SAMPLE_INTERVAL)
     peak = max(peak, get_resident_memory(get_pid()))
     report = await probe.read_report()
@@ -127,18 +135,25 @@ def _get_wait(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 def _send_probes(host: str, port: int, pid: str) -> None:
-    """Send a small request every 20 ms until a line arrives at standard input."""
+    """Send a small request every 20 ms until an empty line arrives at standard input.
+
+    Another line is the id of a process that replaces that of ``pid``.
+    """
     request = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\nConnection: close\r\n\r\n%b"
     ) % (f"{host}:{port}".encode(), len(_BODY), _BODY)
     import select  # noqa: PLC0415 - of this process only
 
-    own_pid = str(os.getpid())
+    pids = [str(os.getpid()), pid]
     longest, longest_on_cpu, requests, failed = 0.0, 0.0, 0, 0
     print("begun", flush=True)  # noqa: T201
-    while not select.select([sys.stdin], [], [], PROBE_INTERVAL)[0]:
-        before = _read_queue_times(pid), _read_queue_times(own_pid)
+    while True:
+        if select.select([sys.stdin], [], [], PROBE_INTERVAL)[0]:
+            if not (line := sys.stdin.readline().strip()):
+                break
+            pids = [*pids[:1], *pids[1:][-1:], line]  # the former one may still answer
+        before = [_read_queue_times(one) for one in pids]
         start = time.monotonic()
         try:
             with socket.create_connection((host, port), _PROBE_TIMEOUT) as client:
@@ -149,8 +164,9 @@ def _send_probes(host: str, port: int, pid: str) -> None:
         except OSError:
             response = b""
         delay = time.monotonic() - start
-        after = _read_queue_times(pid), _read_queue_times(own_pid)
-        waited = sum(map(_get_wait, before, after))
+        after = [_read_queue_times(one) for one in pids]
+        own, *others = map(_get_wait, before, after)
+        waited = own + max(others)
         longest = max(longest, delay)
         longest_on_cpu = max(longest_on_cpu, delay - waited)
         requests += 1

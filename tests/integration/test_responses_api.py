@@ -43,6 +43,7 @@ class ResponsesGateway:
     def __init__(self, worker: ScriptedWorker, gateway: RunningGateway) -> None:
         self._worker = worker
         self.http = gateway.http
+        self.records = gateway.records
 
     async def create(self, **fields: Any) -> Any:
         """Send a request to the Responses API and return the response."""
@@ -339,6 +340,10 @@ async def test_input_tokens_are_estimated_where_no_worker_counts(gateway: Respon
 
     assert response.json() == {"object": "response.input_tokens", "input_tokens": 6}
     assert response.headers["x-interlingua-loss"] == "input_tokens=approximated"
+    [record] = gateway.records
+    assert (record.status, record.outcome, record.error) == (200, "ok", "")
+    assert record.failed_attempts == ("m@1 UnsupportedEndpoint",)
+    assert [one.field for one in record.unsupported_parameters] == ["input_tokens"]
 
 
 async def test_an_estimate_reports_headers_and_query_that_nobody_reads(

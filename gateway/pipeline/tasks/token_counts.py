@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway.pipeline.responder import record_error, send_reply
+from gateway.pipeline.responder import send_reply
 from gateway.pipeline.state import RequestState
 from gateway.pipeline.strategies import find_lost_arguments, get_loss_rule
 from gateway.pipeline.tasks.generation import GenerationHandler
@@ -36,7 +36,8 @@ class TokenCountHandler:
             estimate = _estimate(request) if _can_estimate(request, error) else None
             if estimate is None:
                 raise
-            record_error(request.record, error)
+            failure = f"{request.route.target_name} {type(error).__name__}"
+            request.record.failed_attempts += (failure,)
             send_reply(request.writer, estimate, request.record, request.headers)
 
 
@@ -68,5 +69,6 @@ def _estimate(request: RequestState) -> HttpResponse | None:
         *remove_extra_fields(decoded)[1],
         *find_lost_arguments(adapter, call, ()),
     )
-    headers = response.headers + build_loss_headers(limit_losses(lost))
+    request.record.unsupported_parameters = limit_losses(lost)
+    headers = response.headers + build_loss_headers(request.record.unsupported_parameters)
     return HttpResponse(response.status, response.body, headers)
