@@ -1,11 +1,15 @@
-"""Health checks while one of several models can't be loaded."""
+"""Health checks and errors while one of several models can't be loaded."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.echo import EchoBackend
+from backends.interfaces import ReportsFailure
 from tests.conftest import RunningGateway, Serve
+from tests.support.waiting import wait_until
 
 CONFIG = """
 listeners:
@@ -74,3 +78,40 @@ async def test_only_admin_readiness_fails_without_a_ready_backend(
 
     assert [response.status_code for response in responses] == [200, 200, 503]
     assert [one.json()["failed_models"] for one in responses[:2]] == [["large"]] * 2
+
+
+BROKEN_MODEL = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai, ollama]}}]
+admin: {{address: "127.0.0.1:0"}}
+backends: {{local: {{kind: torch, path: "{path}"}}}}
+models: {{m: {{backend: local}}}}
+"""
+
+
+async def test_client_of_a_model_that_cannot_be_loaded_sees_no_absolute_path(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator does, in the status and the log."""
+    code, folder = tmp_path / "code", tmp_path / "model"
+    code.mkdir()
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    reason = f"{folder}/model.safetensors is truncated"
+    (code / "torch.py").write_text(f"raise ValueError({reason!r})\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(code), os.environ.get("PYTHONPATH", ""))))
+    gateway = await serve(BROKEN_MODEL.format(path=folder))
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": False}
+
+    local = gateway.app.backends["local"]
+    assert isinstance(local, ReportsFailure)
+    await wait_until(lambda: local.failure is not None)
+    failures = (await gateway.http.get(f"{gateway.admin}/-/status")).json()["failures"]
+    paths = ("/v1/chat/completions", "/api/chat")
+    responses = [await gateway.http.post(path, json=body) for path in paths]
+
+    assert "model.safetensors is truncated" in responses[0].text
+    for response in responses:
+        assert response.status_code >= 500
+        assert str(tmp_path) not in response.text
+    assert reason in failures["local"]
