@@ -1,13 +1,14 @@
-"""How many examples a property gets that is tested for several parameters."""
+"""How many examples properties get that draw from the same space."""
 
 from hypothesis import settings
 
 
 def share_examples(cases: int) -> settings:
-    """Return settings in which ``cases`` parametrised tests share the profile's examples.
+    """Return settings in which so many tests share the profile's examples.
 
-    Each has 100 at least, unless the profile has fewer: ``make properties`` draws 2,000 for all of
-    them together, since all draw from the same space.
+    They are the parametrised cases of a test, or tests beside each other, which draw from the same
+    space: ``make properties`` draws 2,000 for all of them. Each has 100 at least, unless the
+    profile has fewer.
     """
     examples = settings.default.max_examples if settings.default else 100
     return settings(max_examples=max(min(examples, 100), examples // cases))

@@ -10,6 +10,7 @@ from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
 from protocols.core.request import SECTIONS, EmbeddingRequest, GenerationRequest, Request
+from tests.support.examples import share_examples
 
 ANYTHING: tuple[Any, ...] = (
     (),  # no field that is neither a tuple nor None has this value
@@ -72,11 +73,13 @@ def list_set_fields(request: Request) -> list[tuple[str, Any]]:
     return [(path, one) for path, one, silent in paths if one not in (None, (), silent)]
 
 
+@share_examples(3)
 @given(requests)
 def test_set_fields_are_those_that_differ_from_their_default(request: Request) -> None:
     assert [*request.set_fields.items()] == list_set_fields(request)
 
 
+@share_examples(3)
 @given(st.builds(GenerationRequest, **create_field_strategies(GenerationRequest)), st.booleans())
 def test_without_fields_clears_only_echo_and_suffix(request: GenerationRequest, echo: bool) -> None:
     before = list_set_fields(request)
@@ -97,6 +100,7 @@ decoded = st.builds(
 )
 
 
+@share_examples(3)
 @given(decoded, st.booleans())
 def test_bind_target_changes_only_model_and_source(request: Request, has_task: bool) -> None:
     before = list_set_fields(request)
