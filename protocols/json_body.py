@@ -22,20 +22,22 @@ JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class _AmbiguousName(msgspec.ValidationError):
-    """A field's name is another one's but for case."""
+    """A field's name is another one's but for case, or but for what some servers do not read."""
 
 
 def _decode_fields(body: bytes) -> dict[str, Raw]:
     """The fields of an object. Raises one of JSON_ERRORS.
 
-    Some servers ignore the case of names: such a worker might read another model or limit than the
-    gateway where a name equals another one, or ``model``, but for case.
+    Some servers ignore the case of names, or end them at NUL: such a worker might read another
+    model or limit than the gateway where a name equals another one, or ``model``, but for that.
     """
     fields = _decode_object(body)
     if _are_plain("".join(fields)):
         return fields
     seen = {_MODEL: _MODEL}
     for name in fields:
+        if "\0" in name:
+            raise _AmbiguousName(f"the field {name[:64]!r} has a NUL in its name")
         if seen.setdefault(name.casefold(), name) != name:
             raise _AmbiguousName(f"the field {name[:64]!r} differs from another one in case only")
     return fields

@@ -184,6 +184,18 @@ def test_name_that_differs_from_another_in_case_only_is_refused(body: bytes, nam
         pop_fields(call)
 
 
+@pytest.mark.parametrize("body", [rb'{"model":"a","model\u0000":"b"}', rb'{"n":1,"n\u0000x":2}'])
+def test_name_with_nul_is_refused(body: bytes) -> None:
+    """A worker whose strings end at NUL would read it as the other one."""
+    call = create_client_request(body)
+
+    assert read_unchecked_fields(call) is None
+    with pytest.raises(MalformedRequest, match="has a NUL in its name"):
+        read_fields(call)
+    with pytest.raises(JSON_ERRORS):
+        pop_fields(call)
+
+
 def test_names_in_upper_case_are_read() -> None:
     assert read_object(b'{"topK":1,"X":2,"topP":3}').keys() == {"topK", "X", "topP"}
     assert read_object(b"{}") == {}
