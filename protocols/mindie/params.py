@@ -311,6 +311,24 @@ _TOP_LOGPROBS = MindieParam(
 _COMPLETION_LOGPROBS = replace(_TOP_LOGPROBS, wire="logprobs", maximum=5)
 
 
+def _check_stop_length(stop: str, max_length: int) -> None:
+    if not 1 <= (length := count_utf16_units(stop)) <= max_length:
+        raise build_param_error(
+            f"Input validation error: length of `stop` must be in [1, {max_length}], "
+            f"but got {length}",
+            "stop",
+        )
+
+
+def _check_stop_list(stops: list[Any]) -> None:
+    if not _are_valid_stops(stops):
+        raise build_param_error(
+            "Input validation error: `stop` must be list[string] if list, and item "
+            f"length in [1, {MAX_STOP_STRINGS}] with total <= {MAX_TOTAL_STOP_LENGTH}",
+            "stop",
+        )
+
+
 def _build_stop_check(max_length: int) -> ParamCheck:
     """Build the check of stop strings; a single one has at most ``max_length`` UTF-16 units."""
 
@@ -319,20 +337,10 @@ def _build_stop_check(max_length: int) -> ParamCheck:
             case None:
                 return
             case str(stop):
+                _check_stop_length(stop, max_length)
                 stops = [stop]
-                if not 1 <= (length := count_utf16_units(stop)) <= max_length:
-                    raise build_param_error(
-                        f"Input validation error: length of `stop` must be in [1, {max_length}], "
-                        f"but got {length}",
-                        "stop",
-                    )
             case list(stops):
-                if not _are_valid_stops(stops):
-                    raise build_param_error(
-                        "Input validation error: `stop` must be list[string] if list, and item "
-                        f"length in [1, {MAX_STOP_STRINGS}] with total <= {MAX_TOTAL_STOP_LENGTH}",
-                        "stop",
-                    )
+                _check_stop_list(stops)
             case _:
                 text = "Input validation error: param stop must be string or list[string]"
                 raise build_param_error(text, "stop", "type")

@@ -267,8 +267,8 @@ class TextEncoder(BaseEncoder):
             case Timing():
                 self._timer.set_backend_timing(event)
                 self._batch_size = event.batch_size or self._batch_size
-                if event.queue is not None:
-                    self._queue_microseconds = _to_microseconds(event.queue)
+                waited, known = event.queue, self._queue_microseconds
+                self._queue_microseconds = known if waited is None else _to_microseconds(waited)
             case ChoiceEnd():
                 self._finish_reason = map_finish_reason(event, self._profile)
             case Usage():
