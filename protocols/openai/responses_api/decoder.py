@@ -132,12 +132,12 @@ ONLY_PART: Final = "content[0]"
 """Begins the path of unknown keys of a message's only part, such as the annotations of a text."""
 _RESPONSE_KEYS: Final[KeyTree] = {
     **dict.fromkeys(
-        ("id", "object", "created_at", "completed_at", "status", "error", "incomplete_details",
-         "model", "output", "usage", "instructions", "max_output_tokens", "max_tool_calls",
+        ("id", "object", "created_at", "completed_at", "status", "error", "model", "output",
+         "usage", "instructions", "max_output_tokens", "max_tool_calls",
          "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
-         "safety_identifier", "store", "tool_choice", "tools", "user", "metadata", "background",
-         "conversation"),
+         "safety_identifier", "store", "tool_choice", "tools", "user", "metadata", "background"),
     ),
+    "incomplete_details": {"reason": None},
     "usage": {
         **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens")),
         "input_tokens_details": dict.fromkeys(("cached_tokens", "cache_write_tokens")),
@@ -345,8 +345,10 @@ class ResponsesDecoder(sse.StreamDecoder):
             return
         state.has_output = True
         content = _read_content(item) if kind in _CONTENT_TYPES else []
-        if kind == "message" and not content and _list_unknown_parts(item):
-            state.is_hosted = True  # nothing in it has an event of its own
+        if kind == "message" and not any(getattr(one, "text", "") for one in content):
+            # nothing in it has an event of its own
+            state.is_hosted = self._is_own or (not content and bool(_list_unknown_parts(item)))
+            content = [] if state.is_hosted else content
         part = 0
         for one in content:
             if isinstance(one, TextDelta | RefusalDelta):
@@ -460,8 +462,9 @@ class ResponsesDecoder(sse.StreamDecoder):
 
     def _end_response(self, response: _Object, events: list[Event]) -> None:
         """The last events, from the final response. Raises the error of one that failed."""
-        if response.get("status") in _FAILED_STATUSES:
+        if response.get("error") is not None:
             self._raise_if_error(_encode({"error": response.get("error")}))
+        if response.get("status") in _FAILED_STATUSES:
             raise WorkerFailed(f"The worker's response is {response['status']}.")
         self._read_metadata(response, events)
         self._add_response_keys(response, events)
@@ -481,10 +484,10 @@ class ResponsesDecoder(sse.StreamDecoder):
         Clients of the protocol may get neither: an agent's server sends no status.
         """
         status, is_own = response.get("status"), self._is_own
-        if status is None and is_own:
+        why = _as_object(response.get("incomplete_details")).get("reason")
+        if status is None and why is None and is_own:
             return ChoiceEnd("unknown")
-        if status == "incomplete":
-            why = _as_object(response.get("incomplete_details")).get("reason")
+        if status == "incomplete" or why is not None:
             if why is None and is_own:
                 return ChoiceEnd("unknown", own_word=INCOMPLETE_PREFIX)
             end = INCOMPLETE_REASONS.read_word(why, self._source).build_end()

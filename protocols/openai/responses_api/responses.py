@@ -46,7 +46,7 @@ from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import list_names
-from protocols.core.response_losses import ALL_WRITTEN, CallLosses
+from protocols.core.response_losses import ALL_WRITTEN, USAGE_DETAILS, CallLosses
 from protocols.openai.responses_api.decoder import INCOMPLETE_PREFIX
 from protocols.openai.responses_api.items import Item, seal_reasoning
 from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
@@ -485,6 +485,7 @@ class ResponsesEncoder:
     content_type = "text/event-stream; charset=utf-8"
     writes_hosted_tools = True
     content_losses = ALL_WRITTEN
+    written_details = USAGE_DETAILS
     extra_source = SOURCE
 
     def __init__(
@@ -549,7 +550,7 @@ class ResponsesEncoder:
             self._open_item = None
         begun += self._end_item("incomplete")
         failure = {"code": _find_failure_code(error), "message": _build_failure_message(error)}
-        self._final = self._build_response("failed", error=failure)
+        self._final = self._build_response("failed", error=failure, is_over=True)
         if self._decoded.stores:
             self.stored_response = self._build_stored()
         return begun + self._writer.write("response.failed", response=self._final)
@@ -790,7 +791,7 @@ class ResponsesEncoder:
 
     def _end_response(self) -> bytes:
         begun = self._begin()
-        self._final = self._build_response(self._status)
+        self._final = self._build_response(self._status, is_over=True)
         if self._decoded.stores:
             self.stored_response = self._build_stored()
         kind = "completed" if self._status == "completed" else "incomplete"
@@ -812,14 +813,13 @@ class ResponsesEncoder:
         return name
 
     def _build_response(
-        self, status: str, error: Mapping[str, Any] | None = None
+        self, status: str, error: Mapping[str, Any] | None = None, *, is_over: bool = False
     ) -> Mapping[str, Any]:
         decoded, about, fields = self._decoded, self._about, self._decoded.fields
         reason = self._incomplete_reason if status == "incomplete" else None
         completed_at = None
         if status == "completed":
             completed_at = self._created + int(about.clock() - self._started_at)
-        is_over = status != "in_progress"
 
         def repeat(name: str, default: Any = None) -> Any:
             return fields.get(name, default)

@@ -302,11 +302,12 @@ def test_unknown_parts_of_a_message_reach_clients_of_the_api(
 
 
 def test_unknown_words_and_keys_of_a_response_are_reported() -> None:
-    message = {"type": "message", "role": "model", "status": "later", "content": []}
+    message = {**TEXT, "role": "model", "status": "later"}
     response = {"status": "completed", "later": {"a": 1}, "store": False, "output": [message]}
 
     assert contents(decode(event("completed", response=response))) == [
         ResponseExtra(SOURCE, "response", ((("later",), {"a": 1}),)),
+        TextDelta("ab"),
         ResponseExtra(SOURCE, "item", ((("role",), "model"), (("status",), "later")), 0, -1),
     ]
 
@@ -618,7 +619,8 @@ def test_incomplete_answers_are_errors(wire: bytes) -> None:
 
 
 def test_text_of_another_type_is_lost() -> None:
-    item = {"type": "message", "content": [{"type": "output_text", "text": 5}]}
+    parts = [{"type": "output_text", "text": text} for text in (5, "a")]
+    item = {"type": "message", "content": parts}
     events = decode(
         event("output_text.delta", delta=5),
         event("output_item.done", output_index=1, item=item),
@@ -627,3 +629,40 @@ def test_text_of_another_type_is_lost() -> None:
 
     lost = [one.values for one in events if isinstance(one, ResponseExtra) and one.values]
     assert lost == [((("delta",), 5),), ((("output", "text"), 5),)]
+
+
+@pytest.mark.parametrize("content", [[], [{"type": "output_text", "text": "", "x": 1}]])
+def test_messages_without_text_are_kept_as_they_are(content: list[Any]) -> None:
+    item = {"type": "message", "id": "m", "content": content, "phase": "commentary"}
+
+    [call, *_] = contents(decode(finish(item)))
+
+    assert isinstance(call, HostedToolCall)
+    assert msgspec.json.decode(call.item) == item
+
+
+@pytest.mark.parametrize("details", [{"reason": "max_output_tokens", "x": 1}])
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
+def test_reason_of_an_incomplete_response_counts_with_every_status(
+    status: str, details: dict[str, Any]
+) -> None:
+    events = decode(event("completed", response={"status": status, "incomplete_details": details}))
+
+    assert [one.finish_reason for one in events if isinstance(one, ChoiceEnd)] == ["length"]
+    assert ResponseExtra(SOURCE, "response", ((("incomplete_details", "x"), 1),)) in events
+
+
+def test_error_in_a_completed_response_is_an_error() -> None:
+    with pytest.raises(WorkerError):
+        decode(event("completed", response={"status": "completed", "error": {"message": "m"}}))
+
+
+def test_output_of_a_response_in_progress_reaches_its_clients() -> None:
+    body = {"status": "in_progress", "output": [TEXT]}
+    decoder, encoder = ResponsesDecoder(REQUEST), create_encoder()
+    events = [*decoder.feed(msgspec.json.encode(body)), *decoder.close()]
+
+    answer = msgspec.json.decode(encoder.encode_unary(aggregate(events)).body)
+
+    assert answer["status"] == "in_progress"
+    assert [one["type"] for one in answer["output"]] == ["message"]
