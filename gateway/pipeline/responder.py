@@ -47,6 +47,7 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     ResponseExtra,
+    ResponseMetadata,
     StreamEnd,
     TextDelta,
     TokenList,
@@ -58,7 +59,9 @@ from protocols.core.response_losses import LossyEvent
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
-_PROTOCOL_EVENTS: Final = frozenset({HostedToolCall, ResponseExtra, ToolCallStart})
+_PROTOCOL_EVENTS: Final = frozenset(
+    {HostedToolCall, ResponseExtra, ResponseMetadata, ToolCallStart}
+)
 """The events that only some encoders write."""
 _PIECES: Final = frozenset({ReasoningDelta, RefusalDelta})
 """Those of them that are pieces of one whole, which is reported once."""
@@ -367,6 +370,7 @@ class Responder(Struct, eq=False):
                 tokens += event.tokens
             elif type(event) is Usage:
                 self._request.record.usage = event
+                self._report_lost_event(event)
             elif type(event) is ChoiceEnd:
                 self._record_end(event)
             elif type(event) is StreamEnd:

@@ -39,7 +39,7 @@ from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import decode_json
 from protocols.core.request import FieldPath, GenerationRequest
-from protocols.core.response_losses import ALL_WRITTEN, CallLosses
+from protocols.core.response_losses import ALL_WRITTEN, USAGE_DETAILS, CallLosses
 
 _encode = msgspec.json.Encoder().encode
 
@@ -139,6 +139,7 @@ class MessageEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     content_losses = ALL_WRITTEN
+    written_details = USAGE_DETAILS
     extra_source = SOURCE
 
     def __init__(

@@ -17,7 +17,11 @@ from protocols.core.events import ChoiceEnd, Event, ResponseExtra, ResponseMetad
 from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
 from protocols.core.json_text import JsonDecoder
-from protocols.core.response_losses import get_content_losses, get_single_losses
+from protocols.core.response_losses import (
+    get_content_losses,
+    get_single_losses,
+    get_written_details,
+)
 
 EXTRA_KEY: Final = "(extra)"
 """The key under which the unknown keys of an object are put aside; no worker sends it."""
@@ -30,7 +34,7 @@ _RESPONSE_KEYS: Final[KeyTree] = {
     **dict.fromkeys(("id", "created", "model", "system_fingerprint", "choices", "error")),
     "usage": {
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")),
-        "prompt_tokens_details": {"cached_tokens": None},
+        "prompt_tokens_details": dict.fromkeys(("cached_tokens", "cache_write_tokens")),
         "completion_tokens_details": {"reasoning_tokens": None},
     },
 }
@@ -193,6 +197,7 @@ class ExtraKeyEncoder:
         self.content_type = encoder.content_type
         self.hidden_reasons: frozenset[str] = getattr(encoder, "hidden_reasons", frozenset())
         self.content_losses = get_content_losses(encoder)
+        self.written_details = get_written_details(encoder)
         self.losses = get_single_losses(encoder)
         self._writer = ExtraKeyWriter(source)
 

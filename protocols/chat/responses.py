@@ -44,7 +44,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest, ToolCall
-from protocols.core.response_losses import ALL_WRITTEN, CallLosses
+from protocols.core.response_losses import ALL_WRITTEN, FINGERPRINT, USAGE_DETAILS, CallLosses
 
 # Objects inside responses: usage, tool calls, log probabilities.
 
@@ -106,7 +106,8 @@ def create_mapping_factory(keys: tuple[str, ...], *constants: tuple[str, bytes])
 class PromptTokensDetails(Struct):
     """Details of the prompt's tokens."""
 
-    cached_tokens: int
+    cached_tokens: int | UnsetType = UNSET
+    cache_write_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):
@@ -132,14 +133,24 @@ class EmbeddingUsage(Struct):
     total_tokens: int
 
 
+def build_prompt_details(usage: Usage) -> PromptTokensDetails | UnsetType:
+    """Details of the prompt's tokens, if the worker reported any."""
+    cached, written = usage.cached_tokens, usage.cache_write_tokens
+    if cached is None and written is None:
+        return UNSET
+    return PromptTokensDetails(
+        UNSET if cached is None else cached, UNSET if written is None else written
+    )
+
+
 def build_usage(usage: Usage) -> GenerationUsage:
     """The usage object; details only if the worker reported them."""
-    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    thought = usage.reasoning_tokens
     return GenerationUsage(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.total_tokens,
-        UNSET if cached is None else PromptTokensDetails(cached),
+        build_prompt_details(usage),
         UNSET if thought is None else CompletionTokensDetails(thought),
     )
 
@@ -381,6 +392,11 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     """The header with the name of the version that answered."""
     source: str = ""
     """The protocol whose unknown keys are written."""
+
+    @cached_property
+    def written_details(self) -> frozenset[str]:
+        """See ``protocols.core.interfaces.WritesDetails``."""
+        return USAGE_DETAILS | {FINGERPRINT}.intersection(self.unary_keys)
 
     @cached_property
     def chat_factories(self) -> ResponseFactories:
@@ -641,6 +657,7 @@ class ChatEncoder:
         self._response_style, self._request = style, request
         self._common_fields = build_common_fields("chatcmpl-", about, model)
         self._build_headers = create_header_builder(style, about, headers)
+        self.written_details = style.written_details
         self.extra_source = style.source
         self._extra_writer = ExtraKeyWriter(style.source)
         self._open_choices: set[int] = set()
@@ -847,6 +864,7 @@ class CompletionEncoder:
         self._response_style, self._request = style, request
         self._common_fields = build_common_fields("cmpl-", about, model)
         self._build_headers = create_header_builder(style, about, headers)
+        self.written_details = style.written_details
         self.extra_source = style.source
         self._extra_writer = ExtraKeyWriter(style.source)
         self._offsets: dict[int, int] = {}

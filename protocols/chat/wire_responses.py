@@ -43,6 +43,7 @@ class WireTokensDetails(Struct, gc=False):
 
     cached_tokens: Any = None
     reasoning_tokens: Any = None
+    cache_write_tokens: Any = None
 
 
 NoObject = str | float | bool | list[Any] | None
@@ -195,6 +196,7 @@ class _KnownPromptDetails(WireTokensDetails, gc=False, forbid_unknown_fields=Tru
 
 class _KnownCompletionDetails(WireTokensDetails, gc=False, forbid_unknown_fields=True):
     cached_tokens: None = None
+    cache_write_tokens: None = None
 
 
 class KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
@@ -388,16 +390,21 @@ def read_usage(
     completion, reasoning = usage.completion_tokens, usage.reasoning_tokens
     if isinstance(completion_details, WireTokensDetails):
         reasoning = completion_details.reasoning_tokens
-    cached = prompt_details.cached_tokens if isinstance(prompt_details, WireTokensDetails) else None
+    cached = written = None
+    if isinstance(prompt_details, WireTokensDetails):
+        cached, written = prompt_details.cached_tokens, prompt_details.cache_write_tokens
     if cached is None:
         cached = usage.prompt_cache_hit_tokens or usage.cached_tokens
         cached = cached or usage.cache_read_input_tokens or None
-    return reader.read_usage(
+    counts = reader.read_usage(
         usage.prompt_tokens,
         0 if embeds and completion is None else completion,
         cached,
         reasoning or None,
     )
+    if counts is None or written is None:
+        return counts
+    return msgspec.structs.replace(counts, cache_write_tokens=reader.read_prompt_tokens(written))
 
 
 def split_token_count(choices: Sequence[WireChoice], tokens: int) -> list[int]:

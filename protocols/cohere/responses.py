@@ -126,6 +126,7 @@ class ChatEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     content_losses = AS_TEXT
+    written_details = frozenset({"cached_tokens"})
     extra_source = SOURCE
 
     def __init__(self, request: GenerationRequest, about: ResponseContext) -> None:

@@ -230,6 +230,14 @@ class WritesContentKinds(Protocol):
 
 
 @runtime_checkable
+class WritesDetails(Protocol):
+    """A response encoder that writes details of a worker's usage, or its fingerprint."""
+
+    written_details: frozenset[str]
+    """``system_fingerprint``, and the counts of ``USAGE_DETAILS``."""
+
+
+@runtime_checkable
 class ReportsLosses(Protocol):
     """A response encoder that leaves out single parts of what it can write otherwise."""
 

@@ -18,7 +18,9 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     ResponseExtra,
+    ResponseMetadata,
     ToolCallStart,
+    Usage,
 )
 from protocols.core.extra import list_paths
 from protocols.core.interfaces import ResponseEncoder, SupportsHostedTools
@@ -26,7 +28,14 @@ from protocols.core.loss import LossReason, UnsupportedParameter, list_names
 from protocols.core.request import ToolCall
 
 LossyEvent = (
-    HostedToolCall | ResponseExtra | ReasoningDelta | RefusalDelta | ToolCallStart | ChoiceEnd
+    HostedToolCall
+    | ResponseExtra
+    | ReasoningDelta
+    | RefusalDelta
+    | ToolCallStart
+    | ChoiceEnd
+    | Usage
+    | ResponseMetadata
 )
 """The events of which an encoder may lose something."""
 ALL_WRITTEN: Final[Mapping[type[Event], LossReason]] = {}
@@ -48,12 +57,30 @@ NOTHING_WRITTEN: Final[Mapping[type[Event], LossReason]] = dict.fromkeys(ONE_TEX
 """What is lost where an encoder says nothing about it."""
 
 
+FINGERPRINT: Final = "system_fingerprint"
+NO_DETAILS: Final[frozenset[str]] = frozenset()
+_DETAIL_PATHS: Final[Mapping[str, str]] = {
+    "cached_tokens": "response.usage.prompt_tokens_details.cached_tokens",
+    "cache_write_tokens": "response.usage.prompt_tokens_details.cache_write_tokens",
+    "reasoning_tokens": "response.usage.completion_tokens_details.reasoning_tokens",
+}
+USAGE_DETAILS: Final = frozenset(_DETAIL_PATHS)
+"""All counts of an answer's usage that are part of another."""
+
+
 def find_losses(
     event: LossyEvent, encoder: ResponseEncoder | None
 ) -> Iterable[UnsupportedParameter]:
     """What the client does not get of an event. None as encoder: it is not written at all."""
-    choice = f"response.choices[{event.index}]"
+    choice = f"response.choices[{getattr(event, 'index', 0)}]"
     match event:
+        case Usage():
+            return _find_lost_counts(event, get_written_details(encoder))
+        case ResponseMetadata():
+            is_own = event.source and getattr(encoder, "extra_source", None) == event.source
+            is_written = is_own or FINGERPRINT in get_written_details(encoder)
+            is_lost = event.fingerprint is not None and not is_written
+            return list_names((f"response.{FINGERPRINT}",)) if is_lost else ()
         case HostedToolCall():
             is_written = isinstance(encoder, SupportsHostedTools)
             path = f"response.output[{event.place}].{event.kind}"
@@ -81,6 +108,20 @@ def _select_unwritten(event: ResponseExtra, encoder: ResponseEncoder | None) -> 
     if writes_key is None:
         return ()
     return tuple([one for one in event.values if not writes_key(event, one[0])])
+
+
+def _find_lost_counts(usage: Usage, written: frozenset[str]) -> Iterable[UnsupportedParameter]:
+    """Nobody misses a count of 0, nor one that the gateway made."""
+    if usage.source != "worker":
+        return ()
+    counts = [name for name in USAGE_DETAILS - written if getattr(usage, name)]
+    return list_names([path for name, path in _DETAIL_PATHS.items() if name in counts])
+
+
+def get_written_details(encoder: ResponseEncoder | None) -> frozenset[str]:
+    """The details of the usage that an encoder writes, and whether it writes a fingerprint."""
+    details: frozenset[str] = getattr(encoder, "written_details", NO_DETAILS)
+    return details
 
 
 def get_content_losses(encoder: ResponseEncoder | None) -> Mapping[type[Event], LossReason]:

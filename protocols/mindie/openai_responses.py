@@ -20,6 +20,7 @@ from protocols.chat.responses import (
     FunctionCallItem,
     PromptTokensDetails,
     ToolCallItem,
+    build_prompt_details,
     build_tool_calls,
 )
 from protocols.core.aggregate import UnaryChoice, UnaryResponse, is_end_of_calls
@@ -41,7 +42,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, ResponseEncoder
 from protocols.core.request import GenerationRequest
-from protocols.core.response_losses import AS_TEXT, ONE_TEXT
+from protocols.core.response_losses import AS_TEXT, ONE_TEXT, USAGE_DETAILS
 from protocols.core.sse import DONE_EVENT
 from protocols.core.sse import format_event as framed
 from protocols.mindie.decoder import SOURCE
@@ -91,6 +92,8 @@ class ResponseVariant(Struct, frozen=True):
 
 class OpenAiStyleEncoder(BaseEncoder):
     """Encodes a chat or completions response."""
+
+    written_details = USAGE_DETAILS
 
     def __init__(
         self,
@@ -309,10 +312,10 @@ class _UsageBody(Struct):
 
 def build_usage(usage: Usage) -> _UsageBody:
     """Build usage, with token details if they are known."""
-    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
+    reasoning = usage.reasoning_tokens
     return _UsageBody(
         usage.prompt_tokens,
-        UNSET if cached is None else PromptTokensDetails(cached),
+        build_prompt_details(usage),
         usage.completion_tokens,
         UNSET if reasoning is None else CompletionTokensDetails(reasoning),
         usage.total_tokens,

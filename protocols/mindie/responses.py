@@ -48,6 +48,7 @@ from protocols.core.response_losses import (
     ONE_TEXT,
     get_content_losses,
     get_single_losses,
+    get_written_details,
 )
 from protocols.core.sse import format_event as framed
 from protocols.mindie import errors
@@ -98,6 +99,7 @@ class KeepAliveEncoder:
         self.content_type = encoder.content_type
         self.extra_source = getattr(encoder, "extra_source", "")
         self.content_losses = get_content_losses(encoder)
+        self.written_details = get_written_details(encoder)
         self.losses = get_single_losses(encoder)
         self.headers = encoder.headers
         self.encode_events = encoder.encode_events

@@ -269,3 +269,48 @@ async def test_call_of_an_unknown_type_is_passed_through_or_reported(
     else:
         path = "response.choices[0].message.tool_calls[0]"
         assert f"{path}.type=dropped" in response.headers["x-interlingua-loss"]
+
+
+CHAT_ANSWER: dict[str, Any] = {
+    "id": "c",
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "Yes"}, "finish_reason": "stop"}
+    ],
+    "usage": {
+        "prompt_tokens": 9,
+        "completion_tokens": 4,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    },
+    "system_fingerprint": "fp",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/chat/completions", [""]),
+        ("/v1/messages", ["response.system_fingerprint=dropped"]),
+        (
+            "/api/chat",
+            [
+                "response.usage.prompt_tokens_details.cached_tokens=dropped",
+                "response.usage.prompt_tokens_details.cache_write_tokens=dropped",
+                "response.usage.completion_tokens_details.reasoning_tokens=dropped",
+                "response.system_fingerprint=dropped",
+            ],
+        ),
+    ],
+)
+async def test_details_of_usage_and_fingerprints_reach_clients_or_are_reported(
+    serve: Serve, path: str, expected: list[str]
+) -> None:
+    answer = respond(msgspec.json.encode(CHAT_ANSWER))
+    body = {"model": "chat", "messages": REQUEST_OPTIONS["messages"], "stream": False}
+    if path == "/v1/messages":
+        body["max_tokens"] = 9
+
+    lost = await ask(serve, answer, path, body, "openai chat")
+
+    assert sorted(lost) == sorted(expected)

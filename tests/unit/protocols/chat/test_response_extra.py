@@ -48,7 +48,7 @@ ANSWER: dict[str, Any] = {
         "completion_tokens": 2,
         "total_tokens": 3,
         "cost": 0.5,
-        "prompt_tokens_details": {"cached_tokens": 1, "audio_tokens": 4},
+        "prompt_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 3, "audio_tokens": 4},
     },
 }
 

@@ -13,7 +13,9 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     ResponseExtra,
+    ResponseMetadata,
     ToolCallStart,
+    Usage,
 )
 from protocols.core.loss import LossReason
 from protocols.core.response_losses import (
@@ -38,10 +40,38 @@ class Encoder:
 
     def __init__(self, content: Mapping[type[Event], LossReason]) -> None:
         self.content_losses = content
+        self.written_details: frozenset[str] = frozenset()
 
 
 def list_losses(event: LossyEvent, encoder: Any) -> list[tuple[str, str]]:
     return [(loss.field, loss.reason) for loss in find_losses(event, encoder)]
+
+
+USAGE = Usage(9, 5, cached_tokens=3, reasoning_tokens=4, cache_write_tokens=2)
+USAGE_PATHS = [
+    "response.usage.prompt_tokens_details.cached_tokens",
+    "response.usage.prompt_tokens_details.cache_write_tokens",
+    "response.usage.completion_tokens_details.reasoning_tokens",
+]
+
+
+def test_details_of_usage_that_an_encoder_does_not_write_are_reported() -> None:
+    encoder = Encoder(ALL_WRITTEN)
+    assert list_losses(USAGE, encoder) == [(path, "dropped") for path in USAGE_PATHS]
+
+    encoder.written_details = frozenset({"cached_tokens", "reasoning_tokens"})
+    assert list_losses(USAGE, encoder) == [(USAGE_PATHS[1], "dropped")]
+    assert list_losses(Usage(9, 5, cached_tokens=0), Encoder(ALL_WRITTEN)) == []
+    assert list_losses(Usage(9, 5, 3, source="counted"), Encoder(ALL_WRITTEN)) == []
+
+
+def test_fingerprint_that_an_encoder_does_not_write_is_reported() -> None:
+    metadata, encoder = ResponseMetadata(fingerprint="fp", source="openai"), Encoder(ALL_WRITTEN)
+    assert list_losses(metadata, encoder) == [("response.system_fingerprint", "dropped")]
+    assert list_losses(ResponseMetadata("m", source="openai"), encoder) == []
+
+    encoder.written_details = frozenset({"system_fingerprint"})
+    assert list_losses(metadata, encoder) == []
 
 
 @pytest.mark.parametrize(
