@@ -85,7 +85,7 @@ def run(
         for name in names:
             try:
                 servers[name] = stack.enter_context(serving(name, weights, threads))
-                _warm(name, *servers[name], tokens)
+                warm_up(name, *servers[name], tokens)
             except (RuntimeError, OSError, TimeoutError) as error:
                 servers.pop(name, None)
                 missing[name] = f"{error}"[:400]
@@ -97,7 +97,7 @@ def run(
     return Report(_machine(), load, tokens, rounds, threads, measurements, missing, memory, slowed)
 
 
-def _warm(name: str, pid: int, port: int, tokens: int) -> None:
+def warm_up(name: str, pid: int, port: int, tokens: int) -> None:
     """Make a first measurement and discard it. Some servers listen before they have loaded."""
     end = time.monotonic() + STARTING
     while True:

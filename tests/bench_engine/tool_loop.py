@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from tests.bench_engine.cost import measure_peak_memory
 from tests.bench_engine.peers import PEERS, PLACE
-from tests.bench_engine.running import serving
+from tests.bench_engine.running import serving, warm_up
 from tests.bench_engine.weights import prepare
 
 MEMORY_LIMIT: Final = 4 << 30
@@ -66,6 +66,7 @@ def command() -> None:
     """Run the loop with the large model, and print the calls and the peak memory."""
     PLACE.mkdir(parents=True, exist_ok=True)
     with serving("ours-large", prepare(PLACE / "weights")) as (pid, port):
+        warm_up("ours-large", pid, port, 1)
         calls, outcome = run_loop(port, PEERS["ours-large"].model or "")
         peak = measure_peak_memory(pid)
     click.echo(f"{len(calls)} calls: {', '.join(calls)}; then: {outcome}")
