@@ -166,7 +166,7 @@ def check_round_trip(request: GenerationRequest, adapter: BidirectionalAdapter) 
     turns: list[tuple[str, str]] = [(m.role, m.text) for m in request.messages]
     if adapter.name in LEAVING_OUT_BLANK_TEXTS:
         turns = [(role, words) for role, words in turns if words.strip()]
-        if not turns:
+        if all(role == "system" for role, _ in turns):  # the service refuses what is left
             return
     wire = adapter.encode_request(request)
     names = {path: path for path in list_requested_parameters(request)}
