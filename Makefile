@@ -224,7 +224,7 @@ browser:
 soak: $(DEV_STAMP)
 	@$(BIN)/python -m tests.soak --requests 200000 --cancelled 10000
 
-## make attack  attacks on a gateway: its memory, and how long other clients wait (ATTACK="references --redis")
+## make attack  attacks on a gateway: its memory, and how long other clients wait (ATTACK="references --redis", ATTACK="--into docs/threats.md")
 attack: $(DEV_STAMP)
 	@$(BIN)/python -m tests.attack $(ATTACK)
 

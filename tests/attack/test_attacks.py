@@ -1,8 +1,10 @@
 """The attacks run, and their results can be read."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.attack.__main__ import ATTACKS, WITH_REDIS, format_row, main, run_attack
+from tests.attack.__main__ import _HEADER, ATTACKS, WITH_REDIS, format_row, main, run_attack
 from tests.attack.measurement import Measurement
 
 
@@ -63,13 +65,14 @@ def test_row_has_memory_and_delay() -> None:
     row = format_row("many-values", result)
 
     assert row == (
-        "| A body of 8 MiB with four million token ids | 46 → 89 MiB | 20 → 123 ms | 46 ms | 413 |"
+        "| A body of 8 MiB with four million token ids | 413 for its size: the limit was 8 MiB "
+        "| 46 → 89 MiB | 20 → 123 ms; 46 ms | 413 |"
     )
-    assert " (Redis) | 46 → 89 MiB" in format_row("histories", result, uses_redis=True)
+    assert " (Redis) |  | 46 → 89 MiB" in format_row("histories", result, uses_redis=True)
 
 
 def test_command_measures_with_a_redis_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """All attacks run without it, and those on what it holds with it, too."""
     runs = list[tuple[str, bool]]()
@@ -79,8 +82,16 @@ def test_command_measures_with_a_redis_of_its_own(
         return Measurement(1, 2, 0.1, 0.2, 0.1, 3, 0, "200")
 
     monkeypatch.setattr("tests.attack.__main__.run_attack", note_attack)
-    monkeypatch.setattr("sys.argv", ["attack"])
+    page = tmp_path / "threats.md"
+    page.write_text(f"before\n\n{_HEADER}\n|---|\n| old |\n\nafter\n")
+    monkeypatch.setattr("sys.argv", ["attack", "--into", str(page)])
 
     assert main() == 0
     assert runs == [*((name, False) for name in ATTACKS), *((name, True) for name in WITH_REDIS)]
-    assert capsys.readouterr().out.count("\n") == 2 + len(runs)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 2 + len(runs)
+    assert page.read_text() == f"before\n\n{printed}\nafter\n"
+
+
+def test_documentation_has_the_table() -> None:
+    assert _HEADER in Path("docs/threats.md").read_text("utf-8")
