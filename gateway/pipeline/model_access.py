@@ -1,6 +1,7 @@
 """Bodies that name further models, which a worker might use instead of the one that was routed.
 
-Hosted gateways read them: OpenRouter ``models``, LiteLLM ``fallbacks`` and the like. Fields that
+Hosted gateways read them: OpenRouter ``models``, LiteLLM ``fallbacks`` and the like, or settings
+that may hold them: OpenRouter's ``preset``, ``providerOptions`` of Vercel's gateway. Fields that
 this gateway does not know reach workers of the client's protocol, so a key that may not use every
 model can't send these.
 """
@@ -31,15 +32,20 @@ _NAMES: Final = frozenset(
         "content_policy_fallbacks",
         "user_config",
         "extra_body",
+        "preset",
+        "provideroptions",
+        "router_settings_override",
     }
 )
 _JSON_LENGTH: Final = "inference-header-content-length"
 """The header of KServe's requests with bytes of tensors behind the JSON."""
 _MAX_DIGITS: Final = 20
 _may_name_models: Final = re.compile(
-    rb'(?i:"(?:%b)")|\\u00[4-7]|\x00' % "|".join(sorted(_NAMES)).encode()
+    rb'(?i:"(?:%b)"|\\u(?:00[4-7]|017f|212a))|\x00|\xc5\xbf|\xe2\x84\xaa'
+    % "|".join(sorted(_NAMES)).encode()
 ).search
-"""Finds the names, and letters that are written as escapes or in UTF-16, in what is no JSON."""
+"""Finds the names in what is no JSON, and letters that are written as escapes, in UTF-16 or as the
+long s and the Kelvin sign."""
 
 
 async def check_named_models(call: ClientRequest) -> None:
@@ -79,9 +85,9 @@ def _check_body(body: bytes) -> None:
 
 
 _names_models: Final = NameCache[str, bool](
-    lambda name: unquote(name).partition("[")[0].strip().lower() in _NAMES
+    lambda name: unquote(name).partition("[")[0].strip().casefold() in _NAMES
 )
-"""Whether a field has one of the names."""
+"""Whether a field has one of the names, in any case: for some servers, a long s is an s."""
 
 
 def check_field_names(names: Collection[str]) -> None:

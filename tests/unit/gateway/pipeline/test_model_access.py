@@ -31,7 +31,21 @@ async def test_body_with_a_length_that_says_nothing_is_refused_if_it_is_no_json(
         await check_named_models(make_request(b'{"a": 1}' + TENSORS, length))
 
 
-@pytest.mark.parametrize("name", ["models", "Models", "%6dodels", "models[0]", " models"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models",
+        "Models",
+        "model\u017f",
+        "fallbac\u212as",
+        "%6dodels",
+        "models[0]",
+        " models",
+        "preset",
+        "providerOptions",
+        "router_settings_override",
+    ],
+)
 async def test_decoded_field_that_names_models_is_refused(name: str) -> None:
     call = make_request(b'{"model": "m", "%b": 1}' % name.encode())
     read_unchecked_fields(call)
@@ -45,3 +59,12 @@ async def test_text_of_a_decoded_body_names_no_models() -> None:
     read_unchecked_fields(call)
 
     await check_named_models(call)
+
+
+@pytest.mark.parametrize(
+    "name", ["models", "model\u017f", r"model\u017f", r"fallbac\u212As", "\u212a"]
+)
+async def test_name_in_what_is_no_json_is_refused(name: str) -> None:
+    """A worker might read more than the gateway does."""
+    with pytest.raises(ClientError, match="needs a body of JSON"):
+        await check_named_models(make_request(b'{"a": 1, "%b": 1,}' % name.encode()))
