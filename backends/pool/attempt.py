@@ -100,6 +100,8 @@ _NUMBER_SIZE: Final = 80
 _BLOCK_SIZE: Final = 1 << 20
 """The pieces of a body are joined to blocks of so many bytes: small ones, which several responses
 have between each other, would stay with the process when they are freed."""
+_MAX_PIECES: Final = 1000
+"""So many pieces are joined whatever their size: one of two bytes takes twenty times as much."""
 _MIN_HELD_BYTES: Final = 64 << 10
 """From this size on, a response that is not complete takes of the gateway's memory budget."""
 _MAX_BATCH: Final = 1000
@@ -215,7 +217,7 @@ class AttemptServices(Struct, frozen=True):
 
 
 class _Document:
-    """The JSON document that is the body of a unary response, as far as it was received."""
+    """The body of a response, which is a JSON document, as far as it was received."""
 
     __slots__ = ("_blocks", "_pieces", "_pieces_size", "size")
 
@@ -234,7 +236,7 @@ class _Document:
         self.size += size
         self._pieces += pieces
         self._pieces_size += size
-        if self._pieces_size >= _BLOCK_SIZE:
+        if self._pieces_size >= _BLOCK_SIZE or len(self._pieces) >= _MAX_PIECES:
             self._blocks.append(b"".join(self._pieces))
             self._pieces.clear()
             self._pieces_size = 0
@@ -242,15 +244,21 @@ class _Document:
     def join(self) -> bytes:
         """All of it, in one block that it keeps."""
         whole = b"".join((*self._blocks, *self._pieces))
-        self._blocks[:] = (whole,)
-        self._pieces.clear()
+        self.clear()
+        self._blocks.append(whole)
         return whole
 
     def take(self) -> bytes:
         """All of it, which it keeps no longer."""
         whole = self.join()
-        self._blocks.clear()
+        self.clear()
         return whole
+
+    def clear(self) -> None:
+        """Keep nothing of it."""
+        self._blocks.clear()
+        self._pieces.clear()
+        self._pieces_size = 0
 
 
 def _refuse_item(_raw: bytes | None, _events: Sequence[Event]) -> bool:
@@ -458,18 +466,16 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         return max(_VECTORS_FACTOR * size, _NUMBER_SIZE * numbers) + others
 
     async def _read_beginning(self, response: UpstreamResponse) -> list[StreamItem]:
-        """Decode a stream up to its first content."""
+        """Decode a stream up to its first content, or a JSON document in place of a stream."""
         items: list[StreamItem] = []
-        body: list[bytes] = []
-        """What was read, which may be one JSON document in place of a stream, too."""
-        size = 0
+        body, size = self._document, 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
             is_last = not chunks or response.complete
             if chunks:
                 size += sum(map(len, chunks))
                 self._check_size(size, MAX_EVENT_BYTES)
-                body += chunks
+                body.add(chunks)
                 if self._is_large(chunks):
                     await self._decode_large(chunks)
                     item = self._take_item()
@@ -482,15 +488,16 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
                 self.record_life()
             if is_last and not self.finished:
                 if size < _LARGE_BODY:
-                    end = self._decode_checked_end(body, size)
+                    end = self._decode_checked_end(size)
                 else:  # it would block the event loop
                     async with self._services.decoding_slots.take(size):
                         self._hold_memory(_DECODING_FACTOR * size)
-                        end = await asyncio.to_thread(self._decode_checked_end, body, size)
+                        end = await asyncio.to_thread(self._decode_checked_end, size)
                 self._record_success(end[1])
                 items.append(end)
         self.stop_wait()
         self.has_started = True
+        body.clear()
         if not self._decoded_items:
             self._hold_memory(0)
         return items
@@ -664,12 +671,12 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             self._record_success(item[1])
         return item
 
-    def _decode_checked_end(self, body: list[bytes], size: int) -> StreamItem:
+    def _decode_checked_end(self, size: int) -> StreamItem:
         """Decode the end of the body if it has no more objects and values than allowed."""
         counts = self._services.response_counts
         if counts.needs_check(size):
-            counts.check(body)
-        body.clear()  # the reader has its own
+            counts.check((self._document.take(),))
+        self._document.clear()  # the reader has its own
         return _decode_end(self._response_reader)
 
     @property

@@ -143,6 +143,28 @@ async def test_event_of_a_stream_takes_memory_until_it_is_complete(serve: Serve)
 
 
 @pytest.mark.fault(63)
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_pieces_of_two_bytes_take_little_more_than_is_counted(
+    serve: Serve, *, is_stream: bool
+) -> None:
+    whole, never = build_answer(400_000)[:-9], asyncio.Event()
+    pieces = b"".join(chunk(whole[i : i + 2]) for i in range(0, len(whole), 2))
+    async with ScriptedWorker([CHUNKED + pieces, never]) as worker:
+        gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
+        path, body = REQUESTS["passed through"][0], {**BODY, "stream": is_stream}
+        tracemalloc.start()
+        try:
+            sending = asyncio.create_task(gateway.http.post(path, json=body))
+            await wait_until(lambda: gateway.app.memory.get_use("responses") >= len(whole))
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        sending.cancel()
+
+    assert held < 10 * len(whole)
+
+
+@pytest.mark.fault(63)
 async def test_end_of_the_budget_is_reached_and_left_over_sockets(serve: Serve) -> None:
     """Ten responses of 2.5 MiB at once: some fit, the others get 503, and then all fit again."""
     go_on, whole = asyncio.Event(), build_answer(5 << 19)
