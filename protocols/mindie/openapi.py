@@ -145,7 +145,8 @@ _RESPONSE_TYPES: Final = """
         ...Head, details?: Details, prefill_time?: integer | null, decode_time?: integer | null,
     }
     Usage = {
-        prompt_tokens: integer, prompt_tokens_details?: {cached_tokens?: integer},
+        prompt_tokens: integer,
+        prompt_tokens_details?: {cached_tokens?: integer, cache_write_tokens?: integer},
         completion_tokens: integer, completion_tokens_details?: {reasoning_tokens?: integer},
         total_tokens: integer,
     }

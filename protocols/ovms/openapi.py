@@ -7,6 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from protocols.chat.openapi import CHAT_FORM, COMPLETION_FORM
+from protocols.chat.responses import GenerationUsage
 from protocols.core.interfaces import OpenApiFragment
 from protocols.openapi import (
     BOOLEAN,
@@ -37,7 +38,6 @@ from protocols.ovms.responses import (
     KserveServerMetadata,
     ModelList,
     RerankResults,
-    UsageBody,
 )
 from protocols.params import Param
 
@@ -157,13 +157,21 @@ _RESPONSE_TYPES: Final = """
     }
     ChatPiece = {index: integer, finish_reason: Reason | null, logprobs?: null, delta: Delta}
     TextPiece = {index: integer, finish_reason: Reason | null, logprobs?: null, text?: string}
-    ChatAnswer = {...Body, object: "chat.completion", choices: ChatChoice[], usage?: UsageBody}
-    ChatChunk = {
-        ...Body, object: "chat.completion.chunk", choices: ChatPiece[], usage?: UsageBody | null,
+    ChatAnswer = {
+        ...Body, object: "chat.completion",
+        choices: ChatChoice[], usage?: GenerationUsage
     }
-    TextAnswer = {...Body, object: "text_completion", choices: TextChoice[], usage?: UsageBody}
+    ChatChunk = {
+        ...Body, object: "chat.completion.chunk",
+        choices: ChatPiece[], usage?: GenerationUsage | null,
+    }
+    TextAnswer = {
+        ...Body, object: "text_completion",
+        choices: TextChoice[], usage?: GenerationUsage
+    }
     TextChunk = {
-        ...Body, object: "text_completion.chunk", choices: TextPiece[], usage?: UsageBody | null,
+        ...Body, object: "text_completion.chunk",
+        choices: TextPiece[], usage?: GenerationUsage | null,
     }
 """
 _EARLY_RESPONSE_TYPES: Final = """
@@ -171,11 +179,13 @@ _EARLY_RESPONSE_TYPES: Final = """
     Choice = {index: integer, finish_reason: "stop", logprobs: null}
     Piece = {index: integer, finish_reason: "stop" | null, logprobs?: null}
     ChatChoice = {...Choice, message: {content: string, role: "assistant"}}
-    ChatAnswer = {...Body, object: "chat.completion", choices: ChatChoice[]}
+    ChatAnswer = {
+        ...Body, object: "chat.completion", choices: ChatChoice[]}
     ChatPiece = {...Piece, delta: {content?: string}}
     ChatChunk = {...Body, object: "chat.completion.chunk", choices: ChatPiece[]}
     TextChoice = {...Choice, text: string}
-    TextAnswer = {...Body, object: "text_completion", choices: TextChoice[]}
+    TextAnswer = {
+        ...Body, object: "text_completion", choices: TextChoice[]}
     TextPiece = {...Piece, text?: string}
     TextChunk = {...Body, object: "text_completion.chunk", choices: TextPiece[]}
 """
@@ -255,7 +265,7 @@ def describe_api(
                 RerankResults,
                 KserveServerMetadata,
                 ModelList,
-                UsageBody,
+                GenerationUsage,
                 errors.ErrorBody,
             ),
             **{name: types[name] for name in _RESPONSE_NAMES},

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from protocols.chat.embeddings import encode_base64
 from protocols.chat.rerank import rank_documents
-from protocols.chat.responses import EmbeddingUsage
+from protocols.chat.responses import EmbeddingUsage, GenerationUsage, build_usage
 from protocols.chat.unary import add_extra_keys
 from protocols.core import events as core_events
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
@@ -37,7 +37,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import RerankRequest
-from protocols.core.response_losses import AS_TEXT, TEXT_AND_REFUSAL
+from protocols.core.response_losses import AS_TEXT, NO_DETAILS, TEXT_AND_REFUSAL, USAGE_DETAILS
 from protocols.core.sse import DONE_EVENT, format_event
 from protocols.core.vectors import encode_array
 from protocols.ovms import errors
@@ -60,25 +60,12 @@ ChoicePayload = dict[str, Any]
 _DeltaEvent = TextDelta | ReasoningDelta | RefusalDelta | PromptEcho | ToolCallStart | ToolCallDelta
 
 
-class UsageBody(Struct, frozen=True):
-    """Token counts, in writing order."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def from_event(cls, usage: core_events.Usage) -> "UsageBody":
-        """Convert the internal usage."""
-        return cls(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
-
-
 class _CompletionChunk(Struct):
     choices: list[ChoicePayload]
     created: int
     model: str
     object: str
-    usage: UsageBody | UnsetType | None = UNSET
+    usage: GenerationUsage | UnsetType | None = UNSET
 
 
 class _CompletionBody(Struct):
@@ -86,7 +73,7 @@ class _CompletionBody(Struct):
     created: int
     model: str
     object: str
-    usage: UsageBody | UnsetType = UNSET
+    usage: GenerationUsage | UnsetType = UNSET
 
 
 SOURCE: Final = "ovms"
@@ -124,6 +111,7 @@ class GenerationEncoder:
         self._context = context
         self._handshake_sent = form.early
         self.hidden_reasons = core_events.INCOMPLETE_REASONS if form.early else frozenset()
+        self.written_details = NO_DETAILS if form.early else USAGE_DETAILS
         self.content_losses = AS_TEXT if form.is_chat and not form.early else TEXT_AND_REFUSAL
         self._usage: core_events.Usage | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
@@ -173,7 +161,7 @@ class GenerationEncoder:
         """Encode a unary response."""
         self._keep_time(response.metadata)
         context, form = self._context, self._variant
-        usage = UsageBody.from_event(response.usage) if response.usage and not form.early else UNSET
+        usage = build_usage(response.usage) if response.usage and not form.early else UNSET
         choices = [self._build_unary_choice(choice) for choice in response.choices]
         body = _CompletionBody(choices, context.created, context.model, form.unary_object, usage)
         return HttpResponse(200, _encode(body))
@@ -246,10 +234,10 @@ class GenerationEncoder:
     def _encode_final_chunk(self) -> bytes:
         if not self._variant.with_usage or self._usage is None:
             return DONE_EVENT
-        return self._encode_chunk([], UsageBody.from_event(self._usage)) + DONE_EVENT
+        return self._encode_chunk([], build_usage(self._usage)) + DONE_EVENT
 
     def _encode_chunk(
-        self, choices: list[ChoicePayload], usage: UsageBody | UnsetType | None
+        self, choices: list[ChoicePayload], usage: GenerationUsage | UnsetType | None
     ) -> bytes:
         context = self._context
         chunk = _CompletionChunk(
