@@ -251,9 +251,10 @@ def _write_messages(
     system = _write_system(messages[:count])
     turns: list[dict[str, Any]] = []
     has_results = False
+    ids = _CallIds()
     for message in messages[count:]:
         role = _ROLES[message.role]
-        blocks = list(_write_blocks(message))
+        blocks = list(_write_blocks(message, ids))
         if not blocks:
             continue  # the service refuses empty messages
         if has_results and role == "user":
@@ -268,7 +269,8 @@ def _write_messages(
 
 
 def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
-    blocks = [block for one in messages for block in _write_blocks(one)]
+    ids = _CallIds()
+    blocks = [block for one in messages for block in _write_blocks(one, ids)]
     if any(CACHE_KEY in block for block in blocks):
         return blocks
     return "\n\n".join(one.text for one in messages if one.text.strip())
@@ -307,6 +309,39 @@ def _make_safe_id(name: str) -> str:
     return f"{_UNSAFE_CHARACTERS.sub('_', name)[:48]}_{digest}"
 
 
+class _CallIds:
+    """The ids of a conversation's calls. The service takes each only once; clients repeat them.
+
+    Of calls with the same id, the first result is that of the first call.
+    """
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        self._waiting: dict[str, list[str]] = {}
+        """By the client's id: those of the last message's calls without a result."""
+
+    def name_calls(self, names: Sequence[str]) -> list[str]:
+        """The ids of the calls of one message, by the client's."""
+        self._waiting |= {name: [] for name in names}
+        return [self._name_call(name) for name in names]
+
+    def _name_call(self, name: str) -> str:
+        found, number = _make_safe_id(name), 1
+        while found in self._used:
+            number += 1
+            found = _make_safe_id(f"{name}#{number}")
+        self._used.add(found)
+        self._waiting[name].append(found)
+        return found
+
+    def name_result(self, name: str) -> str:
+        """The id of the call that a result is of, by the client's."""
+        waiting = self._waiting.get(name)
+        if not waiting:
+            return _make_safe_id(name)
+        return waiting.pop(0) if waiting[1:] else waiting[0]
+
+
 _SYSTEM_ROLES: Final = ("system", "developer")
 _RESULT_ROLES: Final = ("tool", "function")
 _ROLES: Final[Mapping[str, str]] = {
@@ -316,23 +351,24 @@ _ROLES: Final[Mapping[str, str]] = {
 }
 
 
-def _write_blocks(message: Message) -> Iterator[dict[str, Any]]:
+def _write_blocks(message: Message, ids: _CallIds) -> Iterator[dict[str, Any]]:
     match message.role:
         case "tool" | "function":
             content = list(_write_parts(message.parts))
             plain = all(block["type"] == "text" for block in content)
             yield {
                 "type": "tool_result",
-                "tool_use_id": _make_safe_id(message.tool_call_id or message.name or ""),
+                "tool_use_id": ids.name_result(message.tool_call_id or message.name or ""),
                 "content": "\n".join(block["text"] for block in content) if plain else content,
                 **({"is_error": True} if message.is_error else {}),
                 **_find_cache_mark(message, *(message.parts if plain else ())),
             }
         case _:
             blocks = list(_write_parts(message.parts))
-            for call in message.tool_calls:
+            names = ids.name_calls([call.id for call in message.tool_calls])
+            for call, name in zip(message.tool_calls, names, strict=True):
                 arguments = read_arguments(call.arguments)
-                block = {"type": "tool_use", "id": _make_safe_id(call.id), "name": call.name}
+                block = {"type": "tool_use", "id": name, "name": call.name}
                 blocks.append({**block, "input": arguments, **_find_cache_mark(call)})
             if blocks and (mark := _find_cache_mark(message)):
                 blocks[-1] = {**mark, **blocks[-1]}

@@ -136,6 +136,22 @@ def test_ids_of_calls_have_only_the_service_s_characters(call_id: str, sent: str
     assert len(call["id"]) <= 64
 
 
+@pytest.mark.parametrize("call_id", ["call_a", "functions.get:0"])
+def test_calls_with_the_same_id_get_ids_of_their_own(call_id: str) -> None:
+    """In one turn, and in a later one."""
+    loop = make_loop(call_id)
+    user, turn, result = loop["messages"]
+    turn["tool_calls"] *= 2
+    loop["messages"] = [user, turn, result, result, turn, result, result]
+
+    body, _ = translate(loop)
+
+    blocks = [block for one in body["messages"][1:] for block in one["content"]]
+    calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    assert len(set(calls)) == 4
+    assert [one["tool_use_id"] for one in blocks if one["type"] == "tool_result"] == calls
+
+
 def test_different_ids_stay_different() -> None:
     first, second = (
         translate(make_loop(name))[0]["messages"][1]["content"][0]["id"] for name in ("a.b", "a:b")
