@@ -17,8 +17,8 @@ What must never happen:
 import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Final, NoReturn
 
@@ -41,6 +41,7 @@ from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import DEFAULT_MAX_EMBEDDINGS_SIZE, DEFAULT_MAX_RESPONSE_SIZE
 from backends.pool.worker_state import WorkerState, get_error_kind
 from backends.pool.workers import WorkerSlot
+from backends.thread_slots import SlotThread, hold_slots
 from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
@@ -187,15 +188,9 @@ class DecodingSlots:
         self._all = asyncio.Semaphore(_MAX_DECODING)
         self._huge = asyncio.Semaphore(1)
 
-    @asynccontextmanager
-    async def take(self, size: int) -> AsyncIterator[None]:
+    def take(self, size: int) -> AbstractAsyncContextManager[SlotThread]:
         """Wait for a slot for so many bytes; others of a smaller size do not wait for huge ones."""
-        if size < _HUGE_BODY:
-            async with self._all:
-                yield
-        else:
-            async with self._huge, self._all:
-                yield
+        return hold_slots(*(() if size < _HUGE_BODY else (self._huge,)), self._all)
 
 
 class AttemptServices(Struct, frozen=True):
@@ -438,10 +433,10 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             self._measure_document(size)
             return self._decode_document()
         self.is_large = True  # it would block the event loop
-        async with self._services.decoding_slots.take(size):
+        async with self._services.decoding_slots.take(size) as thread:
             self._hold_memory(_VECTORS_FACTOR * size)
-            self._hold_memory(await asyncio.to_thread(self._measure_document, size))
-            return await asyncio.to_thread(self._decode_document)
+            self._hold_memory(await thread.call(self._measure_document, size))
+            return await thread.call(self._decode_document)
 
     def _decode_document(self) -> list[StreamItem]:
         """Decode the document, if there is one, and the end of the response."""
@@ -490,9 +485,9 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
                 if size < _LARGE_BODY:
                     end = self._decode_checked_end(size)
                 else:  # it would block the event loop
-                    async with self._services.decoding_slots.take(size):
+                    async with self._services.decoding_slots.take(size) as thread:
                         self._hold_memory(_DECODING_FACTOR * size)
-                        end = await asyncio.to_thread(self._decode_checked_end, size)
+                        end = await thread.call(self._decode_checked_end, size)
                 self._record_success(end[1])
                 items.append(end)
         self.stop_wait()
@@ -649,9 +644,9 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         self._large_chunks = ()
         size = self._undecoded
         self._hold_memory(size)
-        async with self._services.decoding_slots.take(size):
+        async with self._services.decoding_slots.take(size) as thread:
             self._hold_memory(_DECODING_FACTOR * size)  # until its events are passed on
-            raw, events = await asyncio.to_thread(self._response_reader.feed, chunks)
+            raw, events = await thread.call(self._response_reader.feed, chunks)
         if raw or events:
             self._undecoded = 0
         else:

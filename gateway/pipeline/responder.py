@@ -23,6 +23,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from backends.deadline_timer import DeadlineTimer
+from backends.thread_slots import hold_slots
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.state import RequestState
@@ -257,8 +258,8 @@ class Responder(Struct, eq=False):
         self._check_complete()
         build = attempt.build_response
         if request.context.offload_to_thread or (is_encoded and _is_long(events)):
-            async with self._encoding_slots:
-                response = await asyncio.to_thread(build, events, body)
+            async with hold_slots(self._encoding_slots) as thread:
+                response = await thread.call(build, events, body)
         else:
             response = build(events, body)
         request.record.unsupported_parameters = attempt.unsupported_parameters

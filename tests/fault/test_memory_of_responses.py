@@ -288,6 +288,31 @@ async def test_few_large_responses_are_decoded_and_encoded_at_the_same_time(
 
 
 @pytest.mark.fault(63)
+@pytest.mark.parametrize("step", STEPS)
+async def test_threads_of_clients_that_left_count_until_they_end(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Else clients that leave would start more and more of them."""
+    owner, method, name = STEPS[step]
+    calls, (path, body) = CallCounter(monkeypatch, owner, method), REQUESTS[name]
+    async with ScriptedWorker([make_reply(build_answer(300_000))]) as worker:
+        gateway = await serve(CONFIG.format(first=worker.url, other=worker.url))
+        sending = [asyncio.create_task(gateway.http.post(path, json=body)) for _ in range(2)]
+        await wait_until(lambda: calls.active == 2)
+        for task in sending:
+            task.cancel()
+        await wait_until(lambda: len(gateway.records) == 2)
+        waiting = asyncio.create_task(gateway.http.post(path, json=body))
+        await wait_until(lambda: gateway.app.memory.get_use("responses") > 300_000)
+        await asyncio.sleep(0.1)  # for a call that must not begin
+        assert calls.active == 2
+        calls.go_on.set()
+        assert (await waiting).status_code == 200
+
+    assert calls.most == 2
+
+
+@pytest.mark.fault(63)
 @pytest.mark.parametrize(
     ("answer", "status"),
     [(build_answer(17 << 20), 503), (build_answer(2 << 20)[:-9], 502)],
