@@ -40,7 +40,7 @@ class StatefulField(Struct, frozen=True):
 
 _NAME: Final = re.compile(
     r"(?:^|\.)(?:(?:previous|parent)_\w*id|(?:thread|conversation|container|session|batch)(?:_id)?|"
-    r"sequence_id|resume|background|compaction)$"
+    r"sequence_id|resume|background|compaction|cached_content)$"
 )
 """Names of fields that refer to earlier requests, whatever their protocol."""
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {}, 0)
@@ -74,7 +74,7 @@ def refuse_lost_state(
         if row.missing_id:
             identifier = value.get(row.missing_id) if isinstance(value, dict) else None
             raise StoredObjectNotFound(row.refusal, id=str(identifier)[:128], param=name)
-        raise UnsupportedFeature(row.refusal, param=name)
+        raise UnsupportedFeature(row.refusal or _UNLISTED.refusal, param=name)
 
 
 def _decode(raw: Raw) -> Any:

@@ -25,6 +25,8 @@ from protocols.openai.responses_api.requests import SOURCE
 
 _KIND: Final = "url_citation"
 _ANNOTATIONS: Final = "annotations"
+_TIER: Final = ("service_tier",)
+"""A key that chat responses and those of the Responses API share."""
 _PLACES: Final = ("start_index", "end_index")
 
 
@@ -113,7 +115,10 @@ class ChatAnnotationDecoder(_AnnotationDecoder):
 
 
 class ResponsesAnnotationDecoder(_AnnotationDecoder):
-    """Of a chat worker, for clients of the Responses API: they follow the text."""
+    """Of a chat worker, for clients of the Responses API: they follow the text.
+
+    The service tier, which both APIs name alike, becomes that of the response, too.
+    """
 
     def __init__(self, decoder: ResponseDecoder, source: str) -> None:
         super().__init__(decoder, source)
@@ -131,6 +136,11 @@ class ResponsesAnnotationDecoder(_AnnotationDecoder):
                     return (event,)
                 self._pending += listed
                 return (replace(event, values=tuple(values.items())),) if values else ()
+            case ResponseExtra(scope="response", values=found):
+                tier = tuple([one for one in found if one[0] == _TIER])
+                rest = tuple([one for one in found if one[0] != _TIER])
+                own = replace(event, source=SOURCE, values=tier)
+                return [one for one in (own, replace(event, values=rest)) if one.values]
             case ChoiceEnd() | ToolCallStart():
                 before, self._has_text = self._take_pending(), False
                 return (*before, event)

@@ -173,6 +173,7 @@ async def test_tool_result_without_call_is_still_refused_outside_threads(
     ("path", "fields", "named"),
     [
         ("/v1/messages", {"container": "container_1"}, "container"),
+        ("/v1/messages", {"cached_content": "cachedContents/1"}, "cached_content"),
         ("/v1/messages", {"compaction": {"type": "enabled"}}, "compaction"),
         ("/v1/messages", {"previous_message_id": "msg_1"}, "previous_message_id"),
         ("/v1/responses", {"conversation": "conv_1"}, "conversation"),

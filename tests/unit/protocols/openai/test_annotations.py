@@ -63,6 +63,17 @@ def test_citation_of_a_chat_worker_reaches_clients_of_the_responses_api(*, strea
     assert list_lost(events, "openai responses") == []
 
 
+@pytest.mark.parametrize("tier", ["flex", "x-tier"])
+def test_service_tier_of_a_chat_worker_is_that_of_the_response(tier: str) -> None:
+    choice = {"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}
+    answer = {"model": "w", "choices": [choice], "service_tier": tier, "x": 1}
+
+    written, events = ask("/v1/responses", {"input": "hi"}, "openai", msgspec.json.encode(answer))
+
+    assert msgspec.json.decode(written)["service_tier"] == tier
+    assert list_lost(events, "openai responses") == ["response.x"]
+
+
 def encode(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
