@@ -36,8 +36,8 @@ _BASE64_LENGTH: Final = 256
 _BASE64: Final = re.compile(r"(?:data:[\w.+/;=-]{0,200},)?[A-Za-z0-9+/_\r\n-]{200,}={0,2}\s{0,8}")
 _DIGITS_AS_ZERO: Final = bytes(48 if 48 <= code < 58 else 32 for code in range(256))  # noqa: PLR2004 - 0 to 9
 _CARD_DIGITS: Final = b"0" * 13
-_CARD_SEPARATORS: Final = " .\u00a0\u202f-".encode() + b"\\nrt"
-"""What may stand between the digits of a card, in JSON; deleting some more does no harm."""
+_CARD_SEPARATORS: Final = b" .-\\nrtf" + bytes(range(128, 256))
+"""What may stand between the digits of a card, in JSON: blanks of all kinds, and some more."""
 _DATA_URL: Final = re.compile(r"data:[\w.+/-]{1,100}(?:;[\w=-]{1,100}){0,4};base64,[\w+/=-]{64,}")
 _MAX_CLEAN: Final = 4096
 """How many short strings are known to have nothing to redact: names of fields and the like."""
@@ -215,15 +215,15 @@ _KEY_FORMS: Final[Mapping[str, str]] = {
     "hvs.": r"hvs\.[\w-]{20,}",
     "hvb.": r"hvb\.[\w-]{20,}",
     "dp.": r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9]{40,}",
-    ":AA": r"[0-9]{8,10}:AA[\w-]{30,}",  # Telegram
+    ":AA": r"(?:bot)?[0-9]{8,10}:AA[\w-]{30,}",  # Telegram
     "Q~": r"\b[\w.~-]{3}[0-9]Q~[\w.~-]{31,34}",  # Azure, secrets of applications
     "AC": r"\bAC[0-9a-f]{32}\b",  # Twilio, accounts
     "SK": r"\bSK[0-9a-f]{32}\b",  # Twilio, keys
     "-us": r"\b[0-9a-z]{32}-us[0-9]{1,2}\b",  # Mailchimp
     "hooks.slack": r"https://hooks\.slack\.com/services/T\w{1,40}/B\w{1,40}/\w+",
-    "/webhooks/": r"https://(?:\w{1,40}\.)?discord(?:app)?\.com/api/webhooks/[0-9]{1,30}/[\w-]+",
+    "webhooks": r"https://(?:\w{1,40}\.)?discord(?:app)?\.com/api/webhooks/[0-9]{1,30}/[\w-]+",
 }
-"""Keys of other forms, by a text that each of them has."""
+"""Keys of other forms, by a text that each of them has, without ``/``: JSON may escape it."""
 _DISCORD_FORM: Final = r"\.[\w-]{6}\.[\w-]{27,40}"
 """A token of a bot, from its first point on."""
 
@@ -279,15 +279,16 @@ _PATTERNS: Final = (
     _Pattern(
         "password",
         re.compile(
-            r"\b(?P<name>\w{0,40}(?:password|passwd|secret|_key|token)|pwd|accountkey)"
+            r"\b(?P<name>\w{0,40}(?:password|passwd|secret|[_-]key|token)|pwd|(?:account|sharedaccess)key)"
             r"(?:=|(?P<wide>\s?[:=]\s?))['\"]?"
             r"(?P<value>(?(wide)(?=[^\s'\"&;,<>()]{0,99}[0-9])[^\s'\"&;,<>()]{8,}"
             r"|[^\s'\"&;,<>()]{4,}))"
             r"|\bsig=[\w%+/-]{20,}=*"
-            r"|(?<=://)[^\s/:@]{1,256}:[^\s/@]{1,256}(?=@)",
+            r"|(?<=://)[^\s/:@]{0,256}:[^\s/@]{1,256}(?=@)",
             re.IGNORECASE,
         ),
         ("sig=", "assw", "ASSW", "pwd", "PWD", "ecret", "ECRET", "_key", "_KEY", "ccountKey",
+         "ccessKey", "-key", "-KEY", "-Key",
          "oken=", "OKEN=", "@", "Pwd", "_Key"),
         is_match=_is_password,
     ),
