@@ -73,6 +73,8 @@ class Client(Struct, frozen=True, kw_only=True):
     separator: bytes = b"\n\n"
     content_type: str = "text/event-stream"
     """The content type of a stream."""
+    shows_fingerprint: bool = False
+    """Its responses have a ``system_fingerprint``."""
     names_stop: bool = False
     """Its responses name the stop string that matched."""
 
@@ -95,6 +97,8 @@ class Client(Struct, frozen=True, kw_only=True):
         losses = row.list_expected_losses(
             self.kind, limited=self.always_limited if limited is None else limited
         )
+        if self.kind in row.fingerprint_kinds and not self.shows_fingerprint:
+            losses |= {("response.system_fingerprint", "dropped")}
         return losses | row.loss("logprobs.top", lost)
 
     def build_request(self, model: str, options: RequestOptions) -> httpx.Request:

@@ -363,6 +363,7 @@ def _read_message(response: DecodedResponse, body: Any) -> None:
 CLIENTS: Final = (
     Client(
         name="openai chat",
+        shows_fingerprint=True,
         kind="chat",
         path="/v1/chat/completions",
         fields=_build_chat_body,
@@ -370,6 +371,7 @@ CLIENTS: Final = (
     ),
     Client(
         name="openai completions",
+        shows_fingerprint=True,
         kind="text",
         always_limited=True,
         path="/v1/completions",

@@ -45,6 +45,7 @@ WORKERS: Final[Mapping[str, Worker]] = {
             script=OpenAI(name),
             include_stop_modes=include_stop_modes,
             names_stop=name in {"vllm", "sglang"},
+            fingerprint_kinds=frozenset({"chat", "text"} if name in {"openai", "llamacpp"} else ()),
         )
         for name, include_stop_modes in (
             ("openai", ()),
@@ -55,6 +56,7 @@ WORKERS: Final[Mapping[str, Worker]] = {
     },
     "openai-responses": Worker(
         protocol="openai",
+        fingerprint_kinds=frozenset({"text"}),
         options={"worker_api": "responses"},
         script=OpenAIResponses("openai"),
         stop=map_modes(EMULATED, CHATS),
@@ -172,6 +174,7 @@ WORKERS: Final[Mapping[str, Worker]] = {
     ),
     "tgi": Worker(
         protocol="tgi",
+        fingerprint_kinds=frozenset({"chat"}),
         script=TGI(),
         model_in_url=True,
         stop=map_modes(EMULATED),

@@ -35,6 +35,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     profile: str | None = None
     options: Mapping[str, str] = {}
     """Further options of the pool's protocol."""
+    fingerprint_kinds: frozenset[str] = frozenset()
+    """The kinds of requests whose responses have a ``system_fingerprint``."""
     model_in_url: bool = False
     """Requests name no model, so each scenario has a URL of its own."""
     same_protocol_client: str = ""
