@@ -17,7 +17,7 @@ from protocols.triton.rapidjson import OrderedFields
 from protocols.triton.requests import check_encoding, check_kind, read_request_id
 from protocols.triton.tensors import InputTensor, TritonRequest
 
-_INTEGER_PATTERN = re.compile(r"\s*([+-]?[0-9]+)")
+_INTEGER_PATTERN = re.compile(r"\s*([+-]?[0-9]{1,18})(?![0-9])")
 _DATATYPES: Final = frozenset(
     {"BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16",
      "FP32", "FP64", "BYTES", "BF16"}

@@ -464,6 +464,7 @@ def test_partial_binary_number_returns_400(trtllm_client: Any) -> None:
         ("-1", "inference header size should be in range (0, 3), got: -1"),
         ("4", "inference header size should be in range (0, 3), got: 4"),
         ("abc", "Unable to parse Inference-Header-Content-Length, got: abc"),
+        ("9" * 5000, f"Unable to parse Inference-Header-Content-Length, got: {'9' * 5000}"),
     ],
 )
 def test_invalid_inference_header_length_returns_400(
