@@ -188,6 +188,14 @@ def test_calls_and_results() -> None:
     assert find_losses(request) == []
 
 
+def test_result_of_a_call_in_an_earlier_conversation_keeps_its_id() -> None:
+    request = ask(Message("tool", (TextPart("A"),), tool_call_id="a"))
+
+    body = encode(request)
+
+    assert body["messages"][0]["content"][0]["tool_use_id"] == "a"
+
+
 def test_reasoning_is_sent_to_workers_only_with_a_signature() -> None:
     parts = (ReasoningPart("T", "S"), ReasoningPart("", redacted="R"), ReasoningPart("U"))
     request = ask(HI, Message("assistant", (*parts, TextPart("a"))))
