@@ -141,10 +141,10 @@ test: $(DEV_STAMP)
 	@echo "test: a sample of the properties; beside it the real model"
 	@$(MAKE) --jobs=2 test-properties test-model
 
-# Two runs side by side, of about the same time: a test is collected by two processes and not by four, and torch is
-# imported for the local engine's alone.
+# Two runs side by side, of about the same time: a test is collected by two or three processes and not by five, and torch
+# is imported for the local engine's alone. Tests over sockets wait for much of their time.
 test-sockets:
-	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile --ignore $(ENGINE_OVER_SOCKETS) $(SOCKETS) | sed -u 's/^/sockets: /'
+	@$(PYTEST) -m $(FAST) -n $(shell expr $(JOBS) + 1) --dist loadfile --ignore $(ENGINE_OVER_SOCKETS) $(SOCKETS) | sed -u 's/^/sockets: /'
 test-others:
 	@$(PYTEST) -m $(FAST) -n $(JOBS) --dist loadfile $(addprefix --ignore ,$(COVERAGE_TESTS) $(SITE)) $(OTHERS) | sed -u 's/^/others: /'
 test-properties:
