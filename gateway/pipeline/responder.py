@@ -371,7 +371,8 @@ class Responder(Struct, eq=False):
                 tokens += event.tokens
             elif type(event) is Usage:
                 self._request.record.usage = event
-                self._report_lost_event(event)
+                if event.has_details:
+                    self._report_lost_event(event)
             elif type(event) is ChoiceEnd:
                 self._record_end(event)
             elif type(event) is StreamEnd:

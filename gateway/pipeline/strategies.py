@@ -254,7 +254,8 @@ class TargetAttempt(Struct, eq=False):
             if is_own or not (is_encoded or passthrough.encodes_events):
                 return
         encoder = self.get_encoder() if passthrough is None else None
-        self._report_losses(find_losses(event, encoder))
+        if lost := find_losses(event, encoder):
+            self._report_losses(lost)
 
     def report_unwritten(self) -> None:
         """Report what the encoder has left out of what it has encoded so far."""

@@ -262,6 +262,11 @@ class Usage(Struct, frozen=True, gc=False, tag=True):
         """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
+    @property
+    def has_details(self) -> bool:
+        """Whether it has a count, not 0, that is a part of another."""
+        return bool(self.cached_tokens or self.reasoning_tokens or self.cache_write_tokens)
+
 
 class Timing(Struct, frozen=True, gc=False, tag=True):
     """Durations in seconds and the batch size, as measured by the backend."""

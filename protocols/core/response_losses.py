@@ -77,10 +77,11 @@ def find_losses(
         case Usage():
             return _find_lost_counts(event, get_written_details(encoder))
         case ResponseMetadata():
+            if event.fingerprint is None:
+                return ()
             is_own = event.source and getattr(encoder, "extra_source", None) == event.source
             is_written = is_own or FINGERPRINT in get_written_details(encoder)
-            is_lost = event.fingerprint is not None and not is_written
-            return list_names((f"response.{FINGERPRINT}",)) if is_lost else ()
+            return () if is_written else list_names((f"response.{FINGERPRINT}",))
         case HostedToolCall():
             is_written = isinstance(encoder, SupportsHostedTools)
             path = f"response.output[{event.place}].{event.kind}"

@@ -23,6 +23,7 @@ from protocols.core.response_losses import (
     AS_TEXT,
     ONE_TEXT,
     TEXT_AND_REFUSAL,
+    USAGE_DETAILS,
     CallLosses,
     LossyEvent,
     find_losses,
@@ -63,6 +64,12 @@ def test_details_of_usage_that_an_encoder_does_not_write_are_reported() -> None:
     assert list_losses(USAGE, encoder) == [(USAGE_PATHS[1], "dropped")]
     assert list_losses(Usage(9, 5, cached_tokens=0), Encoder(ALL_WRITTEN)) == []
     assert list_losses(Usage(9, 5, 3, source="counted"), Encoder(ALL_WRITTEN)) == []
+
+
+@pytest.mark.parametrize("name", sorted(USAGE_DETAILS))
+def test_each_detail_of_usage_is_one_that_may_be_lost(name: str) -> None:
+    assert Usage(9, 5, **{name: 1}).has_details  # type: ignore[arg-type]
+    assert not Usage(9, 5, **{name: 0}).has_details  # type: ignore[arg-type]
 
 
 def test_fingerprint_that_an_encoder_does_not_write_is_reported() -> None:
