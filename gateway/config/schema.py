@@ -452,7 +452,11 @@ class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     sha256: Sha256Digest
     """The SHA-256 digest of the key, as ``interlingua keys new`` prints it."""
     models: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
-    """The models that the key may use; by default all."""
+    """The models that the key may use; by default all.
+
+    With a list, nothing else in a request may name a model for the worker, such as a hosted tool's
+    ``model`` or a LoRA adapter, but models of the list that their workers call by the same name.
+    """
     protocol: NonEmptyStr | None = None
     """The protocol of its requests where several protocols have the same path."""
     tags: tuple[Name, ...] = ()

@@ -1,101 +1,200 @@
 """Bodies that name further models, which a worker might use instead of the one that was routed.
 
-Hosted gateways read them: OpenRouter ``models``, LiteLLM ``fallbacks`` and the like, or settings
-that may hold them: OpenRouter's ``preset``, ``providerOptions`` of Vercel's gateway. Fields that
-this gateway does not know reach workers of the client's protocol, so a key that may not use every
-model can't send these.
+Fields that this gateway does not know reach workers of the client's protocol, and hosted gateways
+read models in many of them: OpenRouter ``models`` and ``plugins[].allowed_models``, LiteLLM
+``fallbacks``, hosted tools their own ``model``, Triton and SGLang the adapters of a model. A key
+that may not use every model can name only its own ones there, wherever in the body, and as their
+workers call them. What a body says to a model, or of a function, names none: texts, arguments,
+documents, metadata, and the names that a JSON Schema declares.
 """
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
+from msgspec import Raw
 
 from gateway.pipeline.http import LARGE_BODY
 from protocols.core.errors import ClientError, InvalidParameter
-from protocols.core.interfaces import ClientRequest
-from protocols.core.json_text import decode_json
+from protocols.core.interfaces import ClientRequest, RoutingInfo
+from protocols.core.json_text import JsonTooDeep, decode_json, decode_pairs
 from protocols.core.name_cache import NameCache
 from protocols.json_body import get_decoded_fields
 
-_NAMES: Final = frozenset(
-    {
-        "models",
-        "fallbacks",
-        "fallback_models",
-        "model_list",
-        "context_window_fallbacks",
-        "context_window_fallback_dict",
-        "content_policy_fallbacks",
-        "user_config",
-        "extra_body",
-        "preset",
-        "provideroptions",
-        "router_settings_override",
-    }
+_WORDS: Final = ("model", "fallback", "lora_", "adapter_id")
+"""What the names of fields that name models contain."""
+_SETTINGS: Final = frozenset(
+    {"preset", "extra_body", "user_config", "provideroptions", "router_settings_override"}
 )
+"""Fields of the body that may hold any setting, by name or as an object."""
+_MODEL: Final = "model"
+_FREE_FIELDS: Final = frozenset({"metadata", "documents", "chat_template_kwargs"})
+"""Fields of the body with names of the client's own."""
+_CONVERSATIONS: Final = frozenset({"messages", "input"})
+_FREE_IN_CONVERSATIONS: Final = frozenset({"arguments", "input", "data", "attributes"})
+"""What functions and documents got or are, where it is no text."""
+_SCHEMAS: Final = frozenset(
+    {"parameters", "input_schema", "output_schema", "schema", "json_schema", "format", "value",
+     "json", "guided_json"}
+)  # fmt: skip
+_FREE_IN_SCHEMAS: Final = frozenset(
+    {"properties", "patternproperties", "$defs", "definitions", "dependentschemas",
+     "dependentrequired", "default", "const", "examples", "example"}
+)  # fmt: skip
+"""Keywords of JSON Schema whose values have names of the client's own."""
+_NOTHING: Final[frozenset[str]] = frozenset()
 _JSON_LENGTH: Final = "inference-header-content-length"
 """The header of KServe's requests with bytes of tensors behind the JSON."""
 _MAX_DIGITS: Final = 20
+_MAX_SHOWN: Final = 200
 _may_name_models: Final = re.compile(
-    rb'(?i:"(?:%b)"|\\u(?:00[4-7]|017f|212a))|\x00|\xc5\xbf|\xe2\x84\xaa'
-    % "|".join(sorted(_NAMES)).encode()
+    rb'(?i:"(?:%b|[^"\\]*(?:%b))|\\u(?:00[4-7]|017f|212a))|\x00|\xc5\xbf|\xe2\x84\xaa'
+    % ("|".join(sorted(_SETTINGS)).encode(), b'models|fallback|lora_|adapter_id|[^"\\\\]model')
 ).search
 """Finds the names in what is no JSON, and letters that are written as escapes, in UTF-16 or as the
 long s and the Kelvin sign."""
+_TEXT_OF_NAMES: Final = (
+    b"fallbac", b"lora_", b"adapter_id", b"\\u", b"%", b"\0", b"\xc5\xbf", b"\xe2\x84\xaa",
+    *(name.encode() for name in sorted(_SETTINGS)),
+)  # fmt: skip
+"""A body in lower case without these has no name of the kind but ``model``, if it has that."""
+
+_fold: Final = NameCache[str, str](lambda name: unquote(name).strip().casefold())
+"""A name in any case, or in the form of a URL: for some servers, a long s is an s."""
+_names_models: Final = NameCache[str, bool](
+    lambda name: any(word in _fold[name] for word in _WORDS)
+)
+
+IsAllowed = Callable[[str], bool]
+"""Whether the key may use the model that workers call so."""
 
 
-async def check_named_models(call: ClientRequest) -> None:
+async def check_named_models(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
     """For a caller who may use some models only. Raises InvalidParameter if others are named.
 
     Raises ClientError for a body that can't be read: a worker might read it.
     """
-    fields = get_decoded_fields(call)
-    if fields is not None:
-        check_field_names(fields)
+    if len(call.body) >= LARGE_BODY:
+        await asyncio.to_thread(_check_body, call, info, is_allowed)
     else:
-        await _check_undecoded_body(call.body, call.headers)
+        _check_body(call, info, is_allowed)
 
 
-async def _check_undecoded_body(body: bytes, headers: Mapping[str, str]) -> None:
+def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
+    """Whether this is plain to see: nearly all requests are spared ``check_named_models``."""
+    if len(call.body) >= LARGE_BODY:
+        return False
+    text = call.body.lower()
+    for part in _TEXT_OF_NAMES:
+        if part in text:
+            return False
+    if b"model" not in text:
+        return True
+    fields = get_decoded_fields(call)
+    return (
+        fields is not None
+        and fields.get(_MODEL) == Raw(b'"%b"' % info.model.encode())
+        and text.count(b"model") == 1
+    )
+
+
+def _check_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
+    fields = get_decoded_fields(call)
+    if fields is None:
+        fields = _decode_body(call.body, call.headers)
+    check_fields(fields.items(), info, is_allowed)
+
+
+def _decode_body(body: bytes, headers: Mapping[str, str]) -> Mapping[str, Raw]:
     length = headers.get(_JSON_LENGTH, "")
     if length.isdecimal() and len(length) <= _MAX_DIGITS and 0 < int(length) < len(body):
         body = body[: int(length)]
     elif length == "0" and not body.lstrip().startswith(b"{"):  # a tensor without JSON
-        return
-    if len(body) >= LARGE_BODY:
-        await asyncio.to_thread(_check_body, body)
-    else:
-        _check_body(body)
-
-
-def _check_body(body: bytes) -> None:
+        return {}
     try:
-        fields = decode_json(body, dict[str, msgspec.Raw])
+        return decode_json(body, dict[str, Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not _may_name_models(body):  # the protocol refuses it in its own words
-            return
-        raise ClientError(
-            f"an API key with a list of models needs a body of JSON in UTF-8: {error}"
-        ) from None
-    check_field_names(fields)
+            return {}
+        raise _build_reading_error(error) from None
 
 
-_names_models: Final = NameCache[str, bool](
-    lambda name: unquote(name).partition("[")[0].strip().casefold() in _NAMES
-)
-"""Whether a field has one of the names, in any case: for some servers, a long s is an s."""
+def check_fields(
+    fields: Iterable[tuple[str, bytes | Raw]], info: RoutingInfo, is_allowed: IsAllowed
+) -> None:
+    """The same for the fields of a body, with their values as JSON."""
+    routed = ("", None, info.model, *info.other_names)
+    for name, raw in fields:
+        folded = _fold[name]
+        root = folded.partition("[")[0].strip()  # of ``models[0]`` in a form
+        if root in _SETTINGS:
+            raise _build_error(name)
+        if root in _FREE_FIELDS or (
+            name == _MODEL and (info.replaces_model or _decode(raw) in routed)
+        ):
+            continue
+        if _names_models[name]:
+            _check_value(name, _decode(raw), is_allowed)
+        elif bytes(raw).startswith((b"{", b"[")):
+            free = _FREE_IN_CONVERSATIONS if folded in _CONVERSATIONS else _NOTHING
+            for place, value in _find_names(_decode(raw), name, free, is_schema=folded in _SCHEMAS):
+                _check_value(place, value, is_allowed)
 
 
-def check_field_names(names: Collection[str]) -> None:
-    """The same for the names of fields; in forms, ``models[0]`` is a part of ``models``."""
-    if not any(map(_names_models.__getitem__, names)):
-        return
-    name = next(name for name in names if _names_models[name])
-    raise InvalidParameter(
-        f"{name!r} names further models: an API key with a list of models can't use it",
-        param=name,
+def _decode(raw: bytes | Raw) -> Any:
+    try:
+        return decode_pairs(bytes(raw))
+    except (JsonTooDeep, ValueError) as error:
+        raise _build_reading_error(error) from None
+
+
+def _find_names(
+    value: Any, path: str, free: frozenset[str], *, is_schema: bool
+) -> Iterator[tuple[str, Any]]:
+    """The places that name models in a value of ``decode_pairs``, and their values.
+
+    An object's names are all looked at: of one that stands twice, a worker may read the other one.
+    """
+    if type(value) is list:
+        for i, inner in enumerate(value):
+            if type(inner) is not str:
+                yield from _find_names(inner, f"{path}[{i}]", free, is_schema=is_schema)
+    elif type(value) is tuple:
+        is_tensor = any(_fold[name] == "datatype" for name, _ in value)
+        for name, inner in value:
+            folded = _fold[name]
+            if folded in free or (is_schema and folded in _FREE_IN_SCHEMAS):
+                continue
+            place = f"{path}.{name}"
+            if _names_models[name] or (is_tensor and folded == "name" and _is_name(inner)):
+                yield place, inner
+            elif type(inner) is not str:
+                within = is_schema or folded in _SCHEMAS
+                yield from _find_names(inner, place, free, is_schema=within)
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a tensor of this name names a model."""
+    return type(value) is str and _names_models[value]
+
+
+def _check_value(place: str, value: Any, is_allowed: IsAllowed) -> None:
+    names = value if type(value) is list else [value]
+    if not names or not all(type(name) is str and is_allowed(name) for name in names):
+        raise _build_error(place)
+
+
+def _build_error(place: str) -> InvalidParameter:
+    place = place if len(place) <= _MAX_SHOWN else f"{place[:_MAX_SHOWN]}…"
+    return InvalidParameter(
+        f"{place!r} names further models: an API key with a list of models can name only those of "
+        "its list, as their workers call them",
+        param=place,
     )
+
+
+def _build_reading_error(error: Exception) -> ClientError:
+    return ClientError(f"an API key with a list of models needs a body of JSON in UTF-8: {error}")

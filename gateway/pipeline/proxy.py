@@ -11,9 +11,11 @@ while it arrives, since its last field may name another model than its first one
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Raw
 
 from backends.interfaces import (
     ForwardedRequest,
@@ -68,7 +70,7 @@ class ProxiedBody:
         self._http = http
         self._limit = limit
         self._counts = counts
-        self._proxied_model = ProxiedModel("", lambda _: ("", b""), ())
+        self._proxied_model = ProxiedModel("", lambda _: ("", b""), tuple)
 
     async def find_model(
         self, adapter: SupportsProxy, make_call: Callable[[bytes], ClientRequest]
@@ -93,10 +95,9 @@ class ProxiedBody:
         """The model that the client named; "" if it named none."""
         return self._proxied_model.name
 
-    @property
-    def field_names(self) -> Collection[str]:
-        """The names of the fields that a worker gets."""
-        return self._proxied_model.field_names
+    def read_fields(self) -> Iterable[tuple[str, bytes | Raw]]:
+        """The fields that a worker gets; see ``ProxiedModel``."""
+        return self._proxied_model.read_fields()
 
     def build_forwarded(self, path: str, model: str, own_headers: Headers) -> ForwardedRequest:
         """The request for a worker, with its name of the model if the client named one.

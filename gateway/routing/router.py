@@ -294,6 +294,15 @@ class Router:
         if (name if model is None else model.info.name) not in allowed_models:
             raise Forbidden(_describe_unknown_model(name), model=name)
 
+    def allows_worker_model(self, name: str, allowed_models: AllowedModels) -> bool:
+        """Whether ``name`` is an allowed model and its workers call it so, too."""
+        try:
+            self.check_access(name, allowed_models)
+            model, _ = self._resolve_name(name, None)
+        except ModelNotFound:
+            return False
+        return all(target.backend_model == name for target in model.targets.values())
+
     def find_name(self, info: RoutingInfo) -> str:
         """The configured name that ``info`` means; the client's own if there is no such model.
 

@@ -30,10 +30,10 @@ A class that serves both directions is a ClientAdapter and an UpstreamAdapter. T
 backends are in ``backends.interfaces``.
 """
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
@@ -116,6 +116,8 @@ class RoutingInfo(Struct, frozen=True, gc=False):
     """
     inform: bool = False
     """``ClientAdapter.handle_info_request`` answers this request, and no model runs."""
+    replaces_model: bool = False
+    """Workers get the routed model instead of the body's ``model``, also where that is another."""
 
 
 class ModelSettings(Struct, frozen=True):
@@ -368,8 +370,11 @@ class ProxiedModel(Struct, frozen=True):
 
     name: str
     write: Callable[[str], tuple[str, bytes]]
-    field_names: Collection[str]
-    """All names of the body's fields, as they are written."""
+    read_fields: Callable[[], Iterable[tuple[str, bytes | Raw]]]
+    """All names of the body's fields, as they are written, and their values as JSON.
+
+    The files of a form have none.
+    """
 
 
 @runtime_checkable

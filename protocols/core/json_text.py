@@ -7,6 +7,7 @@ A ``Raw`` is part of a text whose depth was counted: who makes one of a
 text decodes that text before.
 """
 
+import json  # noqa: TID251 - msgspec does not show names that stand twice
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import accumulate
@@ -144,6 +145,15 @@ def decode_json(text: _Text | Raw, kind: Any = Any) -> Any:
 @cache
 def _get_decoder(kind: Any) -> JsonDecoder[Any]:
     return JsonDecoder(kind)
+
+
+def decode_pairs(text: bytes) -> Any:
+    """Decode a text with each object as a tuple of its names and values, also of repeated names.
+
+    Raises JsonTooDeep and ValueError, such as UnicodeDecodeError.
+    """
+    check_depth(text)
+    return json.loads(text.decode(), object_pairs_hook=tuple)
 
 
 def check_depth(text: _Text | Raw) -> None:

@@ -496,7 +496,12 @@ class OpenAI:
         if self._is_azure:
             azure.check_request(call)
             if (deployment := azure.get_deployment(call)) is not None:
-                return RoutingInfo(deployment, None, azure.read_stream(call), client_id or None)
+                return RoutingInfo(
+                    deployment,
+                    stream=azure.read_stream(call),
+                    client_id=client_id or None,
+                    replaces_model=True,
+                )
         fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)

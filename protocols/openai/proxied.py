@@ -7,7 +7,8 @@ refused: their ids belong to one worker.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -15,12 +16,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols.chat.params import invalid_type_error
+from protocols.core.errors import MalformedRequest
 from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, Endpoint, ProxiedModel
 from protocols.core.json_text import JsonDecoder
 from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import decode_value, read_object
-from protocols.openai.forms import MULTIPART, read_form
+from protocols.openai.forms import MULTIPART, Form, read_form
 
 PATHS: Final[Mapping[str, str]] = {
     "speech": "/audio/speech",
@@ -53,6 +55,8 @@ _REFUSED_PATHS: Final = (
     ("batches", ("GET",), "/{id}"),
     ("batches", ("POST",), "/{id}/cancel"),
 )
+_TEXTS: Final = frozenset({"prompt", "input"})
+"""Fields of forms that are text, whatever they look like."""
 _MAX_USAGE_DEPTH: Final = 8
 """How many objects a usage may consist of."""
 
@@ -78,9 +82,10 @@ def find_model(call: ClientRequest, deployment: str | None = None) -> ProxiedMod
     kind = content_type.partition(";")[0].strip().lower()
     if kind == MULTIPART:
         form = read_form(call.body, content_type)
-        names = [field.name for field in form.fields]
         found = ProxiedModel(
-            form.model, lambda model: (form.content_type, form.write(model)), names
+            form.model,
+            lambda model: (form.content_type, form.write(model)),
+            partial(_read_form_fields, form),
         )
     else:  # whatever the client calls it: the worker gets it as JSON
         found = _find_json_model(call.body)
@@ -131,4 +136,23 @@ def _find_json_model(body: bytes) -> ProxiedModel:
     def write(name: str) -> tuple[str, bytes]:
         return "application/json", msgspec.json.encode(fields | {"model": name} if name else fields)
 
-    return ProxiedModel(model or "", write, fields)
+    return ProxiedModel(model or "", write, fields.items)
+
+
+def _read_form_fields(form: Form) -> Iterator[tuple[str, bytes]]:
+    for field in form.fields:
+        is_file = len(field.params) > 1
+        value = b"" if is_file else form.body[field.start : field.end]
+        is_json = field.name not in _TEXTS and value.lstrip().startswith((b"{", b"["))
+        if not is_json or not _decodes(value):
+            value = msgspec.json.encode(value.decode(errors="replace"))
+        yield field.name, value
+
+
+def _decodes(value: bytes) -> bool:
+    """Whether a server may read the text of a field as JSON."""
+    try:
+        decode_value(value)
+    except MalformedRequest:
+        return False
+    return True

@@ -439,6 +439,10 @@ MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
         ("/v1/messages", b'"max_tokens":3,"models":["secret"],' + MESSAGES),
         ("/cohere/v2/chat", MESSAGES + b',"models":["secret"]'),
         ("/cohere/v2/rerank", b'"query":"q","documents":["a"],"models":["secret"]'),
+        (CHAT, MESSAGES + b',"plugins":[{"allowed_models":["mock","secret"]}]'),
+        ("/v1/responses", b'"input":"hi","tools":[{"type":"image_generation","model":"secret"}]'),
+        ("/v1/images/generations", b'"prompt":"hi","x":{"model":"secret"}'),
+        ("/v1/messages", b'"max_tokens":3,"tools":[{"type":"a","model":"secret"}],' + MESSAGES),
     ],
 )
 async def test_key_of_one_model_cannot_name_others_for_the_worker(
@@ -491,6 +495,27 @@ async def test_form_of_a_key_of_one_model_cannot_name_others(
 
     assert refused.status_code == 400
     assert "names further models" in refused.text
+    assert "names further models" not in other.text
+
+
+async def test_json_in_a_form_of_a_key_of_one_model_cannot_name_others(serve: Serve) -> None:
+    """Some servers decode such fields; texts and files may say anything."""
+    running = await serve(RESTRICTED)
+    named = '{"model":"secret"}'
+    texts = {"model": "mock", "prompt": named, "metadata[model]": "x", "style": "[no JSON"}
+
+    refused, other = [
+        await running.http.post(
+            "/v1/images/edits",
+            data=fields,
+            files={"file": named.encode()},
+            headers={"Authorization": "Bearer sk-one"},
+        )
+        for fields in (texts | {"tool": named}, texts)
+    ]
+
+    assert refused.status_code == 400
+    assert "'tool.model' names further models" in refused.text
     assert "names further models" not in other.text
 
 

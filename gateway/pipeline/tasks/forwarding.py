@@ -1,8 +1,10 @@
 """Requests that a worker gets without translation; see ``gateway.pipeline.proxy``."""
 
+from functools import partial
+
 from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
-from gateway.pipeline.model_access import check_field_names
+from gateway.pipeline.model_access import check_fields
 from gateway.pipeline.proxy import ProxiedBody, ProxiedRequest, get_proxy_adapter
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.state import RequestState
@@ -41,11 +43,13 @@ class ForwardingHandler:
         if not model:
             text = "you must provide the field 'model'"
             raise InvalidParameter(text, param="model", problem="missing")
-        request.routing_info = RoutingInfo(model)
+        info = request.routing_info = RoutingInfo(model, replaces_model=True)
         request.backend_observer = None  # it is not explained how a request is forwarded
         request.context = make_context(request, self._clock, self._settings)
-        if request.principal is not None and request.principal.models is not None:
-            check_field_names(body.field_names)
+        principal = request.principal
+        if principal is not None and principal.models is not None:
+            is_allowed = partial(self._router.allows_worker_model, allowed_models=principal.models)
+            check_fields(body.read_fields(), info, is_allowed)
         self._admission.admit(request)
         proxied = ProxiedRequest(request, self._router, body)
         await proxied.run(self._dispatcher.running_requests)

@@ -1,6 +1,7 @@
 """Requests that a model answers: text, embeddings, scores, tokens."""
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -9,7 +10,7 @@ from backends.interfaces import Deadline, RequestContext
 from gateway.pipeline.admission import Admission
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.http import LARGE_BODY, parse_seconds
-from gateway.pipeline.model_access import check_named_models
+from gateway.pipeline.model_access import check_named_models, names_only_routed_model
 from gateway.pipeline.services import GatewayServices, HandlerSettings
 from gateway.pipeline.state import RequestState
 from gateway.pipeline.tasks.information import InformationHandler
@@ -60,8 +61,13 @@ class GenerationHandler:
             return
         if info.other_names or not info.model:
             request.routing_info = replace(info, model=self._router.find_name(info))
-        if principal is not None and principal.models is not None:
-            await check_named_models(call)
+        if (
+            principal is not None
+            and principal.models is not None
+            and not names_only_routed_model(call, info)
+        ):
+            is_allowed = partial(self._router.allows_worker_model, allowed_models=principal.models)
+            await check_named_models(call, info, is_allowed)
         self._admission.admit(request)
         await self._dispatcher.dispatch(request)
 

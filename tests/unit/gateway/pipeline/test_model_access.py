@@ -2,13 +2,19 @@
 
 import pytest
 
-from gateway.pipeline.model_access import check_named_models
+from gateway.pipeline import model_access
 from protocols.core.errors import ClientError, InvalidParameter
-from protocols.core.interfaces import ClientRequest, Endpoint
+from protocols.core.interfaces import ClientRequest, Endpoint, RoutingInfo
 from protocols.json_body import read_unchecked_fields
 
 LENGTH = "inference-header-content-length"
 TENSORS = b"\x05\x00\x00\x00hello"
+
+
+async def check_named_models(call: ClientRequest) -> None:
+    if model_access.names_only_routed_model(call, RoutingInfo("m")):
+        return
+    await model_access.check_named_models(call, RoutingInfo("m"), {"mine"}.__contains__)
 
 
 def make_request(body: bytes, length: str = "") -> ClientRequest:
@@ -55,7 +61,7 @@ async def test_decoded_field_that_names_models_is_refused(name: str) -> None:
 
 
 async def test_text_of_a_decoded_body_names_no_models() -> None:
-    call = make_request(b'{"model": "m", "messages": [{"models": "\\u0041"}]}')
+    call = make_request(b'{"model": "m", "messages": [{"content": "\\u0041 models: "}]}')
     read_unchecked_fields(call)
 
     await check_named_models(call)
@@ -68,3 +74,62 @@ async def test_name_in_what_is_no_json_is_refused(name: str) -> None:
     """A worker might read more than the gateway does."""
     with pytest.raises(ClientError, match="needs a body of JSON"):
         await check_named_models(make_request(b'{"a": 1, "%b": 1,}' % name.encode()))
+
+
+REFUSED = [
+    b'"model": "other"',
+    b'"plugins": [{"id": "auto-router", "allowed_models": ["other"]}]',
+    b'"plugins": [{"id": "auto-router", "allowed_models": ["mine", "other"]}]',
+    b'"plugins": [{"id": "auto-router", "allowed_models": []}]',
+    b'"tools": [{"type": "image_generation", "model": "other"}]',
+    b'"tools": [{"type": "x:image", "parameters": {"model": "other"}}]',
+    b'"tools": [{"type": "advisor_20260301", "model": {"id": "mine"}}]',
+    b'"tools": [{"type": "advisor", "model": "other", "model": "mine"}]',
+    b'"tools": [{"type": "advisor", "mode\\u006c": "other"}]',
+    b'"tools": [{"type": "advisor", "MODEL": "other"}]',
+    b'"x": [[[{"fallbac\xe2\x84\xaas": ["other"]}]]]',
+    b'"input": [{"type": "additional_tools", "tools": [{"model": "other"}]}]',
+    b'"parameters": {"lora_name": "other"}',
+    b'"adapter_id": "other"',
+    b'"inputs": [{"name": "model_name", "datatype": "BYTES", "shape": [1], "data": ["other"]}]',
+]
+ACCEPTED = [
+    b'"tools": [{"type": "image_generation", "model": "mine"}]',
+    b'"plugins": [{"id": "auto-router", "allowed_models": ["mine"]}]',
+    b'"tools": [{"function": {"name": "model", "parameters": {"properties": {"model": {}}}}}]',
+    b'"messages": [{"tool_calls": [{"function": {"arguments": {"model": "T"}}}]}]',
+    b'"messages": [{"content": [{"type": "tool_use", "input": {"model": "T"}}]}]',
+    b'"metadata": {"model": "T"}',
+    b'"documents": [{"data": {"model": "T"}}]',
+    b'"messages": [{"content": "{\\"model\\": 1}"}]',
+]
+
+
+@pytest.mark.parametrize("is_decoded", [True, False])
+@pytest.mark.parametrize("field", REFUSED)
+async def test_other_model_within_a_field_is_refused(field: bytes, is_decoded: bool) -> None:
+    call = make_request(b'{"model": "m", %b}' % field)
+    if is_decoded:
+        read_unchecked_fields(call)
+
+    with pytest.raises(InvalidParameter, match="names further models"):
+        await check_named_models(call)
+
+
+@pytest.mark.parametrize("field", ACCEPTED)
+async def test_own_model_and_names_of_the_client_are_accepted(field: bytes) -> None:
+    await check_named_models(make_request(b'{"model": "m", %b}' % field))
+
+
+async def test_error_names_the_place() -> None:
+    body = b'{"model": "m", "plugins": [{}, {"x": {"allowed_models": "other"}}]}'
+    with pytest.raises(InvalidParameter) as excinfo:
+        await check_named_models(make_request(body))
+
+    assert excinfo.value.param == "plugins[1].x.allowed_models"
+
+
+async def test_number_that_only_some_decoders_read_is_refused() -> None:
+    body = b'{"model": "m", "x": [{"a_model": %b}]}' % (b"1" * 5000)
+    with pytest.raises(ClientError, match="needs a body of JSON"):
+        await check_named_models(make_request(body))

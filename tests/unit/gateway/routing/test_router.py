@@ -118,6 +118,23 @@ def test_key_may_be_allowed_all_names_of_a_wildcard_or_some() -> None:
             table.check_access("openai/gpt-4.1", frozenset(allowed))
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("chat", False),  # its workers call it llama, and may call another one chat
+        ("llama", False),
+        ("openai/o3", True),
+        ("openai/gpt-4.1", False),
+        ("openai/o*", True),
+        ("unknown", False),
+    ],
+)
+def test_worker_model_is_allowed_where_its_workers_call_it_so(name: str, allowed: bool) -> None:
+    table = build_wildcard_router()
+    assert table.allows_worker_model(name, frozenset({"chat", "openai/o*"})) is allowed
+    assert not table.allows_worker_model(name, frozenset({"fixed-*"}))
+
+
 def test_alias_routes_to_its_model() -> None:
     table = make_router(make_model("chat", {"1": 1}, aliases=("gpt-4o",)))
 

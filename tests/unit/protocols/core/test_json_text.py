@@ -19,6 +19,7 @@ from protocols.core.json_text import (
     check_depth,
     count_rare,
     decode_json,
+    decode_pairs,
 )
 
 ARRAYS = (b"[", b"]")
@@ -148,3 +149,9 @@ def test_rare_characters_are_counted_across_all_steps(runs: list[tuple[str, int]
 
     assert count_rare(text, "[") == text.count("[")
     assert count_rare(text.encode(), b",") == text.count(",")
+
+
+def test_names_that_stand_twice_are_decoded_as_pairs() -> None:
+    assert decode_pairs(b'{"a": [{}], "a": 1}') == (("a", [()]), ("a", 1))
+    with pytest.raises(JsonTooDeep):
+        decode_pairs(nest(MAX_DEPTH + 1, ARRAYS))

@@ -99,6 +99,25 @@ def test_model_of_a_form_is_found_in_any_part_and_replaced(
     assert model.write("") == (FORM, body)
 
 
+def test_fields_of_a_form_are_read_as_texts_or_as_json() -> None:
+    named = b'{"model": "a"}'
+    texts = {"prompt": named, "style": b"[x", "tool": b" " + named, "language": b"de\xff"}
+    parts = [
+        build_part(f'Content-Disposition: form-data; name="{name}"', value)
+        for name, value in texts.items()
+    ]
+
+    read = dict(find(build_body(FILE, *parts)).read_fields())
+
+    assert {name: json.loads(value) for name, value in read.items()} == {
+        "file": "",
+        "prompt": named.decode(),
+        "style": "[x",
+        "tool": {"model": "a"},
+        "language": "de\ufffd",
+    }
+
+
 @pytest.mark.parametrize("operation", ["files", "batches"])
 def test_files_and_batches_are_refused_by_name(operation: str) -> None:
     endpoints = [one for one in ADAPTER.endpoints if one.operation == operation]
