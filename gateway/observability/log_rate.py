@@ -1,14 +1,20 @@
 """Limits how often a message is logged.
 
-A process without free file descriptors would log a failed accept a thousand times a second.
+A process without free file descriptors would log a failed accept a thousand times a second, and
+one with a full disk each write that fails.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 
+log = logging.getLogger("interlingua")
+
+WARNING_INTERVAL: Final = 60.0
+"""Seconds between equal warnings of ``RareWarnings``."""
 _MAX_PER_SECOND: Final = 2
 """Equal messages per second; only the first one keeps its traceback."""
 _MAX_TRACKED_MESSAGES: Final = 256
@@ -55,3 +61,26 @@ class LogRateFilter(logging.Filter):
             record.args = ()
             state.suppressed = 0
         return True
+
+
+class RareWarnings:
+    """Logs each kind of warning at most once a minute, with the number of those before it.
+
+    ``clock`` gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._logged_at: dict[str, float] = {}
+        self._unlogged = Counter[str]()
+
+    def add(self, message: str, *values: object) -> None:
+        """Log this warning, or count it; ``message`` is its kind."""
+        now = self._clock()
+        if abs(now - self._logged_at.get(message, float("-inf"))) < WARNING_INTERVAL:
+            self._unlogged[message] += 1
+            return
+        self._logged_at[message] = now
+        before = self._unlogged.pop(message, 0)
+        more = f" ({before} more since the last such warning)" if before else ""
+        log.warning("%s%s", message % values, more)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.schema import RecordConfig
+from gateway.observability.log_rate import RareWarnings
 from gateway.observability.recording import (
     COMPRESSED_SUFFIX,
     PLAIN_SUFFIX,
@@ -41,8 +42,9 @@ class RecordingFolder:
 
     def __init__(self, path: str, now: Callable[[], float]) -> None:
         """``now`` gives Unix seconds."""
-        self.is_failing = False
-        """Whether the last write failed."""
+        self.warnings = RareWarnings(now)
+        self.failed_at: float | None = None
+        """When a write failed last; None once it is known that no more do."""
         self._path = Path(path)
         self._now = now
         self._file: _LockedFile | None = None

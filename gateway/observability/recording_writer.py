@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from gateway.config.schema import RecordConfig
 from gateway.observability.background_writer import BackgroundWriter
+from gateway.observability.log_rate import WARNING_INTERVAL
 from gateway.observability.record import RequestRecord
 from gateway.observability.recording import (
     RecordedAnswer,
@@ -234,6 +235,8 @@ class RequestRecorder:
         self._handled_bytes = 0
         self._written = 0
         self._logged_dropped = 0
+        self._logged_at = float("-inf")
+        """When dropped requests were logged last."""
 
     def create_policy(self, config: RecordConfig) -> RecordingPolicy:
         """The policy of a model or route; folders keep the limits of the last one."""
@@ -294,11 +297,14 @@ class RequestRecorder:
             dropped += self._write_requests(path, requests)
         for folder in self._folders.values():
             folder.clean_up()
-        if self.count_dropped() == self._logged_dropped:
-            return dropped
-        if not any(folder.is_failing for folder in self._folders.values()):
+        is_failing = any(folder.failed_at is not None for folder in self._folders.values())
+        if not is_failing and self._is_long_ago(self._logged_at):
             self._log_dropped()
         return dropped
+
+    def _is_long_ago(self, time: float) -> bool:
+        """Whether it may be logged again: a file that can't grow takes short lines now and then."""
+        return abs(self._now() - time) >= WARNING_INTERVAL
 
     def _write_requests(self, path: str, requests: Sequence[CapturedRequest]) -> int:
         """Write requests to a folder; returns how many were dropped."""
@@ -324,19 +330,18 @@ class RequestRecorder:
         try:
             folder.write_lines(b"".join(lines))
         except OSError as error:
-            if not folder.is_failing:
-                reason = error.strerror or type(error).__name__
-                log.warning("requests are not recorded in %s for now: %s", path, reason)
-            folder.is_failing = True
+            reason = error.strerror or type(error).__name__
+            folder.warnings.add("requests are not recorded in %s for now: %s", path, reason)
+            folder.failed_at = self._now()
             return len(lines)
-        if folder.is_failing:
+        if folder.failed_at is not None and self._is_long_ago(folder.failed_at):
             log.warning("requests are recorded in %s again", path)
-        folder.is_failing = False
+            folder.failed_at = None
         self._written += len(lines)
         return 0
 
     def _log_dropped(self) -> None:
         dropped = self.count_dropped()
         if more := dropped - self._logged_dropped:
-            self._logged_dropped = dropped
+            self._logged_dropped, self._logged_at = dropped, self._now()
             log.warning("recording: %d requests were dropped", more)

@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.schema import ResponseStoreConfig
+from gateway.observability.log_rate import RareWarnings
 from gateway.store.response_store import (
     UNAVAILABLE_MESSAGE,
     StoredLocation,
     StoreLimits,
     StoreUnavailable,
-    StoreWarnings,
     count_stored_bytes,
 )
 from protocols.core.interfaces import StoredResponse
@@ -65,7 +65,7 @@ class RedisResponseStore:
         self._prefix = config.prefix
         self._limits = limits
         self._wall_clock = wall_clock
-        self._warnings = StoreWarnings(wall_clock)
+        self._warnings = RareWarnings(wall_clock)
 
     async def locate_responses(
         self, owner: str, names: Sequence[str]

@@ -1,17 +1,15 @@
 """The interface of response stores, and the store in memory."""
 
-import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from gateway.config.schema import ResponseStoreConfig
+from gateway.observability.log_rate import RareWarnings
 from protocols.core.errors import Overloaded
 from protocols.core.interfaces import StoredResponse
-
-log = logging.getLogger("interlingua")
 
 UNAVAILABLE_MESSAGE: Final = "the store of responses is not available now"
 
@@ -52,29 +50,6 @@ class ResponseStore(Protocol):
 
     async def aclose(self) -> None:
         """Release all resources. Never raises."""
-
-
-_WARNING_INTERVAL: Final = 60.0
-
-
-class StoreWarnings:
-    """Logs each kind of warning at most once a minute, with the number of those before it."""
-
-    def __init__(self, wall_clock: Callable[[], float]) -> None:
-        self._wall_clock = wall_clock
-        self._logged_at: dict[str, float] = {}
-        self._unlogged = Counter[str]()
-
-    def add(self, message: str, *values: object) -> None:
-        """Log this warning, or count it; ``message`` is its kind."""
-        now = self._wall_clock()
-        if abs(now - self._logged_at.get(message, float("-inf"))) < _WARNING_INTERVAL:
-            self._unlogged[message] += 1
-            return
-        self._logged_at[message] = now
-        before = self._unlogged.pop(message, 0)
-        more = f" ({before} more since the last such warning)" if before else ""
-        log.warning("%s%s", message % values, more)
 
 
 class StoreLimits(Struct, frozen=True):
@@ -141,7 +116,7 @@ class MemoryResponseStore:
     def __init__(self, limits: StoreLimits, wall_clock: Callable[[], float]) -> None:
         self._limits = limits
         self._wall_clock = wall_clock
-        self._warnings = StoreWarnings(wall_clock)
+        self._warnings = RareWarnings(wall_clock)
         self._owners: dict[str, _Owner] = {}
         self._order: OrderedDict[tuple[str, str], None] = OrderedDict()
         """All responses, oldest first: owner and id."""

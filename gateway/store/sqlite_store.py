@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gateway.observability.log_rate import RareWarnings
 from gateway.store.response_store import (
     UNAVAILABLE_MESSAGE,
     StoredLocation,
     StoreLimits,
     StoreUnavailable,
-    StoreWarnings,
     count_stored_bytes,
 )
 from protocols.core.interfaces import StoredResponse
@@ -67,7 +67,7 @@ class SqliteResponseStore:
         self._path = path
         self._limits = limits
         self._wall_clock = wall_clock
-        self._warnings = StoreWarnings(wall_clock)
+        self._warnings = RareWarnings(wall_clock)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 

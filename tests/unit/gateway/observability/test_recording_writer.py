@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import gzip
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -411,6 +412,38 @@ def test_failing_folder_drops_records_and_logs_once(
         f"requests are not recorded in {tmp_path}/file for now: File exists",
         "recording: 3 requests were dropped",
     ]
+
+
+def test_file_that_takes_short_lines_only_logs_one_line_a_minute(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a disk or quota, writes succeed and fail in turns."""
+    recorder, sizes = RequestRecorder(clock), itertools.cycle([10, 100_000])
+    config, write = make_config(tmp_path, bodies="full"), os.write
+    monkeypatch.setattr(recorder, "start", lambda: None)
+
+    def fill_disk(descriptor: int, data: bytes) -> int:
+        if len(data) > 50_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    def write_requests(number: int) -> list[str]:
+        caplog.clear()
+        for size in itertools.islice(sizes, number):
+            recorder._write_batch([capture(recorder, config, body=b'"%b"' % (b"a" * size))])
+        return [record.getMessage() for record in caplog.records]
+
+    monkeypatch.setattr(os, "write", fill_disk)
+    line = f"requests are not recorded in {tmp_path} for now: No space left on device"
+    assert write_requests(50) == [line]
+    clock.time += 30
+    assert write_requests(50) == []
+    clock.time += 30
+    assert write_requests(50) == [f"{line} (49 more since the last such warning)"]
+    monkeypatch.setattr(os, "write", write)
+    assert write_requests(2) == []
+    clock.time += 60
+    assert write_requests(2) == [f"requests are recorded in {tmp_path} again"]
 
 
 def test_queue_is_bounded_in_bytes(
