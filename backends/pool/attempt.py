@@ -788,8 +788,8 @@ def build_worker_error(
 
 
 def check_content_encoding(encoding: str) -> None:
-    """Raise WorkerFailed for a compressed body."""
-    if encoding.lower() != "identity":
+    """Raise WorkerFailed for a compressed body. The list of encodings may be empty (RFC 9110)."""
+    if any(one.strip(" \t").lower() not in ("", "identity") for one in encoding.split(",")):
         raise WorkerFailed(
             f"unsupported content-encoding of the worker's response: {encoding[:100]!r}"
         )

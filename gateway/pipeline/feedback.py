@@ -128,7 +128,7 @@ class FeedbackEndpoint:
             )
         key = "" if principal is None else principal.name
         self._check_limit(key)
-        if http.headers.get("content-encoding", "identity").lower() != "identity":
+        if (http.headers.get("content-encoding") or "identity").lower() != "identity":
             raise ClientError("unsupported content encoding: this endpoint takes plain bodies only")
         body = read_feedback(await http.body(MAX_FEEDBACK_SIZE), self._settings.comment)
         feedback = self._build_feedback(body, key, principal)

@@ -67,6 +67,16 @@ async def test_complete_response_has_exactly_one_stream_end(collect: CollectEven
     assert sum(isinstance(event, StreamEnd) for event in events) == 1
 
 
+@pytest.mark.parametrize("encoding", ["", "identity", " , identity", "Identity, IDENTITY"])
+async def test_response_without_an_encoding_is_read(encoding: str) -> None:
+    """The list of encodings may be empty (RFC 9110, 5.6.1 and 8.4)."""
+    reply = head(transfer_encoding="chunked", content_encoding=encoding)
+    text = reply_text("Hello").partition(b"\r\n\r\n")[2]
+    events = await collect_from_worker([reply + text])
+
+    assert join_text(events) == "Hello"
+
+
 async def test_only_allowed_protocol_headers_are_sent() -> None:
     async with (
         ScriptedWorker([reply_text("Hello", " world")]) as worker,

@@ -58,3 +58,11 @@ async def test_other_encodings_are_read(gateway: RunningGateway, encoding: str) 
         f"/v1{CHAT}", content=b'{"model":"m"}', headers={"content-encoding": encoding}
     )
     assert answer.status_code == 400
+
+
+async def test_empty_encoding_is_none(gateway: RunningGateway) -> None:
+    for path in (f"/v1{CHAT}", "/v1/audio/speech"):
+        answer = await gateway.http.post(
+            path, content=b'{"model":"m","messages":5}', headers={"content-encoding": ""}
+        )
+        assert "encoding" not in answer.text, path
