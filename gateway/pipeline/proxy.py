@@ -76,7 +76,7 @@ class ProxiedBody:
         self, adapter: SupportsProxy, make_call: Callable[[bytes], ClientRequest]
     ) -> ClientRequest:
         """Read the body and its model. Raises ClientError and Overloaded."""
-        if self._(http.headers.get("content-encoding") or "identity").lower() != "identity":
+        if (self._http.headers.get("content-encoding") or "identity").lower() != "identity":
             raise ClientError("unsupported content encoding: this endpoint takes plain bodies only")
         body = await self._http.body(self._limit)
         self._http.reserve_memory(len(body))  # for what is sent to the worker

@@ -102,6 +102,21 @@ async def test_all_workers_busy_returns_429_with_the_shortest_retry_after(
 
 
 @pytest.mark.fault(19)
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
+async def test_single_worker_gets_requests_during_its_pause_and_names_its_end(
+    serve: Serve, status: str
+) -> None:
+    """It may refuse large requests only, and knows better than the gateway how long."""
+    replies = [build_error_reply(status, retry_after=seconds) for seconds in ("30", "29")]
+    async with create_raw_worker(*replies, build_good_reply(stream=False)) as worker:
+        gateway = await serve_gateway(serve, worker)
+        answers = [await send_request(gateway, CHAT, stream=False) for _ in range(3)]
+
+    assert [one.status_code for one in answers] == [int(status[:3])] * 2 + [200]
+    assert [one.headers.get("retry-after") for one in answers] == ["30", "29", None]
+
+
+@pytest.mark.fault(19)
 async def test_free_worker_serves_requests_while_another_is_busy(serve: Serve) -> None:
     """One of two workers is busy; the other serves its share."""
     async with (
