@@ -383,7 +383,7 @@ class PoolBackend:
                 await attempt.begin(request, self._adapter.read_error)
                 has_begun = True
             except GatewayError as error:
-                _record_failure(slot.worker, error, context)
+                _record_failure(slot.worker, error, context, self._adapter.name)
                 tried_keys.add(slot.worker.key)
                 criteria = SelectionCriteria(frozenset(tried_keys), model=request.model)
                 if not isinstance(error, WorkerUnreachable) or not (
@@ -401,7 +401,7 @@ class PoolBackend:
     ) -> None:
         """Note, also for fallbacks, that a response that had begun failed at this worker."""
         history = context.attempt_history
-        _record_failure(attempt.worker, error, context)
+        _record_failure(attempt.worker, error, context, self._adapter.name)
         model = attempt.slot.model if is_model_refusal(error) else ""
         history.failed |= {(attempt.worker.config.url, model)}
         history.failed_pools |= self._list_targets(model)
@@ -502,7 +502,7 @@ class PoolBackend:
                         prepared = prepared.prepare_again()
                     request = await self._encode_prepared(prepared, context)
                     continue
-                _record_failure(slot.worker, error, context)
+                _record_failure(slot.worker, error, context, self._adapter.name)
                 if retry is None:
                     retry = self._create_retry_state(context.attempt_history)
                     criteria = replace(criteria, tried_keys=retry.tried)
@@ -655,10 +655,16 @@ def _includes_worker(failed: frozenset[WorkerModel], url: str, model: str) -> bo
     return (url, "") in failed or (url, model) in failed
 
 
-def _record_failure(worker: WorkerState, error: GatewayError, context: RequestContext) -> None:
-    """Keep a failed attempt for the operator, and mask the worker's key in the error."""
+def _record_failure(
+    worker: WorkerState, error: GatewayError, context: RequestContext, protocol: str
+) -> None:
+    """Keep a failed attempt for the operator, and mask the worker's key in the error.
+
+    ``protocol`` is the worker's.
+    """
     if isinstance(error, MemoryExhausted):
         return  # not the worker's fault
+    error.worker_protocol = protocol
     credentials = worker.config.credentials
     mask = None if credentials is None else credentials.mask_text
     if mask is not None:

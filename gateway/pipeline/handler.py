@@ -50,6 +50,7 @@ from protocols.core.interfaces import (
     HasBinaryData,
     HttpResponse,
 )
+from protocols.worker_error_keys import restore_worker_keys
 
 log = logging.getLogger("interlingua")
 
@@ -324,4 +325,7 @@ def _send_error(
     error.request_id = request.record.id
     adapter: ClientAdapter = request.adapter
     response = adapter.encode_error(error, client_request)
+    if error.worker_body is not None:
+        body = restore_worker_keys(response.body, error, adapter.name)
+        response = replace(response, body=body)
     send_reply(request.writer, response, request.record, request.headers)

@@ -57,6 +57,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
 from protocols.core.response_losses import LossyEvent
+from protocols.worker_error_keys import restore_worker_keys
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
@@ -447,7 +448,8 @@ class Responder(Struct, eq=False):
             raise error
         record_error(self._request.record, error)
         self._request.record.outcome = "truncated"
-        self._last_chunk = self._strategy.get_encoder().encode_error_event(error)
+        written = self._strategy.get_encoder().encode_error_event(error)
+        self._last_chunk = restore_worker_keys(written, error, self._request.adapter.name)
         drop_tracebacks(error)
         await self._save_response()
         self._request.writer.finish()

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from protocols.anthropic.params import TYPE_TEXTS, format_path, join_choices
+from protocols.chat.worker_errors import WorkerErrorBody, map_worker_error
 from protocols.chat.worker_errors import read_worker_error as read_chat_worker_error
 from protocols.core.errors import (
     ClientDisconnected,
@@ -43,8 +44,6 @@ from protocols.core.errors import (
     find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
-from protocols.core.json_text import JsonDecoder
-from protocols.json_body import JSON_ERRORS
 from protocols.params import Param
 
 _encode = msgspec.json.Encoder().encode
@@ -118,8 +117,8 @@ def _build_body(error: GatewayError) -> tuple[int, dict[str, Any]]:
     if (passed := error.upstream_error) is not None:
         status, text = passed.status, passed.text
         kind = _TYPES_BY_STATUS.get(status, kind)
-    code = _THREAD_NOT_FOUND if isinstance(error, StoredObjectNotFound) else error.code
-    details = {"error_code": code} if code else None
+    is_thread = isinstance(error, StoredObjectNotFound)
+    details = {"error_code": _THREAD_NOT_FOUND} if is_thread else None
     return status, {"type": "error", "error": ErrorDetail(kind, text, details)}
 
 
@@ -250,46 +249,28 @@ _STATUS_BY_TYPE: Final[Mapping[str, int]] = {
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """The error for a worker's response of this status, in either error format."""
-    text = body.decode("utf-8", "replace")
-    if (found := _TOO_LARGE.search(text)) is not None:
+    return read_chat_worker_error(status, headers, body, _map_worker_error)
+
+
+def _map_worker_error(
+    status: int, fault: WorkerErrorBody, retry_after: float | None
+) -> GatewayError:
+    if (found := _TOO_LARGE.search(fault.text)) is not None:
         prompt, completion, limit = map(int, found.groups())
         message = describe_overflow(prompt, completion, limit)
         return ContextTooLong(message, tokens=prompt + completion, limit=limit)
-    if (found := _TOO_LONG.search(text)) is not None:
+    if (found := _TOO_LONG.search(fault.text)) is not None:
         tokens, limit = map(int, found.groups())
         return ContextTooLong(found[0], tokens=tokens, limit=limit)
-    if code := _read_thread_code(body):
-        message = read_chat_worker_error(400, headers, body).message
-        if code == _THREAD_NOT_FOUND:
-            return StoredObjectNotFound(message, id="", param="thread")
-        error = ClientError(message, param="thread")
-        error.code = code
-        return error
-    return read_chat_worker_error(status, headers, body)
-
-
-def _read_thread_code(body: bytes) -> str:
-    """The code of an error about a thread, after which clients send another request; "" if none."""
-    try:
-        code = _decode_error(body).error.details.error_code
-    except JSON_ERRORS:
-        return ""
-    return code[:64] if code.startswith(_THREAD_PREFIX) else ""
-
-
-class _WorkerDetails(Struct):
-    error_code: str = ""
-
-
-class _WorkerErrorFields(Struct):
-    details: _WorkerDetails
-
-
-class _WorkerErrorBody(Struct):
-    error: _WorkerErrorFields
-
-
-_decode_error = JsonDecoder(_WorkerErrorBody).decode
+    match fault.body:
+        case {"error": {"details": {"error_code": str() as code}}} if (
+            code.startswith(_THREAD_PREFIX)  # clients then send another request
+        ):
+            if code == _THREAD_NOT_FOUND:
+                return StoredObjectNotFound(fault.text, id="", param="thread")
+            return ClientError(fault.text, param="thread")
+        case _:
+            return map_worker_error(status, fault, retry_after)
 
 
 def read_event_error(payload: bytes, fields: Mapping[str, Any]) -> GatewayError:

@@ -110,6 +110,8 @@ def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
             pass
         case InvalidParameter():
             code = _find_error_code(error)
+        case UnsupportedFeature() if error.worker_protocol:
+            code = None  # only the worker knows
         case UnsupportedFeature() if param is not None and _is_value_error(param):
             code = "unsupported_value"
         case Unauthorized(missing=True):

@@ -58,6 +58,8 @@ class WorkerErrorBody(msgspec.Struct, frozen=True):
     code: str | int | None = None
     type: str = ""
     param: str | None = None
+    body: Mapping[str, Any] | None = None
+    """All that the worker sent; see ``GatewayError.worker_body``."""
 
 
 WorkerErrorMapper = Callable[[int, WorkerErrorBody, float | None], GatewayError]
@@ -72,24 +74,24 @@ def find_worker_error(value: Any) -> WorkerErrorBody | None:
     """
     match value:
         case {"error": dict() as inner}:
-            return _read_error_object(inner)
+            return _read_error_object(inner, value)
         case {"error": str() as text}:
-            return WorkerErrorBody(_clean_text(text), type=_as_string(value.get("error_type")))
+            kind = _as_string(value.get("error_type"))
+            return WorkerErrorBody(_clean_text(text), type=kind, body=value)
         case {"object": "error"} | {"error_code": _} | {"type": "error"}:
-            return _read_error_object(value)
+            return _read_error_object(value, value)
         case {"detail": str() as text}:
-            return WorkerErrorBody(_clean_text(text))
+            return WorkerErrorBody(_clean_text(text), body=value)
         case {"detail": list() as items}:
-            return WorkerErrorBody(
-                _clean_text("; ".join(_format_validation_error(item) for item in items))
-            )
+            text = "; ".join(_format_validation_error(item) for item in items)
+            return WorkerErrorBody(_clean_text(text), body=value)
         case {"message": str()} if "choices" not in value and "data" not in value:
-            return _read_error_object(value)
+            return _read_error_object(value, value)
         case _:
             return None
 
 
-def _read_error_object(inner: Mapping[str, Any]) -> WorkerErrorBody:
+def _read_error_object(inner: Mapping[str, Any], body: Mapping[str, Any]) -> WorkerErrorBody:
     code = inner.get("code", inner.get("error_code"))
     param = inner.get("param")
     return WorkerErrorBody(
@@ -97,6 +99,7 @@ def _read_error_object(inner: Mapping[str, Any]) -> WorkerErrorBody:
         code if isinstance(code, str | int) and not isinstance(code, bool) else None,
         _as_string(inner.get("type")),
         _clean_text(param)[:64] if isinstance(param, str) and param else None,
+        body,
     )
 
 
@@ -107,7 +110,7 @@ def raise_worker_error(body: bytes, judge: WorkerErrorMapper | None = None) -> N
     except (msgspec.DecodeError, UnicodeDecodeError):
         return
     if fault is not None:
-        raise (judge or map_worker_error)(0, fault, None)
+        raise apply_mapper(judge or map_worker_error, 0, fault)
 
 
 def read_worker_error(
@@ -118,9 +121,20 @@ def read_worker_error(
         fault = find_worker_error(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError):
         fault = None
-    return (judge or map_worker_error)(
-        status, fault or WorkerErrorBody(), _read_retry_after(headers)
-    )
+    fault = fault or WorkerErrorBody()
+    return apply_mapper(judge or map_worker_error, status, fault, _read_retry_after(headers))
+
+
+def apply_mapper(
+    judge: WorkerErrorMapper,
+    status: int,
+    fault: WorkerErrorBody,
+    retry_after: float | None = None,
+) -> GatewayError:
+    """Our error for a worker's error, with what clients of the same protocol get of it."""
+    error = judge(status, fault, retry_after)
+    error.worker_body = fault.body
+    return error
 
 
 def map_worker_error(

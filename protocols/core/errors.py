@@ -81,9 +81,10 @@ class GatewayError(Exception):
     """The HTTP status of the worker's response, if that is the error."""
     worker_text: str = ""
     """The worker's own text, for operators only: it may contain anything."""
-
-    code: str | None = None
-    """The worker's own code of the error, for clients of the same protocol."""
+    worker_body: Mapping[str, Any] | None = None
+    """The worker's error as it came, for clients of its protocol; see ``worker_error_keys``."""
+    worker_protocol: str = ""
+    """The worker's protocol."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -93,10 +94,18 @@ class GatewayError(Exception):
     def mask_secrets(self, mask: Callable[[str], str]) -> None:
         """Mask secrets in all that a worker may have written: a client may see it."""
         self.message, self.worker_text = mask(self.message), mask(self.worker_text)
-        if self.code is not None:
-            self.code = mask(self.code)
+        self.worker_body = _mask_texts(self.worker_body, mask)
         if self.upstream_error is not None:
             self.upstream_error = self.upstream_error._replace(text=mask(self.upstream_error.text))
+
+
+def _mask_texts(value: Any, mask: Callable[[str], str]) -> Any:
+    """The same with ``mask`` applied to all texts in it."""
+    if isinstance(value, dict):
+        return {mask(key): _mask_texts(one, mask) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_mask_texts(one, mask) for one in value]
+    return mask(value) if isinstance(value, str) else value
 
 
 def drop_tracebacks(error: BaseException) -> None:

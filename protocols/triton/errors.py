@@ -286,7 +286,7 @@ def raise_response_error(response: Any, text: str) -> None:
         return
     fault = worker_errors.find_worker_error(response)
     if fault is not None or error is not None:
-        raise map_model_error(fault or WorkerErrorBody())
+        raise worker_errors.apply_mapper(map_worker_error, 0, fault or WorkerErrorBody())
 
 
 def raise_worker_error(body: bytes) -> None:

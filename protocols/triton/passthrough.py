@@ -143,8 +143,9 @@ def _raise_response_error(
 ) -> None:
     """Raise the error in a response; returns if there is none."""
     if fields.get("error") is not None:
-        raise _map_passthrough_error(
-            names, framed, status, worker_errors.find_worker_error(fields) or WorkerErrorBody()
+        fault = worker_errors.find_worker_error(fields) or WorkerErrorBody()
+        raise worker_errors.apply_mapper(
+            partial(_map_passthrough_error, names, framed), status, fault
         )
 
 

@@ -54,7 +54,7 @@ async def test_no_client_sees_a_key_or_header_of_a_worker_that_quotes_it_in_an_e
 ) -> None:
     """Whether the request is passed through, translated or forwarded."""
     text = "the-key-of-the-worker has no organization org-1-is-secret"
-    error = b'{"error": {"message": "%b", "type": "x"}}' % text.encode()
+    error = b'{"error": {"message": "%b", "type": "x"}, "org": "%b"}' % (2 * (text.encode(),))
     reply, probed = [make_reply(error, "400 Bad Request")], make_reply(b"{}")
     config = CONFIG.replace("org-1", "org-1-is-secret")
     async with ScriptedWorker(reply, probed=probed) as worker:

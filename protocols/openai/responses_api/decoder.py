@@ -178,6 +178,13 @@ class _OutputState(Struct):
     """The part of its reasoning that the last piece belongs to."""
 
 
+def _read_error_event(payload: bytes) -> bytes:
+    """The error of an event, without what makes it an event."""
+    fields = _decode_response(payload)
+    error = {key: one for key, one in fields.items() if key not in _OWN_KEYS}
+    return _encode({"error": {**error, **_as_object(error.pop("error", None))}})
+
+
 class ResponsesDecoder(sse.StreamDecoder):
     """Decodes the response to a request, as a stream or as one JSON body.
 
@@ -244,6 +251,12 @@ class ResponsesDecoder(sse.StreamDecoder):
                 self._end_response({**response, "status": status}, events)
             case "response.failed":
                 self._end_response({**_as_object(event.response), "status": "failed"}, events)
+            case "error":
+                fields = _decode_response(payload)
+                error = {key: one for key, one in fields.items() if key not in _OWN_KEYS}
+                self._raise_if_error(
+                    _encode({"error": {**error, **_as_object(error.get("error"))}})
+                )
             case kind:
                 self._raise_if_error(payload)
                 if kind not in _REPEATING_EVENTS:

@@ -6,6 +6,7 @@ import pytest
 
 from protocols.anthropic.errors import build_error_response, read_worker_error
 from protocols.core.errors import ClientError
+from protocols.worker_error_keys import restore_worker_keys
 
 
 def make_body(code: str) -> bytes:
@@ -25,11 +26,13 @@ def make_body(code: str) -> bytes:
 )
 def test_error_about_a_thread_keeps_its_status_and_code(status: int, code: str) -> None:
     error = read_worker_error(status, {}, make_body(code))
+    error.worker_protocol = "anthropic"
     shown = build_error_response(error, None)
+    body = json.loads(restore_worker_keys(shown.body, error, "anthropic"))
 
     assert isinstance(error, ClientError)
     assert shown.status == status
-    assert json.loads(shown.body)["error"]["details"] == {"error_code": code}
+    assert body["error"]["details"] == {"error_code": code}
 
 
 @pytest.mark.parametrize("body", [make_body("file_expired"), b'{"error": {}}', b"<html>"])

@@ -18,16 +18,14 @@ def mask(text: str) -> str:
 
 def test_a_secret_is_masked_in_every_text_of_an_error() -> None:
     error = GatewayError("no s3cret", param="model")
-    error.worker_text, error.code = "the s3cret is wrong", "s3cret_unknown"
+    error.worker_text = "the s3cret is wrong"
+    error.worker_body = {"error": {"code": "s3cret_unknown", "s3cret": [7, ["s3cret", None]]}}
     error.upstream_error = UpstreamErrorText(400, '{"error": "s3cret"}')
 
     error.mask_secrets(mask)
 
-    assert (error.message, error.worker_text, error.code) == (
-        "no ***",
-        "the *** is wrong",
-        "***_unknown",
-    )
+    assert (error.message, error.worker_text) == ("no ***", "the *** is wrong")
+    assert error.worker_body == {"error": {"code": "***_unknown", "***": [7, ["***", None]]}}
     assert error.upstream_error == UpstreamErrorText(400, '{"error": "***"}')
 
 
@@ -36,7 +34,7 @@ def test_an_error_without_a_text_of_the_worker_keeps_its_own() -> None:
 
     error.mask_secrets(mask)
 
-    assert (error.message, error.code, error.upstream_error) == ("too long", None, None)
+    assert (error.message, error.worker_body, error.upstream_error) == ("too long", None, None)
 
 
 def test_error_without_tracebacks_keeps_nothing_of_its_frames() -> None:
