@@ -299,6 +299,10 @@ class RequestContext(Struct):
     attempt_history: AttemptHistory = field(default_factory=AttemptHistory)
     model_timeouts: ModelTimeouts | None = None
     """Those of the model whose target gets the request."""
+    worker_protocol: str = ""
+    """That of the worker whose response has begun; "" if it is of no worker."""
+    worker_headers: tuple[tuple[str, str], ...] = ()
+    """Those of its response; see ``protocols.core.response_headers``."""
 
 
 class PassthroughSource(Struct, frozen=True):

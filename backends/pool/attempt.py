@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from backends.deadline_timer import DeadlineTimer
-from backends.http.interfaces import HttpClient, UpstreamResponse
+from backends.http.interfaces import HttpClient, UpstreamResponse, WorkerConfig
 from backends.interfaces import (
     AttemptTrace,
     Deadline,
@@ -74,6 +74,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
+from protocols.core.response_headers import is_passed, select_passed
 from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.core.vectors import find_vectors, remove_vectors
 
@@ -375,6 +376,13 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         if self._is_stream or request.request.kind not in _GENERATION_KINDS:
             self._record_first_token()
         return items
+
+    def select_headers(self) -> Headers:
+        """The headers of the worker's response that clients may get."""
+        response = self._response
+        if response is None or not any(map(is_passed, response.headers)):
+            return ()
+        return select_headers(response.headers, self.worker.config)
 
     def abort_response(self) -> None:
         """See AttemptTimeouts."""
@@ -714,6 +722,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
     def _raise_failure(self, error: GatewayError) -> NoReturn:
         """Record the failure and raise ``error`` or its cause."""
         cause = self.get_cause(error)
+        cause.worker_headers = self.select_headers()
         self._record_failure(cause)
         if cause is error:
             raise error
@@ -785,6 +794,15 @@ def build_worker_error(
     if not error.worker_text:
         error.worker_text = payload.decode("utf-8", "replace")
     return error
+
+
+def select_headers(headers: Mapping[str, str], worker: WorkerConfig) -> Headers:
+    """Those of a worker's headers that clients may get, without its secrets."""
+    selected = select_passed(headers)
+    if not selected or worker.credentials is None:
+        return selected
+    mask = worker.credentials.mask_text
+    return tuple([(name, mask(value)) for name, value in selected])
 
 
 def check_content_encoding(encoding: str) -> None:

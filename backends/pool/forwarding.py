@@ -11,6 +11,7 @@ from backends.pool.attempt import (
     ErrorReader,
     build_worker_error,
     check_content_encoding,
+    select_headers,
 )
 from backends.pool.worker_state import get_error_kind
 from backends.pool.workers import WorkerPool, WorkerSlot
@@ -23,7 +24,7 @@ _FORWARDED_HEADERS: Final = (
     ("content-type", "Content-Type"),
     ("content-disposition", "Content-Disposition"),
 )
-"""The headers of a response that clients get; others are the worker's own business."""
+"""The headers of the body; see ``protocols.core.response_headers`` for others."""
 _MAX_ERROR_BYTES: Final = 64 << 10
 _ERROR_TIMEOUT: Final = 1.0
 
@@ -62,14 +63,17 @@ class ForwardedAttempt:
             if "content-encoding" in response.headers:
                 check_content_encoding(response.headers["content-encoding"])
         except GatewayError as error:
+            if self._response is not None:
+                error.worker_headers = select_headers(self._response.headers, worker.config)
             self._record_failure(error)
             raise
         self.status = response.status
-        self.headers = tuple(
+        named = [
             (shown, response.headers[name])
             for name, shown in _FORWARDED_HEADERS
             if name in response.headers
-        )
+        ]
+        self.headers = (*named, *select_headers(response.headers, worker.config))
 
     async def read(self) -> list[bytes]:
         """See ``backends.interfaces.ForwardedResponse``."""

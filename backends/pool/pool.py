@@ -509,6 +509,8 @@ class PoolBackend:
                 now = self._clock()
                 self._check_retry(error, attempt, retry, criteria, now)
             else:
+                context.worker_protocol = self._adapter.name
+                context.worker_headers = attempt.select_headers()
                 return attempt, items
             finally:
                 if items is None:

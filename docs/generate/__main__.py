@@ -19,6 +19,7 @@ from docs.generate.protocols import (
     header_table,
     hosted_api_table,
     parameters_page,
+    response_header_table,
     stateful_table,
     worker_tables,
 )
@@ -87,6 +88,7 @@ def generate_pages() -> Mapping[str, str]:
                 parameters_page(clients),
                 stateful_table(clients),
                 header_table(clients),
+                response_header_table(),
                 hosted_api_table(HOSTED_APIS),
                 pair_table(clients, {**defaults, **_local_backends()}),
                 tables,

@@ -38,6 +38,7 @@ from protocols.core.request import (
     Tool,
     VideoPart,
 )
+from protocols.core.response_headers import DENIED, PASSED, STATE
 from protocols.openai.hosted_apis import HostedApi
 from protocols.params import Param, ParamTableProvider
 
@@ -114,10 +115,6 @@ clients send it with every request, whether it needs that or not (Claude Code se
 (`cookie`, `traceparent`, `user-agent`, `x-stainless-*`), are no loss. The `headers` of a worker in
 the configuration replace those of clients.
 
-Headers of a worker's responses are not passed on: each says something of one worker or of the
-gateway's account there. Clients get the gateway's own: ids of requests, rate limits of their API
-key, durations, the version that answered; `Retry-After` counts for the gateway and for clients.
-
 The id and the time **in** an answer are the worker's for clients of its protocol, whether the
 answer is passed through or written anew. Clients of other protocols get the gateway's, and so do
 they where the gateway looks an answer up by its id: stored responses, and MindIE's answers, by
@@ -128,6 +125,28 @@ Of a worker's event stream, clients get the events, with the names that their pr
 Comments, `id:` and `retry:` are framing of the worker's connection and end at the gateway, since it
 resumes no stream.
 """
+
+
+_RESPONSE_HEADERS_INTRO = """## Headers of responses
+
+Of the head of a worker's response, clients of the worker's protocol get what belongs to its API, of
+whole answers, streams and errors, at most 8 KiB: the worker's `request-id`, rate limits, durations
+and version in place of the gateway's, and unknown names that begin as those. The limits of the
+client's own key win where it has any, and so do the gateway's `Retry-After`, which is the shortest
+of all workers, and `x-request-id`. Clients of other protocols get the gateway's own: rate limits,
+ids and organizations are the state of a worker or of an account there, and no part of an answer.
+They get a report (`response.header.NAME`) of an unknown name with a protocol's prefix.
+"""
+
+
+def response_header_table() -> str:
+    """The decision on each header of workers' responses."""
+    rows = [
+        *(("passed on", "", PASSED), ("no loss for others", "state", STATE)),
+        *(("never passed on", reason, names) for reason, names in DENIED.items()),
+    ]
+    shown = ((", ".join(map(code, names)), decision, reason) for decision, reason, names in rows)
+    return _RESPONSE_HEADERS_INTRO + "\n" + table(("header", "decision", "why"), shown)
 
 
 def header_table(protocols: Sequence[ProtocolProfiles]) -> str:

@@ -125,6 +125,7 @@ class Dispatcher:
     ) -> Coroutine[Any, Any, None]:
         """Make one attempt at a target with this strategy."""
         record, prepared = request.record, strategy.prepared
+        request.context.worker_headers = ()  # of a former target
         wanted = prepared.request
         if request.reservation is not None and strategy.route.target.computes_choices:
             _reserve_choices(request.reservation, wanted)

@@ -50,6 +50,7 @@ from protocols.core.interfaces import (
     HasBinaryData,
     HttpResponse,
 )
+from protocols.core.response_headers import merge_headers
 from protocols.worker_error_keys import restore_worker_keys
 
 log = logging.getLogger("interlingua")
@@ -325,7 +326,10 @@ def _send_error(
     error.request_id = request.record.id
     adapter: ClientAdapter = request.adapter
     response = adapter.encode_error(error, client_request)
-    if error.worker_body is not None:
-        body = restore_worker_keys(response.body, error, adapter.name)
-        response = replace(response, body=body)
+    if error.worker_protocol == adapter.name:
+        response = replace(
+            response,
+            body=restore_worker_keys(response.body, error, adapter.name),
+            headers=merge_headers(response.headers, error.worker_headers, request.headers),
+        )
     send_reply(request.writer, response, request.record, request.headers)

@@ -56,6 +56,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.json_counts import BodyCounts
+from protocols.core.response_headers import merge_headers
 
 _USAGE_TYPES: Final = frozenset({"application/json", "text/event-stream"})
 _USAGE_TAIL: Final = 64 << 10
@@ -263,7 +264,7 @@ async def _write_response(request: RequestState, response: ForwardedResponse) ->
     headers = (
         ("x-request-id", record.id),
         *request.headers,
-        *response.headers,
+        *merge_headers((), response.headers, request.headers),
         *loss.build_loss_headers(record.unsupported_parameters),
     )
     tail = _UsageTail(response.headers)

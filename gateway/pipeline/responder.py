@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.deadline_timer import DeadlineTimer
 from backends.thread_slots import hold_slots
@@ -56,6 +57,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
+from protocols.core.response_headers import merge_headers
 from protocols.core.response_losses import LossyEvent
 from protocols.worker_error_keys import restore_worker_keys
 
@@ -257,6 +259,7 @@ class Responder(Struct, eq=False):
             events = attempt.process_events(received)
             self._record_events(events, is_encoded=is_encoded)
         self._check_complete()
+        given = attempt.get_worker_headers() if request.context.worker_headers else ()
         build = attempt.build_response
         if request.context.offload_to_thread or (is_encoded and _is_long(events)):
             async with hold_slots(self._encoding_slots) as thread:
@@ -266,6 +269,9 @@ class Responder(Struct, eq=False):
         request.record.unsupported_parameters = attempt.unsupported_parameters
         if request.store_response is not None:
             await self._save_response()
+        if given:
+            headers = merge_headers(response.headers, given, request.headers)
+            response = replace(response, headers=headers)
         send_reply(request.writer, response, request.record, request.headers)
 
     async def _stream_events(self) -> None:
@@ -426,12 +432,12 @@ class Responder(Struct, eq=False):
         record = self._request.record
         record.status = 200
         record.first_byte = elapsed
-        headers = (
-            ("x-request-id", record.id),
-            *self._request.headers,
-            *self._strategy.get_stream_headers(),
-        )
-        self._request.writer.start(200, headers)
+        request, attempt = self._request, self._strategy
+        given = attempt.get_worker_headers() if request.context.worker_headers else ()
+        headers = attempt.get_stream_headers()
+        if given:
+            headers = merge_headers(headers, given, request.headers)
+        request.writer.start(200, (("x-request-id", record.id), *request.headers, *headers))
 
     def _get_elapsed(self) -> float:
         return self._request.context.clock() - self._request.context.received_at

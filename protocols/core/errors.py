@@ -85,6 +85,8 @@ class GatewayError(Exception):
     """The worker's error as it came, for clients of its protocol; see ``worker_error_keys``."""
     worker_protocol: str = ""
     """The worker's protocol."""
+    worker_headers: tuple[tuple[str, str], ...] = ()
+    """Headers of the worker's response; see ``protocols.core.response_headers``."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

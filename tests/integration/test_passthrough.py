@@ -171,14 +171,14 @@ async def test_request_of_another_protocol_is_translated(serve: Serve) -> None:
     assert "odd" not in response.json()
 
 
-async def test_worker_error_is_rewritten_by_the_gateway(serve: Serve) -> None:
+async def test_worker_error_keeps_its_keys_and_no_controls(serve: Serve) -> None:
     error_body = b'{"error":{"message":"bad\\u0000 top_k","type":"BadRequestError","code":400}}'
     async with ScriptedWorker([build_response(error_body, "400 Bad Request")]) as worker:
         gateway = await serve(FRONT.format(workers=format_worker_urls(worker)))
         response = await gateway.http.post("/v1/chat/completions", content=REQUEST)
 
     assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert response.json()["error"]["type"] == "BadRequestError"
     assert "\0" not in response.text
 
 

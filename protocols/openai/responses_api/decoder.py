@@ -178,8 +178,10 @@ class _OutputState(Struct):
     """The part of its reasoning that the last piece belongs to."""
 
 
-def _read_error_event(payload: bytes) -> bytes:
-    """The error of an event, without what makes it an event."""
+def _read_error_event(kind: str, payload: bytes) -> bytes:
+    """The error of an event of this type, without what makes it an event; or any other event."""
+    if kind != "error":
+        return payload
     fields = _decode_response(payload)
     error = {key: one for key, one in fields.items() if key not in _OWN_KEYS}
     return _encode({"error": {**error, **_as_object(error.pop("error", None))}})
@@ -251,14 +253,8 @@ class ResponsesDecoder(sse.StreamDecoder):
                 self._end_response({**response, "status": status}, events)
             case "response.failed":
                 self._end_response({**_as_object(event.response), "status": "failed"}, events)
-            case "error":
-                fields = _decode_response(payload)
-                error = {key: one for key, one in fields.items() if key not in _OWN_KEYS}
-                self._raise_if_error(
-                    _encode({"error": {**error, **_as_object(error.get("error"))}})
-                )
             case kind:
-                self._raise_if_error(payload)
+                self._raise_if_error(_read_error_event(kind, payload))
                 if kind not in _REPEATING_EVENTS:
                     self._read_other_event(event, _decode_response(payload), events)
 
