@@ -51,7 +51,7 @@ from protocols.core.interfaces import (
     HttpResponse,
 )
 from protocols.core.response_headers import merge_headers
-from protocols.worker_error_keys import restore_worker_keys
+from protocols.core.worker_error_keys import restore_worker_keys
 
 log = logging.getLogger("interlingua")
 

@@ -59,7 +59,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
 from protocols.core.response_headers import merge_headers
 from protocols.core.response_losses import LossyEvent
-from protocols.worker_error_keys import restore_worker_keys
+from protocols.core.worker_error_keys import restore_worker_keys
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""

@@ -13,7 +13,7 @@ import pytest
 from gateway.runtime.build import build_adapter
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import ResponseContext
-from protocols.worker_error_keys import restore_worker_keys
+from protocols.core.worker_error_keys import restore_worker_keys
 from tests.property.test_unknown_keys import KEY, VALUE, add_key, clock, list_places
 from tests.property.test_unknown_response_keys import ADAPTERS, CLIENTS, WORKERS, build_call
 

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.anthropic.errors import build_error_response, read_worker_error
 from protocols.core.errors import ClientError
-from protocols.worker_error_keys import restore_worker_keys
+from protocols.core.worker_error_keys import restore_worker_keys
 
 
 def make_body(code: str) -> bytes:

@@ -9,9 +9,12 @@ anything, such as addresses and paths: of its keys those stay whose values are s
 numbers. Of an error about the gateway's own request (its key, its path), nothing stays.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from protocols.core.errors import (
     ClientError,
@@ -21,7 +24,6 @@ from protocols.core.errors import (
     WorkerError,
 )
 from protocols.core.json_text import JsonDecoder
-from protocols.json_body import JSON_ERRORS, encode_ascii
 
 _decode: Final = JsonDecoder(dict[str, Any]).decode
 _DATA: Final = b"data: "
@@ -47,9 +49,9 @@ def restore_worker_keys(written: bytes, error: GatewayError, protocol: str) -> b
     text = written[begin:].rstrip()
     try:
         own = _decode(text)
-    except JSON_ERRORS:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return written
-    merged = encode_ascii(_merge_document(own, given))
+    merged = json.dumps(_merge_document(own, given), separators=(",", ":")).encode()  # in ASCII
     return b"".join((written[:begin], merged, written[begin + len(text) :]))
 
 
