@@ -19,6 +19,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest
+from protocols.core.response_headers import COMMON_RESPONSE_HEADERS, ResponseHeaders
 from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
@@ -303,6 +304,8 @@ class RequestContext(Struct):
     """That of the worker whose response has begun; "" if it is of no worker."""
     worker_headers: tuple[tuple[str, str], ...] = ()
     """Those of its response; see ``protocols.core.response_headers``."""
+    worker_header_rules: ResponseHeaders = COMMON_RESPONSE_HEADERS
+    """Those of its protocol."""
 
 
 class PassthroughSource(Struct, frozen=True):

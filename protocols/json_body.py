@@ -1,4 +1,4 @@
-"""Decodes JSON bodies; every failure becomes a MalformedRequest. Encodes JSON as ASCII."""
+"""Decodes JSON bodies; every failure becomes a MalformedRequest."""
 
 import re
 from collections.abc import Mapping
@@ -147,26 +147,3 @@ def decode_value(raw: Raw | bytes) -> Any:
         raise _build_depth_error() from None
     except msgspec.DecodeError as e:
         raise MalformedRequest(str(e)) from None
-
-
-_encode = msgspec.json.Encoder().encode
-_NON_ASCII = re.compile("[^\\x00-\\x7f]+")
-
-
-def encode_ascii(value: Any) -> bytes:
-    """``value`` as JSON on one line, in ASCII.
-
-    For streams whose clients split lines at any of Unicode's line ends, such as U+2028 or U+0085.
-    """
-    body = _encode(value)
-    return body if body.isascii() else _escape(body)
-
-
-def _escape(body: bytes) -> bytes:
-    """JSON with escapes instead of characters beyond ASCII, which stand in strings only."""
-    return _NON_ASCII.sub(_escape_run, body.decode()).encode()
-
-
-def _escape_run(run: re.Match[str]) -> str:
-    digits = run[0].encode("utf-16-be").hex()
-    return "".join([f"\\u{digits[i : i + 4]}" for i in range(0, len(digits), 4)])

@@ -74,7 +74,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.json_counts import ResponseCounts
 from protocols.core.request import AnyRequest
-from protocols.core.response_headers import is_passed, select_passed
+from protocols.core.response_headers import COMMON_RESPONSE_HEADERS, ResponseHeaders
 from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.core.vectors import find_vectors, remove_vectors
 
@@ -202,6 +202,8 @@ class AttemptServices(Struct, frozen=True):
     clock: Clock
     deadline_timer: DeadlineTimer
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
+    response_headers: ResponseHeaders = COMMON_RESPONSE_HEADERS
+    """Those of the workers' protocol."""
     max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
     """The largest unary response. Streams have no such limit: they are not buffered."""
     max_embeddings_size: int = DEFAULT_MAX_EMBEDDINGS_SIZE
@@ -379,10 +381,10 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
 
     def select_headers(self) -> Headers:
         """The headers of the worker's response that clients may get."""
-        response = self._response
-        if response is None or not any(map(is_passed, response.headers)):
+        response, table = self._response, self._services.response_headers
+        if response is None or not any(map(table.is_passed, response.headers)):
             return ()
-        return select_headers(response.headers, self.worker.config)
+        return select_headers(table, response.headers, self.worker.config)
 
     def abort_response(self) -> None:
         """See AttemptTimeouts."""
@@ -796,9 +798,11 @@ def build_worker_error(
     return error
 
 
-def select_headers(headers: Mapping[str, str], worker: WorkerConfig) -> Headers:
+def select_headers(
+    table: ResponseHeaders, headers: Mapping[str, str], worker: WorkerConfig
+) -> Headers:
     """Those of a worker's headers that clients may get, without its secrets."""
-    selected = select_passed(headers)
+    selected = table.select(headers)
     if not selected or worker.credentials is None:
         return selected
     mask = worker.credentials.mask_text

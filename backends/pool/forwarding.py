@@ -64,7 +64,7 @@ class ForwardedAttempt:
                 check_content_encoding(response.headers["content-encoding"])
         except GatewayError as error:
             if self._response is not None:
-                error.worker_headers = select_headers(self._response.headers, worker.config)
+                error.worker_headers = self._select_headers(self._response)
             self._record_failure(error)
             raise
         self.status = response.status
@@ -73,7 +73,7 @@ class ForwardedAttempt:
             for name, shown in _FORWARDED_HEADERS
             if name in response.headers
         ]
-        self.headers = (*named, *select_headers(response.headers, worker.config))
+        self.headers = (*named, *self._select_headers(response))
 
     async def read(self) -> list[bytes]:
         """See ``backends.interfaces.ForwardedResponse``."""
@@ -104,6 +104,10 @@ class ForwardedAttempt:
                 self._services.metrics.abandoned += 1
             self._response.release()
         self._workers.release(slot)
+
+    def _select_headers(self, response: UpstreamResponse) -> "Headers":
+        table = self._services.response_headers
+        return select_headers(table, response.headers, self.worker.config)
 
     async def _send(self, request: ForwardedRequest) -> UpstreamResponse:
         config, services = self.worker.config, self._services

@@ -111,6 +111,7 @@ from protocols.core.interfaces import (
     build_unsupported_kind_error,
     get_own_headers,
     get_request_kinds,
+    get_response_headers,
 )
 from protocols.core.request import AnyRequest
 
@@ -139,14 +140,14 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
-        self._own_headers = get_own_headers(adapter)
+        self._own_headers, rules = get_own_headers(adapter), get_response_headers(adapter)
         self._settings, self._clock = settings, clock
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
         self._http_client = http_client or _make_http_client(settings)
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
-        services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics)
+        services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics, rules)
         self._services = AttemptServices(*services, *settings.list_response_limits())
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker
@@ -510,6 +511,7 @@ class PoolBackend:
                 self._check_retry(error, attempt, retry, criteria, now)
             else:
                 context.worker_protocol = self._adapter.name
+                context.worker_header_rules = self._services.response_headers
                 context.worker_headers = attempt.select_headers()
                 return attempt, items
             finally:

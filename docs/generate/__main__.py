@@ -88,7 +88,7 @@ def generate_pages() -> Mapping[str, str]:
                 parameters_page(clients),
                 stateful_table(clients),
                 header_table(clients),
-                response_header_table(),
+                response_header_table(clients),
                 hosted_api_table(HOSTED_APIS),
                 pair_table(clients, {**defaults, **_local_backends()}),
                 tables,

@@ -13,7 +13,13 @@ from gateway.emulation.planner import plan_emulation
 from gateway.emulation.prompt_echo import strip_echo_and_suffix
 from protocols.core import errors
 from protocols.core.errors import ClientError, GatewayError
-from protocols.core.interfaces import ClientAdapter, ClientRequest, Endpoint, HttpResponse
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Endpoint,
+    HasResponseHeaders,
+    HttpResponse,
+)
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
@@ -38,7 +44,7 @@ from protocols.core.request import (
     Tool,
     VideoPart,
 )
-from protocols.core.response_headers import DENIED, PASSED, STATE
+from protocols.core.response_headers import DENIED, PASSED
 from protocols.openai.hosted_apis import HostedApi
 from protocols.params import Param, ParamTableProvider
 
@@ -139,14 +145,17 @@ They get a report (`response.header.NAME`) of an unknown name with a protocol's 
 """
 
 
-def response_header_table() -> str:
+def response_header_table(protocols: Sequence[ProtocolProfiles]) -> str:
     """The decision on each header of workers' responses."""
-    rows = [
-        *(("passed on", "", PASSED), ("no loss for others", "state", STATE)),
-        *(("never passed on", reason, names) for reason, names in DENIED.items()),
-    ]
-    shown = ((", ".join(map(code, names)), decision, reason) for decision, reason, names in rows)
-    return _RESPONSE_HEADERS_INTRO + "\n" + table(("header", "decision", "why"), shown)
+    rows: list[tuple[str, tuple[str, ...], str, str]] = [("all", PASSED, "passed on", "")]
+    for protocol in protocols:
+        if isinstance(protocol.default, HasResponseHeaders):
+            headers = protocol.default.response_headers
+            rows.append((protocol.name, headers.passed, "passed on", ""))
+            rows.append((protocol.name, headers.state, "no loss for others", "state"))
+    rows += [("all", names, "never passed on", reason) for reason, names in DENIED.items()]
+    shown = ((name, ", ".join(map(code, names)), *rest) for name, names, *rest in rows)
+    return _RESPONSE_HEADERS_INTRO + "\n" + table(("protocol", "header", "decision", "why"), shown)
 
 
 def header_table(protocols: Sequence[ProtocolProfiles]) -> str:

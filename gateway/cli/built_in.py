@@ -23,8 +23,8 @@ from backends.torch.model_files import EngineTask, ModelError, detect_local_task
 from gateway.cli.worker_models import WorkerProxyFetcher
 from gateway.config.source import ConfigFetcher, ConfigText
 from gateway.config.validate_listeners import is_loopback
+from protocols.core.json_text import encode_ascii
 from protocols.core.units import parse_worker_url
-from protocols.json_body import encode_ascii
 
 ADMIN_PORT: Final = 9901
 """The admin listener's port if none is chosen; another one if it is in use."""

@@ -20,7 +20,7 @@ from gateway.cli.server_process import (
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_bytes
 from gateway.terminal import print_text
-from protocols.json_body import encode_ascii
+from protocols.core.json_text import encode_ascii
 
 
 @click.command()

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from backends.http.interfaces import join_path
 from gateway.config.source import ConfigText
-from protocols.core.json_text import decode_json
+from protocols.core.json_text import decode_json, encode_ascii
 from protocols.core.units import parse_alias
-from protocols.json_body import encode_ascii
 
 log = logging.getLogger("interlingua")
 

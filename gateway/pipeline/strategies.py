@@ -25,7 +25,7 @@ from gateway.emulation.execute import (
 from gateway.emulation.planner import NO_EMULATION, EmulationPlan, plan_emulation, plan_passthrough
 from gateway.pipeline.model_settings import apply_model_settings, list_clamped_fields
 from gateway.routing.router import Model, Route
-from protocols.core import loss, response_headers
+from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import Event, ResponseExtra
@@ -269,10 +269,10 @@ class TargetAttempt(Struct, eq=False):
 
     def get_worker_headers(self) -> Headers:
         """The worker's headers for the client; those that it misses are reported."""
-        headers = self.context.worker_headers
-        if self.context.worker_protocol == self.adapter.name:
-            return headers
-        if lost := response_headers.find_lost(headers):
+        context = self.context
+        if context.worker_protocol == self.adapter.name:
+            return context.worker_headers
+        if lost := context.worker_header_rules.find_lost(context.worker_headers):
             self._report_losses(lost)
         return ()
 

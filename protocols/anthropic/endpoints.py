@@ -14,6 +14,7 @@ from protocols.anthropic.params import (
     FIELD_NAMES,
     MESSAGE_PARAMS,
     REQUEST_HEADERS,
+    RESPONSE_HEADERS,
     STATEFUL_FIELDS,
     THINKING_FIELD_NAMES,
     VERSION_HEADER,
@@ -58,6 +59,7 @@ from protocols.core.request import (
     build_tokenize_request,
 )
 from protocols.core.request_headers import RequestHeaders
+from protocols.core.response_headers import ResponseHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value, read_fields, read_object
 from protocols.prompt import require_generation
@@ -147,6 +149,7 @@ class Anthropic:
     model_options: ClassVar[Mapping[str, Any]] = {}
     stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
     request_headers: RequestHeaders = REQUEST_HEADERS
+    response_headers: ResponseHeaders = RESPONSE_HEADERS
     request_kinds: frozenset[RequestKind] = GENERATION_KINDS
     version_header: ClassVar[str] = VERSION_HEADER
     query_parameters: ClassVar[frozenset[str]] = frozenset({"beta"})

@@ -13,6 +13,7 @@ from msgspec import Raw
 from protocols.chat.params import NULL
 from protocols.core.errors import InvalidParameter, ParameterProblem
 from protocols.core.request_headers import RequestHeaders
+from protocols.core.response_headers import ResponseHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value
 from protocols.params import Param, ParamTable
@@ -84,6 +85,11 @@ REQUEST_HEADERS: Final = RequestHeaders(
         "idempotency-key": "reported",
     },
 )
+RESPONSE_HEADERS: Final = ResponseHeaders(
+    ("anthropic-",), ("request-id",), ("anthropic-organization-id", "anthropic-ratelimit-*")
+)
+"""Sources: the vendor's documentation of rate limits and errors. Claude Code reads
+``anthropic-ratelimit-unified-status`` of a 429, and tries again for ever without it."""
 STATEFUL_FIELDS: Final = (
     StatefulField(
         "thread",

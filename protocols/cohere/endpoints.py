@@ -29,11 +29,12 @@ from protocols.core.interfaces import (
     RoutingInfo,
     UpstreamRequest,
 )
+from protocols.core.json_text import encode_ascii
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, RequestKind, RerankRequest
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
-from protocols.json_body import encode_ascii, read_fields, read_object, read_unchecked_fields
+from protocols.json_body import read_fields, read_object, read_unchecked_fields
 from protocols.params import Param, read_params
 from protocols.prompt import require_generation
 

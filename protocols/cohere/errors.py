@@ -32,7 +32,7 @@ from protocols.core.errors import (
     find_entry,
 )
 from protocols.core.interfaces import HttpResponse
-from protocols.json_body import encode_ascii
+from protocols.core.json_text import encode_ascii
 
 _STATUSES: Final[Mapping[type[GatewayError], int]] = {
     GatewayError: 500,

@@ -32,11 +32,10 @@ from protocols.core.events import (
 )
 from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
-from protocols.core.json_text import decode_json
+from protocols.core.json_text import decode_json, encode_ascii
 from protocols.core.request import FieldPath, GenerationRequest
 from protocols.core.response_losses import AS_TEXT
 from protocols.core.sse import DONE_EVENT
-from protocols.json_body import encode_ascii
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "COMPLETE",

@@ -20,6 +20,7 @@ SupportsKeepAlive    a client adapter of servers that close the connection after
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 HasOwnHeaders        an upstream adapter whose requests have headers of their own
+HasResponseHeaders   an upstream adapter whose responses have headers of the protocol
 SupportsRequestKinds an upstream adapter that carries more kinds of requests
 KeepsExtraFields     an upstream adapter that sends keys which the internal request does not have
 SupportsCancel       an upstream adapter with a request that cancels another
@@ -42,6 +43,7 @@ from protocols.core.events import Event, FinishReason, ReasoningDelta, ResponseE
 from protocols.core.loss import LossReason, UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 from protocols.core.request_headers import RequestHeaders
+from protocols.core.response_headers import COMMON_RESPONSE_HEADERS, ResponseHeaders
 from protocols.core.stateful import StatefulField
 
 Clock = Callable[[], float]
@@ -599,6 +601,20 @@ class HasOwnHeaders(Protocol):
 def get_own_headers(adapter: UpstreamAdapter) -> frozenset[str]:
     """The names of the headers of the adapter's own."""
     return adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset()
+
+
+@runtime_checkable
+class HasResponseHeaders(Protocol):
+    """An upstream adapter whose workers' responses have headers of the protocol."""
+
+    response_headers: ResponseHeaders
+
+
+def get_response_headers(adapter: UpstreamAdapter) -> ResponseHeaders:
+    """The headers of responses of the adapter's workers."""
+    if isinstance(adapter, HasResponseHeaders):
+        return adapter.response_headers
+    return COMMON_RESPONSE_HEADERS
 
 
 @runtime_checkable

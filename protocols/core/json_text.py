@@ -8,6 +8,7 @@ text decodes that text before.
 """
 
 import json  # noqa: TID251 - msgspec does not show names that stand twice
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import accumulate
@@ -220,3 +221,26 @@ def remove_strings(text: bytes, kept: bytes) -> Iterator[bytes]:
         pieces = structure[start : start + _SLICE].split(b'"')
         yield b"".join(pieces[is_inside::2])
         is_inside ^= len(pieces) % 2 == 0
+
+
+_encode = msgspec.json.Encoder().encode
+_NON_ASCII = re.compile("[^\\x00-\\x7f]+")
+
+
+def encode_ascii(value: Any) -> bytes:
+    """``value`` as JSON on one line, in ASCII.
+
+    For streams whose clients split lines at any of Unicode's line ends, such as U+2028 or U+0085.
+    """
+    body = _encode(value)
+    return body if body.isascii() else _escape(body)
+
+
+def _escape(body: bytes) -> bytes:
+    """JSON with escapes instead of characters beyond ASCII, which stand in strings only."""
+    return _NON_ASCII.sub(_escape_run, body.decode()).encode()
+
+
+def _escape_run(run: re.Match[str]) -> str:
+    digits = run[0].encode("utf-16-be").hex()
+    return "".join([f"\\u{digits[i : i + 4]}" for i in range(0, len(digits), 4)])

@@ -1,10 +1,10 @@
 """Headers of a worker's response that say something to its clients.
 
-``select_passed`` takes them from a worker's head. Clients of the worker's protocol get them in
-place of those that the gateway would make up: Claude Code tries again for ever after a 429 without
-``anthropic-ratelimit-unified-status``. For any other client they are the state of one worker or of
-an account there, and no part of the answer, unless they have a protocol's own prefix and nobody
-knows them: then they are a loss (``find_lost``).
+Each protocol of workers has a ``ResponseHeaders``. Clients of the worker's protocol get what it
+selects in place of what the gateway would make up: some try again for ever after a 429 whose limits
+they do not see. For any other client they are the state of one worker or of an account there, and
+no part of the answer, unless they have the protocol's own prefix and nobody knows them: then they
+are a loss.
 
 What must never happen: a header that concerns one connection, that makes a client or a proxy before
 the gateway do something, or that names the machines behind the gateway.
@@ -17,15 +17,10 @@ from typing import Final
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.name_cache import NameCache
 
-Headers = tuple[tuple[str, str], ...]
+_Headers = tuple[tuple[str, str], ...]
 
-PROTOCOL_PREFIXES: Final = ("openai-", "anthropic-", "azureml-", "apim-", "x-openai-", "x-ms-")
-"""Begin the names of headers that belong to a protocol."""
-PASSED: Final = (
-    *("x-*", "ratelimit*", "request-id", "retry-after*"),
-    *(f"{one}*" for one in PROTOCOL_PREFIXES),
-)
-"""The names that are passed on, but for those below."""
+PASSED: Final = ("x-*", "ratelimit*", "retry-after*")
+"""The names that clients of every protocol get, but for those below."""
 DENIED: Final[Mapping[str, tuple[str, ...]]] = {
     "the gateway's own": ("x-request-id", "x-served-model", "x-interlingua-*"),
     "makes a proxy or a browser act": (
@@ -45,12 +40,6 @@ DENIED: Final[Mapping[str, tuple[str, ...]]] = {
     "credentials": ("x-api-key*", "x-auth*", "x-goog-api-key", "x-amz-security-token"),
 }  # fmt: skip
 """Names that no client gets, by reason."""
-STATE: Final = (
-    "openai-organization", "openai-project", "openai-processing-ms", "openai-version",
-    "openai-model", "anthropic-organization-id", "anthropic-ratelimit-*", "azureml-model-session",
-    "azureml-model-group", "apim-request-id", "x-ms-*",
-)  # fmt: skip
-"""Names with a protocol's prefix that are no part of an answer: nobody else misses them."""
 _OWN_FIRST: Final = frozenset({"retry-after", "retry-after-ms", "x-should-retry"})
 """What the gateway says itself, having asked all workers."""
 _VALUE: Final = re.compile(r"[ -~]{0,2048}")
@@ -62,45 +51,62 @@ def _compile(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(one).replace(r"\*", ".*") for one in names))
 
 
-_passed = _compile(PASSED)
 _denied = _compile(name for names in DENIED.values() for name in names)
-_state = _compile(STATE)
 
 
-def _is_passed(name: str) -> bool:
-    return _passed.fullmatch(name) is not None and _denied.fullmatch(name) is None
+class ResponseHeaders:
+    """The headers of the responses of one protocol's workers.
+
+    ``prefixes`` begin all names that belong to the protocol, ``names`` are others that it has.
+    Of those with a prefix, ``state`` are no part of an answer; a name may end with ``*``.
+    """
+
+    def __init__(
+        self,
+        prefixes: tuple[str, ...] = (),
+        names: tuple[str, ...] = (),
+        state: tuple[str, ...] = (),
+    ) -> None:
+        self.passed = (*(f"{one}*" for one in prefixes), *names)
+        """The names that clients of the protocol get beside ``PASSED``."""
+        self.state = state
+        self._prefixes = prefixes
+        self._passed = _compile((*PASSED, *self.passed))
+        self._state = _compile(state)
+        self.is_passed = NameCache(self._is_passed).__getitem__
+        """Whether clients may get a header with this name, in lower case."""
+
+    def select(self, headers: Mapping[str, str]) -> _Headers:
+        """Those of a worker's headers, with names in lower case, that clients may get."""
+        names = [*filter(self.is_passed, headers)]
+        if not names:
+            return ()
+        hops = {one.strip() for one in headers.get("connection", "").lower().split(",")}
+        selected: list[tuple[str, str]] = []
+        size = 0
+        for name in names:
+            value = headers[name]
+            size += len(name) + len(value)
+            if size <= _MAX_SIZE and _VALUE.fullmatch(value) and name not in hops:
+                selected.append((name, value))
+        return tuple(selected)
+
+    def find_lost(self, selected: _Headers) -> tuple[UnsupportedParameter, ...]:
+        """Those that clients of other protocols miss."""
+        return tuple(
+            UnsupportedParameter(f"response.header.{name}", "dropped")
+            for name, _ in selected
+            if name.startswith(self._prefixes) and not self._state.fullmatch(name)
+        )
+
+    def _is_passed(self, name: str) -> bool:
+        return self._passed.fullmatch(name) is not None and _denied.fullmatch(name) is None
 
 
-is_passed: Final = NameCache(_is_passed).__getitem__
-"""Whether clients may get a header with this name, in lower case."""
+COMMON_RESPONSE_HEADERS: Final = ResponseHeaders()
 
 
-def select_passed(headers: Mapping[str, str]) -> Headers:
-    """Those of a worker's headers, with names in lower case, that clients may get."""
-    names = [*filter(is_passed, headers)]
-    if not names:
-        return ()
-    hops = {one.strip() for one in headers.get("connection", "").lower().split(",")}
-    selected: list[tuple[str, str]] = []
-    size = 0
-    for name in names:
-        value = headers[name]
-        size += len(name) + len(value)
-        if size <= _MAX_SIZE and _VALUE.fullmatch(value) and name not in hops:
-            selected.append((name, value))
-    return tuple(selected)
-
-
-def find_lost(headers: Headers) -> tuple[UnsupportedParameter, ...]:
-    """Those that clients of other protocols miss."""
-    return tuple(
-        UnsupportedParameter(f"response.header.{name}", "dropped")
-        for name, _ in headers
-        if name.startswith(PROTOCOL_PREFIXES) and not _state.fullmatch(name)
-    )
-
-
-def merge_headers(own: Headers, passed: Headers, limits: Headers = ()) -> Headers:
+def merge_headers(own: _Headers, passed: _Headers, limits: _Headers = ()) -> _Headers:
     """The headers of a response for a client of the worker's protocol.
 
     ``own`` are the gateway's, of which the worker's replace those that it says better. ``limits``

@@ -16,6 +16,7 @@ from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     HasOwnHeaders,
+    HasResponseHeaders,
     KeepsExtraFields,
     LearnsFromErrors,
     ModelMetadataReader,
@@ -83,6 +84,8 @@ class RestrictedAdapter:
             self.request_kinds = adapter.request_kinds
         if isinstance(adapter, HasOwnHeaders):
             self.own_headers = adapter.own_headers
+        if isinstance(adapter, HasResponseHeaders):
+            self.response_headers = adapter.response_headers
         if isinstance(adapter, KeepsExtraFields):
             self.get_kept_keys = adapter.get_kept_keys
         if isinstance(adapter, LearnsFromErrors):

@@ -9,7 +9,6 @@ anything, such as addresses and paths: of its keys those stay whose values are s
 numbers. Of an error about the gateway's own request (its key, its path), nothing stays.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,7 +22,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
     WorkerError,
 )
-from protocols.core.json_text import JsonDecoder
+from protocols.core.json_text import JsonDecoder, encode_ascii
 
 _decode: Final = JsonDecoder(dict[str, Any]).decode
 _DATA: Final = b"data: "
@@ -51,7 +50,7 @@ def restore_worker_keys(written: bytes, error: GatewayError, protocol: str) -> b
         own = _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return written
-    merged = json.dumps(_merge_document(own, given), separators=(",", ":")).encode()  # in ASCII
+    merged = encode_ascii(_merge_document(own, given))
     return b"".join((written[:begin], merged, written[begin + len(text) :]))
 
 

@@ -22,12 +22,12 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     RoutingInfo,
 )
+from protocols.core.json_text import encode_ascii
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import (
     decode_value,
-    encode_ascii,
     read_fields,
     read_object,
     read_unchecked_fields,

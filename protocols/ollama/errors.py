@@ -32,7 +32,7 @@ from protocols.core.errors import (
     find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
-from protocols.json_body import encode_ascii
+from protocols.core.json_text import encode_ascii
 
 JSON_HEADERS: Headers = (("Content-Type", "application/json; charset=utf-8"),)
 _BUSY: Final = "server busy, please try again.  maximum pending requests exceeded"

@@ -31,10 +31,10 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Clock, Headers, HttpResponse, ResponseContext
+from protocols.core.json_text import encode_ascii
 from protocols.core.request import ToolCall
 from protocols.core.response_losses import AS_TEXT, CallLosses
 from protocols.core.vectors import encode_array
-from protocols.json_body import encode_ascii
 from protocols.ollama.errors import JSON_HEADERS, OllamaError, get_error_text
 from protocols.openapi import NDJSON_CONTENT_TYPE
 

@@ -92,6 +92,7 @@ from protocols.core.request import (
     build_tokenize_request,
 )
 from protocols.core.request_headers import RequestHeaders
+from protocols.core.response_headers import ResponseHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import azure
@@ -398,6 +399,14 @@ REQUEST_HEADERS: Final = RequestHeaders(
 )
 """The organization and the project are those of the gateway's own account at the service, which a
 client must not choose, nor the engine of a worker (vLLM's ``x-data-parallel-rank``)."""
+RESPONSE_HEADERS: Final = ResponseHeaders(
+    ("openai-", "x-openai-", "azureml-", "apim-"),
+    state=(
+        "openai-organization", "openai-project", "openai-processing-ms", "openai-version",
+        "openai-model", "azureml-model-*", "apim-request-id",
+    ),
+)  # fmt: skip
+"""Sources: OpenAI's API reference, "Debugging requests"; Azure's answers (apim-, azureml-)."""
 
 
 class OpenAI:
@@ -424,6 +433,7 @@ class OpenAI:
     own_headers: ClassVar[frozenset[str]] = REQUEST_HEADERS.forwarded
     stateful_fields: Sequence[StatefulField] = (*RESPONSES_STATEFUL_FIELDS, *CHAT_STATEFUL_FIELDS)
     request_headers: RequestHeaders = REQUEST_HEADERS
+    response_headers: ResponseHeaders = RESPONSE_HEADERS
     query_parameters: ClassVar[frozenset[str]] = frozenset({"api-version"})
     """Azure's clients send it."""
 

@@ -27,6 +27,7 @@ from protocols.core.interfaces import (
     RoutingInfo,
     UpstreamRequest,
 )
+from protocols.core.json_text import encode_ascii
 from protocols.core.request import (
     AnyRequest,
     EmbeddingRequest,
@@ -37,7 +38,6 @@ from protocols.core.request import (
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import (
-    encode_ascii,
     read_fields,
     read_object,
     read_unchecked_fields,

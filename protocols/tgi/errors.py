@@ -37,7 +37,7 @@ from protocols.core.errors import (
     find_entry,
 )
 from protocols.core.interfaces import Headers, HttpResponse
-from protocols.json_body import encode_ascii
+from protocols.core.json_text import encode_ascii
 from protocols.params import Param
 
 # Errors for clients.

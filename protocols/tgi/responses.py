@@ -28,10 +28,10 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.json_text import encode_ascii
 from protocols.core.request import GenerationRequest
 from protocols.core.response_losses import ONE_TEXT
 from protocols.core.vectors import encode_array
-from protocols.json_body import encode_ascii
 from protocols.tgi.errors import JSON_HEADERS, build_error_body
 from protocols.tgi.requests import GenerateOptions
 

@@ -12,7 +12,7 @@ import yaml
 
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
-from protocols.json_body import encode_ascii
+from protocols.core.json_text import encode_ascii
 from tests.conformance import cases
 from tests.conformance.cases import Case, ProtocolSetup, Response
 from tests.conftest import CONFORMANCE, RunningGateway, Serve

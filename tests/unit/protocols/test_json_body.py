@@ -9,11 +9,11 @@ from msgspec import Raw
 
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import ClientRequest, Endpoint
+from protocols.core.json_text import encode_ascii
 from protocols.json_body import (
     JSON_ERRORS,
     check_unicode,
     decode_value,
-    encode_ascii,
     get_decoded_fields,
     pop_fields,
     read_fields,
