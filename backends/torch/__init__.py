@@ -6,6 +6,7 @@ backend            the Backend: supervises the engine process, restarts it, stre
 engine_client      starts the engine process; its commands, events and end
 settings           the settings of a local model
 model_files        finds the files of a model, and their task
+weight_summary     what the files of a model say of its weights
 packed_formats     how the weights of a checkpoint are quantized
 prompt_lookup      likely next tokens, from earlier ones
 ipc                messages between the two processes

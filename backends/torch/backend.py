@@ -33,8 +33,9 @@ from backends.torch import commands, events, ipc
 from backends.torch.engine_client import EngineEventQueue, EngineProcess
 from backends.torch.model_files import estimate_memory
 from backends.torch.settings import TorchSettings
+from backends.torch.weight_summary import summarize_weights
 from protocols.core.call_arguments import find_half_written_calls
-from protocols.core.catalog import ModelFeatures, ModelState
+from protocols.core.catalog import ModelFeatures, ModelState, ModelWeights
 from protocols.core.custom_tools import has_custom_tools, replace_custom_tools
 from protocols.core.errors import (
     DeadlineExceeded,
@@ -108,6 +109,8 @@ class TorchBackend(Backend):
         self._load_started_at = 0.0
         self._was_loaded = False
         self._features: ModelFeatures | None = None
+        self._weights: ModelWeights | None = None
+        """Those in the files of a model that is loaded on demand."""
         self._estimates: dict[str, int] = {}
         """By device, about how much memory the model takes there."""
         self._size = 0
@@ -175,7 +178,12 @@ class TorchBackend(Backend):
     def report_model(self) -> ModelState:
         """See ``backends.interfaces.ReportsModel``."""
         if not self.loaded:
-            return ModelState(loaded=False, on_demand=self.loads_on_demand, features=self.features)
+            return ModelState(
+                loaded=False,
+                on_demand=self.loads_on_demand,
+                features=self.features,
+                weights=self._weights if self.features is None else None,
+            )
         return ModelState(
             loaded=True,
             on_demand=self.loads_on_demand,
@@ -210,7 +218,7 @@ class TorchBackend(Backend):
             features=self.features,
             on_demand=self.loads_on_demand,
         )
-        if self.features is not None and self.features.tool_calls is None:
+        if self.features is not None and self.features.problem is not None:
             unsupported += _find_unknown_calls(decoded, names, self.features)
         if isinstance(decoded, GenerationRequest):
             unsupported += tuple(find_half_written_calls(decoded))
@@ -218,7 +226,9 @@ class TorchBackend(Backend):
 
     async def start(self) -> None:
         """Start to load the model; it answers requests once it is loaded."""
-        if not self.loads_on_demand:
+        if self.loads_on_demand:
+            self._weights = await asyncio.to_thread(summarize_weights, self._settings.path)
+        else:
             self._begin_load()
 
     async def warm_up(self) -> None:

@@ -217,14 +217,6 @@ class EngineProcess:
 
 def _log_features(path: str, features: ModelFeatures) -> None:
     """Say what the model is understood to support."""
-    if features.tool_calls is None:
+    if features.problem is not None:
         _log.warning("%s: tool calls are not understood: %s", path, features.problem)
-    _log.info(
-        "%s: tool calls %s (found by: %s), enforced %s; reasoning %s",
-        path,
-        features.tool_calls or "not understood",
-        features.found_by or "nothing",
-        features.enforced,
-        features.reasoning or "none",
-    )
-    _log.info("%s: prompt lookup: %s", path, features.prompt_lookup)
+    _log.info("%s: %s", path, "; ".join(f"{name}: {text}" for name, text in features.describe()))

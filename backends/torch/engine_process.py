@@ -42,6 +42,8 @@ from backends.torch.ipc import (
 from backends.torch.model_files import ENGINE_TASKS, EngineTask, ModelError
 from backends.torch.prompt_lookup import describe_drafts
 from backends.torch.settings import TorchSettings
+from backends.torch.weight_summary import summarize_weights
+from protocols.core.catalog import ModelWeights
 from protocols.core.json_text import decode_json
 
 _log = logging.getLogger(__name__)
@@ -219,6 +221,7 @@ def _load_encoder_engine(location: Any, settings: TorchSettings, channel: Engine
     from backends.torch.classification import load_classifier  # noqa: PLC0415
     from backends.torch.embedding_engine import EmbeddingEngine  # noqa: PLC0415
     from backends.torch.embeddings import TextEncoder, load_encoder  # noqa: PLC0415
+    from backends.torch.loaded_model import summarize_encoder  # noqa: PLC0415
     from backends.torch.rerank import load_cross_encoder  # noqa: PLC0415
 
     loaders: dict[EngineTask, Any] = {
@@ -236,6 +239,7 @@ def _load_encoder_engine(location: Any, settings: TorchSettings, channel: Engine
             device,
             dimensions,
             memory_bytes=_read_resident_bytes(),
+            features=summarize_encoder(location, settings.path, encoder.max_length),
         )
     )
     return EmbeddingEngine(
@@ -290,16 +294,21 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
     )
     engine = TorchEngine(model, limits, channel.queue_event, time.monotonic, channel.wake_reader)
     engine.warm_up()
-    channel.queue_event(_make_ready_event(engine, model, settings))
+    weights = summarize_weights(settings.path, Path(location.source))
+    channel.queue_event(_make_ready_event(engine, model, weights, settings))
     return engine
 
 
-def _make_ready_event(engine: Any, model: Any, settings: TorchSettings) -> ReadyEvent:
+def _make_ready_event(
+    engine: Any, model: Any, weights: ModelWeights | None, settings: TorchSettings
+) -> ReadyEvent:
     """What a TorchEngine and its LoadedModel tell the gateway."""
     from backends.torch.loaded_model import summarize_model  # noqa: PLC0415
 
     runner = model.runner
-    features = summarize_model(model.tokenizer, model.input_processor, runner.context_length)
+    features = summarize_model(
+        model.tokenizer, model.input_processor, runner.context_length, weights
+    )
     drafts = describe_drafts(settings.prompt_lookup, is_exact=runner.is_batch_invariant)
     return ReadyEvent(
         "generate",

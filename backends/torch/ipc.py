@@ -247,7 +247,7 @@ class ReadyEvent(Struct, frozen=True, tag="ready"):
     cache_bytes: int = 0
     """The size of the KV cache."""
     features: ModelFeatures | None = None
-    """What a model that generates text is understood to support."""
+    """What the model is understood to support."""
     memory_bytes: int = 0
     """The memory of the process without the KV cache."""
 

@@ -15,7 +15,8 @@ from backends.torch.pooling import read_pooling_config
 from backends.torch.response_template import get_response_template
 from backends.torch.template_features import summarize_features
 from backends.torch.tokenization import InputProcessor
-from protocols.core.catalog import ModelFeatures
+from backends.torch.weight_summary import summarize_weights
+from protocols.core.catalog import ModelFeatures, ModelWeights
 from protocols.core.json_text import decode_json
 
 
@@ -68,21 +69,36 @@ def inspect_model(
     location = find_model(path, logging.getLogger(__name__).info, task)
     if location.task != "generate":
         lengths = (read_pooling_config(Path(location.source)).max_length, context)
-        return ModelFeatures(
-            task="embedding" if location.task == "embed" else location.task,
-            context_length=min((one for one in lengths if one), default=None),
-        )
+        context_length = min((one for one in lengths if one), default=None)
+        return summarize_encoder(location, path, context_length)
     tokenizer = load_pretrained(AutoTokenizer, location)
     if template is not None:
         tokenizer.chat_template = load_template(template)
     config = load_pretrained(AutoConfig, location).get_text_config()
     length = compute_context_length(config, context)
     reader = InputProcessor(tokenizer, context=length, vocabulary=1, defaults={})
-    return summarize_model(tokenizer, reader, length)
+    return summarize_model(
+        tokenizer, reader, length, summarize_weights(path, Path(location.source))
+    )
+
+
+def summarize_encoder(
+    location: ModelLocation, path: str, context_length: int | None
+) -> ModelFeatures:
+    """What is known of the model at ``path`` that generates no text."""
+    assert location.task != "generate"
+    return ModelFeatures(
+        task="embedding" if location.task == "embed" else location.task,
+        context_length=context_length,
+        weights=summarize_weights(path, Path(location.source)),
+    )
 
 
 def summarize_model(
-    tokenizer: Any, input_processor: InputProcessor, context_length: int
+    tokenizer: Any,
+    input_processor: InputProcessor,
+    context_length: int,
+    weights: ModelWeights | None,
 ) -> ModelFeatures:
     """What is understood of a model that generates text."""
     return msgspec.structs.replace(
@@ -92,6 +108,7 @@ def summarize_model(
         ),
         schema=supports_grammars(tokenizer),
         context_length=context_length,
+        weights=weights,
     )
 
 

@@ -326,6 +326,11 @@ _OTHER_INPUTS: Final = re.compile(r"(model\.)?(vision_tower|multi_modal_projecto
 """The names of weights that the text half has not."""
 
 
+def is_weight_of_text(name: str) -> bool:
+    """Whether a tensor of this name is read, also of a model whose text half is served."""
+    return not _OTHER_INPUTS.match(name)
+
+
 def get_text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The part of config.json for the text half of such a model; else ``config`` itself."""
     text = config.get("text_config")
@@ -365,7 +370,7 @@ def compute_weight_bytes(folder: Path, float_bytes: int | None) -> int:
     total = 0
     for file in list_weight_files(folder):
         for name, tensor in read_safetensors_header(file).items():
-            if _OTHER_INPUTS.match(name):
+            if not is_weight_of_text(name):
                 continue
             begin, end = tensor.get("data_offsets", (0, 0))
             saved = _FLOAT_BYTES.get(str(tensor.get("dtype")))

@@ -58,6 +58,8 @@ class VersionStatus(Struct, frozen=True, omit_defaults=True):
     ready: bool
     state: ModelState | None = None
     """Of a model that the gateway runs itself."""
+    description: Mapping[str, str] = {}
+    """What is known of such a model, for a person: texts by subject."""
 
 
 class ModelStatus(Struct, frozen=True):
@@ -332,6 +334,7 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
                 version.share or 0,
                 version.ready,
                 version.state,
+                {} if version.state is None else dict(version.state.describe()),
             )
             for version in info.versions
         ]

@@ -29,7 +29,8 @@ def show(file: str, name: str, *, as_json: bool) -> None:
 
     NAME is a model's public name, or a backend's. Its tokenizer and chat template are read, not its
     weights: chat, the format of tool calls and when it is enforced, the marks of reasoning, whether
-    schemas are enforced, and the context. Of a model that generates no text, its task.
+    schemas are enforced, the context, and the architecture, number and type of its weights. Of a
+    model that generates no text, its task.
 
     Exit codes: 0 understood, 1 its tool calls are not understood, 2 wrong usage or no local model.
     """

@@ -9,6 +9,27 @@ ModelTask = Literal["chat", "embedding", "rerank", "classify"]
 """``chat`` models accept completions, too."""
 
 
+class ModelWeights(Struct, frozen=True):
+    """The weights of a model, as its files have them."""
+
+    format: Literal["gguf", "safetensors"]
+    family: str
+    """The architecture, by its name in the files, as in ``llama``."""
+    parameters: int
+    """The number of weights."""
+    quantization: str
+    """The type of most weights, as in ``Q4_K_M`` or ``BF16``."""
+    size_bytes: int
+    """The size of the files."""
+
+    def describe(self) -> str:
+        """A text for a person."""
+        return (
+            f"{self.family}, {self.parameters / 1e6:,.1f} million parameters, {self.quantization}, "
+            f"{self.size_bytes / 1e6:,.0f} MB of {self.format}"
+        )
+
+
 class ModelFeatures(Struct, frozen=True, omit_defaults=True):
     """What the engine understands of a model, from its files and its chat template."""
 
@@ -38,13 +59,17 @@ class ModelFeatures(Struct, frozen=True, omit_defaults=True):
     """The largest sum of prompt and completion tokens; of another task, the longest input."""
     prompt_lookup: str | None = None
     """Whether tokens that have occurred before are computed several at a time, or why not."""
+    weights: ModelWeights | None = None
+    """None if they are not known."""
 
     def describe(self) -> Iterator[tuple[str, str]]:
         """Subjects and texts for a person."""
         if self.task is not None:
             yield "task", self.task
-            yield "input", _describe_length(self.context_length)
+            yield "context", _describe_length(self.context_length)
+            yield "weights", _describe_weights(self.weights)
             return
+        yield "task", "text"
         yield "chat", "by the chat template" if self.chat else "no: it has no chat template"
         if self.tool_calls is None:
             yield "tool calls", f"not understood: {self.problem}"
@@ -59,6 +84,11 @@ class ModelFeatures(Struct, frozen=True, omit_defaults=True):
         yield "schema", "enforced by a grammar" if self.schema else "not enforced"
         yield "context", _describe_length(self.context_length)
         yield "prompt lookup", self.prompt_lookup or "unknown"
+        yield "weights", _describe_weights(self.weights)
+
+
+def _describe_weights(weights: ModelWeights | None) -> str:
+    return "unknown" if weights is None else weights.describe()
 
 
 def _describe_length(tokens: int | None) -> str:
@@ -74,10 +104,25 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
     """Whether it is loaded at its first request and can be unloaded."""
     features: ModelFeatures | None = None
     """None before it has been loaded once."""
+    weights: ModelWeights | None = None
+    """Those in its files, before it has been loaded once; None if they are not known."""
     memory_bytes: int = 0
     """The memory that it takes, with its KV cache."""
     expires_in: int | None = None
     """After how many seconds without requests it is unloaded; None: never, or it has requests."""
+
+    def describe(self) -> Iterator[tuple[str, str]]:
+        """Subjects and texts for a person."""
+        if self.features is not None:
+            yield from self.features.describe()
+            return
+        yield "task", "unknown: it has not been loaded yet"
+        yield "weights", _describe_weights(self.weights)
+
+    @property
+    def known_weights(self) -> ModelWeights | None:
+        """The weights in its files; None if they are not known."""
+        return self.weights if self.features is None else self.features.weights
 
 
 class VersionInfo(Struct, frozen=True):
@@ -114,6 +159,13 @@ class ModelInfo(Struct, frozen=True):
     def listed_names(self) -> tuple[str, ...]:
         """The name, and the aliases if they are listed."""
         return (self.name, *self.aliases) if self.list_aliases else (self.name,)
+
+    @property
+    def weights(self) -> ModelWeights | None:
+        """The weights of every version; None if they are not known, or not the same."""
+        states = [version.state for version in self.versions]
+        known = {None if one is None else one.known_weights for one in states}
+        return known.pop() if len(known) == 1 else None
 
     @property
     def ready(self) -> bool:

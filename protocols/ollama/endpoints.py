@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat.params import missing_error, null_to_none
-from protocols.core.catalog import Catalog, LoadsModels, ModelInfo
+from protocols.core.catalog import Catalog, LoadsModels, ModelInfo, ModelWeights
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import (
     ClientRequest,
@@ -48,14 +48,7 @@ _TEXT_HEADERS: Final = (("Content-Type", "text/plain; charset=utf-8"),)
 _DEFAULT_TAG: Final = ":latest"
 _EXPIRY_TIME: Final = "2318-01-01T00:00:00Z"
 """When a model is unloaded that always stays: never. In ``/api/ps``, where clients parse a time."""
-_DETAILS: Final[Mapping[str, Any]] = {
-    "parent_model": "",
-    "format": "",
-    "family": "gateway",
-    "families": ["gateway"],
-    "parameter_size": "",
-    "quantization_level": "",
-}
+_UNKNOWN_FAMILY: Final = "gateway"
 _MANAGEMENT_ERROR: Final = "model management is not supported by this gateway"
 _GENERATION_OPERATIONS: Final = ("chat", "generate")
 
@@ -234,23 +227,27 @@ class Ollama:
         return {
             **_identify_model(model),
             "modified_at": format_time(model.created),
-            "size": 0,
-            "details": _DETAILS,
+            "size": 0 if model.weights is None else model.weights.size_bytes,
+            "details": _describe_weights(model.weights),
             "capabilities": get_capabilities(model, self.name).names,
         }
 
     def _show_model(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         model = _find_model(_read_model(read_fields(call), call), catalog)
-        info: dict[str, Any] = {"general.architecture": "gateway", "general.basename": model.name}
+        details = _describe_weights(model.weights)
+        family = details["family"]
+        info: dict[str, Any] = {"general.architecture": family, "general.basename": model.name}
+        if model.weights is not None:
+            info["general.parameter_count"] = model.weights.parameters
         if model.context_length is not None:
-            info["gateway.context_length"] = model.context_length
+            info[f"{family}.context_length"] = model.context_length
         return build_json_response(
             {
                 "modelfile": "",
                 "parameters": "",
                 "template": "",
                 "license": "",
-                "details": _DETAILS,
+                "details": details,
                 "model_info": info,
                 "capabilities": get_capabilities(model, self.name).names,
                 "modified_at": format_time(model.created),
@@ -321,6 +318,30 @@ def _identify_model(model: ModelInfo) -> dict[str, Any]:
     return {"name": name, "model": name, "digest": digest}
 
 
+def _describe_weights(weights: ModelWeights | None) -> dict[str, Any]:
+    """Details of a local model; of others nothing is known."""
+    family = _UNKNOWN_FAMILY if weights is None else weights.family
+    return {
+        "parent_model": "",
+        "format": "" if weights is None else weights.format,
+        "family": family,
+        "families": [family],
+        "parameter_size": "" if weights is None else _format_count(weights.parameters),
+        "quantization_level": "" if weights is None else weights.quantization,
+    }
+
+
+def _format_count(number: int) -> str:
+    """A number as Ollama writes it, as in ``134.52M``.
+
+    Source: ollama 0.9, format/format.go.
+    """
+    for unit, name, decimals in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if number >= unit:
+            return f"{number / unit:.{decimals if number % unit else 0}f}{name}"
+    return str(number)
+
+
 def _describe_running(model: ModelInfo, now: float) -> dict[str, Any] | None:
     """A model in memory; None if no version is. Of remote models only the readiness is known."""
     states = [version.state for version in model.versions if version.state is not None]
@@ -334,7 +355,7 @@ def _describe_running(model: ModelInfo, now: float) -> dict[str, Any] | None:
     return {
         **_identify_model(model),
         "size": sum(state.memory_bytes for state in loaded),
-        "details": _DETAILS,
+        "details": _describe_weights(model.weights),
         "expires_at": format_time(now + max(delays)) if expires else _EXPIRY_TIME,
         "size_vram": 0,
         **length,

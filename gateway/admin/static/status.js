@@ -104,13 +104,8 @@ const LOCAL_MODELS = [
   { label: "Model", of: (row) => row.name },
   { label: "Version", of: (row) => row.version },
   { label: "In memory", of: (row) => (row.loaded ? "yes" : "no") },
-  { label: "Chat", of: (row) => (row.chat ? "yes" : "no") },
-  { label: "Tool calls", of: (row) => row.tool_calls ?? `not understood: ${row.problem ?? "not loaded yet"}` },
-  { label: "Enforced", of: (row) => row.enforced ?? "never" },
-  { label: "Reasoning", of: (row) => row.reasoning ?? "–" },
-  { label: "Schema", of: (row) => (row.schema ? "enforced" : "not enforced") },
-  { label: "Prompt lookup", of: (row) => row.prompt_lookup ?? "–" },
-  { label: "Context", number: true, of: (row) => (row.context_length ? count(row.context_length) : "–") },
+  ...["task", "chat", "tool calls", "calls are enforced", "functions are in", "reasoning", "earlier reasoning", "schema", "context", "prompt lookup", "weights"]
+    .map((subject) => ({ label: subject[0].toUpperCase() + subject.slice(1), of: (row) => row.description[subject] ?? "–" })),
 ];
 const NONE = { requests: 0, answered_by_fallback: 0, shadow_requests: 0, requests_per_second: 0, fallbacks_per_second: 0, shadows_per_second: 0, tokens_per_second: 0, first_token_p50: null, first_token_p95: null };
 
@@ -248,7 +243,7 @@ export function status() {
     workerSection.hidden = !reports.length;
     workers.show(reports);
     const local = status.models.flatMap((model) =>
-      model.versions.filter((one) => one.state).map((one) => ({ name: model.name, version: one.name, loaded: one.state.loaded, ...one.state.features })));
+      model.versions.filter((one) => one.state).map((one) => ({ name: model.name, version: one.name, loaded: one.state.loaded, description: one.description })));
     localSection.hidden = !local.length;
     localModels.show(local);
   }

@@ -21,6 +21,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.model_files import estimate_memory
 from backends.torch.settings import TorchSettings
+from backends.torch.weight_summary import summarize_weights
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.events import Timing
 from protocols.core.request import GenerationRequest
@@ -295,4 +296,15 @@ async def test_memory_on_an_accelerator_is_that_of_the_weights_and_the_cache(
     await backend.keep_model(None)
     await backend.warm_up()
     assert 36 << 30 <= backend.report_model().memory_bytes < 37 << 30
+    await backend.aclose()
+
+
+@pytest.mark.usefixtures("use_process")
+async def test_weights_are_known_before_the_first_load(tiny_folder: Path) -> None:
+    backend = make_backend(path=str(tiny_folder))
+    await backend.start()
+    state = backend.report_model()
+    assert not state.loaded
+    assert state.known_weights == summarize_weights(str(tiny_folder))
+    assert state.known_weights is not None
     await backend.aclose()

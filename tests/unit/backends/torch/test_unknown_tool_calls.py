@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from transformers import AutoTokenizer
@@ -21,6 +22,7 @@ from backends.torch.ipc import (
     StopParams,
     ToolCallEvent,
 )
+from backends.torch.weight_summary import summarize_weights
 from gateway.cli import main
 from protocols.core.catalog import ModelFeatures
 
@@ -150,17 +152,23 @@ def test_command_shows_the_task_of_a_model_that_generates_no_text(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     """Nothing is said of chat, tools or prompt lookup, and nothing is wrong."""
+    weights = summarize_weights(str(tiny_folder))
+    assert weights is not None
     file = write_config(tmp_path, tiny_folder, task="embedding", context=64)
     result = CliRunner().invoke(main, ["models", "show", file, "m"])
-    assert (result.exit_code, result.output) == (
-        0,
-        f"local: {tiny_folder}\n  task: embedding\n  input: 64 tokens\n",
-    )
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        f"local: {tiny_folder}",
+        "  task: embedding",
+        "  context: 64 tokens",
+        f"  weights: {weights.describe()}",
+    ]
     shown = CliRunner().invoke(main, ["models", "show", file, "m", "--json"])
     assert json.loads(shown.output) == {
         "backend": "local",
         "task": "embedding",
         "context_length": 64,
+        "weights": msgspec.to_builtins(weights),
     }
 
 

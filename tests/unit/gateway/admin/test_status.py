@@ -1,19 +1,26 @@
 """Statistics of the last minute, merged from several processes."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+import gateway.admin
 from backends.histogram import Histogram
 from gateway.admin.config_view import describe_config
-from gateway.admin.status import GatewayStatus, merge_statuses
+from gateway.admin.status import GatewayStatus, _list_models, merge_statuses
 from gateway.admin.version_stats import RecentStats
 from gateway.admin.version_stats import VersionStats as AdminVersionStats
 from gateway.config.loader import load_text
 from gateway.memory import MemoryStatus
 from gateway.observability.record import RequestOutcome, RequestRecord
 from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
+from protocols.core.catalog import ModelFeatures, ModelInfo, ModelState, VersionInfo
 from protocols.core.events import Usage
 
+STATIC = Path(gateway.admin.__file__).parent / "static"
 EDGES = len(FIRST_TOKEN_BUCKETS)
 SPLIT_VERSION = ("m", "1", "split")
 
@@ -162,3 +169,27 @@ async def test_digest_and_watermark_key_are_masked_in_the_shown_configuration() 
     assert description["config"]["admin"] == admin
     assert description["config"]["backends"]["own"]["watermark"] == "***"
     assert description["file"] == {"name": "<built in>", "hash": None, "differs": False}
+
+
+def test_web_ui_shows_what_is_known_of_a_local_model() -> None:
+    """In the words of the log and of ``interlingua models show``; nothing of remote models."""
+    features = ModelFeatures(chat=True, problem="no marks")
+    versions = (
+        VersionInfo("1", "m", 50, state=ModelState(loaded=True, features=features)),
+        VersionInfo("2", "m", 50),
+    )
+    targets = {one.name: SimpleNamespace(backend="local") for one in versions}
+    model = SimpleNamespace(resolve_targets=lambda: targets)
+    snapshot: Any = SimpleNamespace(
+        router=SimpleNamespace(list_models=lambda: [ModelInfo("chat", versions)]),
+        config=SimpleNamespace(models={"chat": model}),
+    )
+    (status,) = _list_models(snapshot)
+    assert [one.description for one in status.versions] == [dict(features.describe()), {}]
+    page = (STATIC / "status.js").read_text()
+    encoder = ModelState(loaded=True, features=ModelFeatures(task="embedding"))
+    unloaded = ModelState(loaded=False)
+    for one in (versions[0].state, encoder, unloaded):
+        assert one is not None
+        for subject, _ in one.describe():
+            assert f'"{subject}"' in page

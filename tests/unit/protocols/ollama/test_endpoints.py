@@ -5,8 +5,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from protocols.core.catalog import ModelInfo, ModelState, VersionInfo
+from protocols.core.catalog import (
+    ModelFeatures,
+    ModelInfo,
+    ModelState,
+    ModelWeights,
+    VersionInfo,
+)
 from protocols.core.errors import (
     ClientDisconnected,
     ContextTooLong,
@@ -113,6 +120,61 @@ class LoadingCatalogStub(CatalogStub):
 LOADED = ModelState(loaded=True, on_demand=True, memory_bytes=7, expires_in=60)
 UNLOADED = ModelState(loaded=False, on_demand=True)
 PERMANENT = ModelState(loaded=True, on_demand=True, memory_bytes=5)
+
+
+WEIGHTS = ModelWeights("gguf", "qwen2", 7_615_616_512, "Q4_K_M", 4_683_073_184)
+OTHER = ModelWeights("safetensors", "llama", 134_515_008, "BF16", 269_060_552)
+IN_FILES = ModelState(loaded=False, on_demand=True, weights=WEIGHTS)
+IN_MEMORY = ModelState(loaded=True, features=ModelFeatures(chat=True, weights=WEIGHTS))
+OF_ANOTHER = ModelState(loaded=True, features=ModelFeatures(chat=True, weights=OTHER))
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([IN_FILES], ("gguf", "qwen2", "7.6B", "Q4_K_M", 4_683_073_184)),
+        ([IN_MEMORY, IN_FILES], ("gguf", "qwen2", "7.6B", "Q4_K_M", 4_683_073_184)),
+        ([OF_ANOTHER], ("safetensors", "llama", "134.52M", "BF16", 269_060_552)),
+        ([IN_MEMORY, OF_ANOTHER], ("", "gateway", "", "", 0)),
+        ([IN_MEMORY, None], ("", "gateway", "", "", 0)),
+        ([LOADED], ("", "gateway", "", "", 0)),
+    ],
+)
+def test_details_are_those_of_the_files_of_every_version(
+    make: MakeCall, states: list[ModelState | None], expected: tuple[str, str, str, str, int]
+) -> None:
+    catalog = LoadingCatalogStub(*states)
+    listed, running, shown = (
+        msgspec.json.decode(Ollama().handle_info_request(call, catalog).body)
+        for call in (
+            make("/api/tags", method="GET"),
+            make("/api/ps", method="GET"),
+            make("/api/show", {"model": "Llama3"}),
+        )
+    )
+    names = ("format", "family", "parameter_size", "quantization_level")
+    (model, *_) = listed["models"]
+    assert (*(model["details"][name] for name in names), model["size"]) == expected
+    assert model["details"]["families"] == [expected[1]]
+    assert shown["details"] == model["details"]
+    assert shown["model_info"]["general.architecture"] == expected[1]
+    assert ("general.parameter_count" in shown["model_info"]) == bool(expected[0])
+    in_memory = [one for one in running["models"] if one["name"] == model["name"]]
+    assert all(one["details"] == model["details"] for one in in_memory)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(8 * 10**9, "8B"), (3 * 10**6, "3M"), (5400, "5K"), (270, "270"), (8_030_261_312, "8.0B")],
+)
+def test_numbers_of_parameters_are_written_as_by_ollama(
+    make: MakeCall, number: int, text: str
+) -> None:
+    state = ModelState(loaded=False, weights=replace(WEIGHTS, parameters=number))
+    call = make("/api/tags", method="GET")
+    response = Ollama().handle_info_request(call, LoadingCatalogStub(state))
+    (model, *_) = msgspec.json.decode(response.body)["models"]
+    assert model["details"]["parameter_size"] == text
 
 
 @pytest.mark.parametrize(
