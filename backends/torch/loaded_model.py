@@ -1,8 +1,9 @@
 """A loaded model: model runner, tokenizer and input processor."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from transformers import AutoConfig, AutoTokenizer
@@ -82,13 +83,17 @@ def inspect_model(
     )
 
 
+_ENCODER_TASKS: Final[Mapping[EngineTask, Literal["embedding", "rerank", "classify"]]] = {
+    "embed": "embedding", "rerank": "rerank", "classify": "classify",
+}  # fmt: skip
+
+
 def summarize_encoder(
     location: ModelLocation, path: str, context_length: int | None
 ) -> ModelFeatures:
     """What is known of the model at ``path`` that generates no text."""
-    assert location.task != "generate"
     return ModelFeatures(
-        task="embedding" if location.task == "embed" else location.task,
+        task=_ENCODER_TASKS[location.task],
         context_length=context_length,
         weights=summarize_weights(path, Path(location.source)),
     )

@@ -333,8 +333,8 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
                 version.backend_model,
                 version.share or 0,
                 version.ready,
-                version.state,
-                {} if version.state is None else dict(version.state.describe()),
+                state=version.state,
+                description={} if version.state is None else dict(version.state.describe()),
             )
             for version in info.versions
         ]

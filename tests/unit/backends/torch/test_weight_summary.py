@@ -6,13 +6,12 @@ from pathlib import Path
 
 import gguf
 import pytest
-from msgspec.structs import replace
 
 from backends.torch.engine_client import EngineProcess
 from backends.torch.ipc import IPC_VERSION, ReadyEvent
 from backends.torch.settings import TorchSettings
 from backends.torch.weight_summary import summarize_weights
-from protocols.core.catalog import ModelFeatures, ModelState, ModelWeights
+from protocols.core.catalog import ModelFeatures, ModelWeights
 from tests.integration.torch.tiny_gguf import write_gguf
 from tests.support.tiny_model import tiny_llama
 from tests.unit.backends.torch.test_packed_checkpoint import write_checkpoint
@@ -88,15 +87,3 @@ def test_log_of_a_model_that_generates_no_text_warns_of_nothing(
         process._handle_event(ReadyEvent("embed", IPC_VERSION, 512, "cpu", features=features))
     assert "task: embedding; context: 512 tokens; weights: unknown" in caplog.text
     assert "WARNING" not in caplog.text
-
-
-def test_state_of_a_model_before_its_first_load_tells_its_weights() -> None:
-    unloaded = ModelState(loaded=False, on_demand=True, weights=WEIGHTS)
-    loaded = ModelState(loaded=True, features=replace(FEATURES, weights=None))
-    assert unloaded.known_weights == WEIGHTS
-    assert loaded.known_weights is None
-    assert dict(unloaded.describe()) == {
-        "task": "unknown: it has not been loaded yet",
-        "weights": WEIGHTS.describe(),
-    }
-    assert dict(loaded.describe())["weights"] == "unknown"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocols.core.catalog import ModelFeatures
+from protocols.core.catalog import ModelFeatures, ModelState, ModelWeights
 
 FULL = ModelFeatures(
     chat=True,
@@ -65,4 +65,24 @@ def test_model_that_generates_no_text_is_described_by_its_task(
     length: int | None, shown: str
 ) -> None:
     features = ModelFeatures(task="embedding", context_length=length)
-    assert dict(features.describe()) == {"task": "embedding", "input": shown}
+    assert dict(features.describe()) == {
+        "task": "embedding",
+        "context": shown,
+        "weights": "unknown",
+    }
+
+
+WEIGHTS = ModelWeights("gguf", "llama", 134_515_008, "Q4_1", 98_362_432)
+
+
+def test_state_of_a_model_before_its_first_load_tells_its_weights() -> None:
+    unloaded = ModelState(loaded=False, on_demand=True, weights=WEIGHTS)
+    loaded = ModelState(loaded=True, features=ModelFeatures(chat=True))
+    assert WEIGHTS.describe() == "llama, 134.5 million parameters, Q4_1, 98 MB of gguf"
+    assert unloaded.known_weights == WEIGHTS
+    assert loaded.known_weights is None
+    assert dict(unloaded.describe()) == {
+        "task": "unknown: it has not been loaded yet",
+        "weights": WEIGHTS.describe(),
+    }
+    assert dict(loaded.describe())["weights"] == "unknown"
