@@ -44,6 +44,7 @@ from protocols.core.request import (
     Tool,
     VideoPart,
 )
+from protocols.core.request_headers import SILENT
 from protocols.core.response_headers import DENIED, PASSED
 from protocols.openai.hosted_apis import HostedApi
 from protocols.params import Param, ParamTableProvider
@@ -113,13 +114,13 @@ _HEADERS_INTRO = """## Headers of requests
 
 The headers that say something to a server of the client's protocol. *forwarded*: workers of the
 same protocol get it if the request is passed through, and it is reported otherwise. *reported*: no
-worker gets it. *handled*: by the gateway, or it says nothing to a model. Any other name with a
-protocol's prefix is reported, as `header.NAME` in `x-interlingua-loss`. A header is **never a
+worker gets it. *handled*: by the gateway, or it says nothing to a model. Any other name is
+reported, as `header.NAME` in `x-interlingua-loss`, and no worker gets it: it may be one by which a
+proxy before the worker knows its users or selects a machine. A header is **never a
 reason to refuse**, not even with `on_loss: reject`: it allows features or names an account, and
 clients send it with every request, whether it needs that or not (Claude Code sends
-`anthropic-beta`). All other headers, of connections, caches, tracing, browsers and client libraries
-(`cookie`, `traceparent`, `user-agent`, `x-stainless-*`), are no loss. The `headers` of a worker in
-the configuration replace those of clients.
+`anthropic-beta`). Headers by which the configuration routes requests, and those of the last rows,
+are *silent*: no loss. The `headers` of a worker in the configuration replace those of clients.
 
 The id and the time **in** an answer are the worker's for clients of its protocol, whether the
 answer is passed through or written anew. Clients of other protocols get the gateway's, and so do
@@ -160,6 +161,10 @@ def response_header_table(protocols: Sequence[ProtocolProfiles]) -> str:
 
 def header_table(protocols: Sequence[ProtocolProfiles]) -> str:
     """The decision on each header of requests."""
+    silent = [
+        ("all", ", ".join(map(code, names)), f"silent: {reason}")
+        for reason, names in SILENT.items()
+    ]
     rows = (
         (protocol.name, code(name), decision)
         for protocol in protocols
@@ -169,7 +174,7 @@ def header_table(protocols: Sequence[ProtocolProfiles]) -> str:
             *((f"{prefix}*", "reported") for prefix in table_of_headers.prefixes),
         )
     )
-    return _HEADERS_INTRO + "\n" + table(("protocol", "header", "decision"), rows)
+    return _HEADERS_INTRO + "\n" + table(("protocol", "header", "decision"), [*rows, *silent])
 
 
 _HOSTED_INTRO = """## Hosted APIs

@@ -131,7 +131,7 @@ class TargetAttempt(Struct, eq=False):
         )
         passthrough = prepared.passthrough
         sent = () if passthrough is None else passthrough.upstream_request.headers
-        lost = find_lost_arguments(adapter, client_request, sent)
+        lost = find_lost_arguments(adapter, client_request, sent, route.model)
         if passthrough is None:
             attempt._plan_translation(lost)
         elif lost or prepared.unsupported_parameters:
@@ -310,10 +310,12 @@ def get_loss_rule(model: Model, headers: Mapping[str, str]) -> OnLoss:
 
 
 def find_lost_arguments(
-    adapter: ClientAdapter, call: ClientRequest, sent: Headers
+    adapter: ClientAdapter, call: ClientRequest, sent: Headers, model: Model
 ) -> tuple[UnsupportedParameter, ...]:
-    """What a request says in its headers and its query, but not to the worker."""
-    lost = loss.find_lost_headers(call.headers, adapter.request_headers, sent)
+    """What a request says in its headers and its query, but not to the worker of the model."""
+    lost = loss.find_lost_headers(
+        call.headers, adapter.request_headers, sent, model.routing_headers
+    )
     if call.query:
         lost += loss.find_lost_query(call.query, get_query_parameters(adapter))
     return lost

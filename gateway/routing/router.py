@@ -107,6 +107,8 @@ class Model(Struct, frozen=True):
     """The sources of sticky assignment in their order; without any, versions are drawn."""
     rules: tuple[RouteRule, ...] = ()
     """The rules to try for its requests, in their order."""
+    routing_headers: frozenset[str] = frozenset()
+    """The headers, in lower case, by which requests to any model are routed."""
     shadow: ShadowRule | None = None
     judge: JudgeConfig | None = None
     """What judges its answers, if anything does."""
@@ -176,8 +178,17 @@ class Router:
         ready: bool = True,
     ) -> None:
         """``rules`` name only models and versions in ``models``."""
+        read = {f"header:{name}" for rule in rules for name in rule.headers}
+        read.update(source for model in models.values() for source in model.sticky)
+        headers = frozenset(
+            source.removeprefix("header:").lower() for source in read if source[:7] == "header:"
+        )
         self._models = [
-            replace(model, rules=tuple(_select_rules(model.info, rules)))
+            replace(
+                model,
+                rules=tuple(_select_rules(model.info, rules)),
+                routing_headers=headers,
+            )
             for model in models.values()
         ]
         self._by_name = {

@@ -330,13 +330,16 @@ def find_lost_query(query: str, known: frozenset[str]) -> tuple[UnsupportedParam
 
 
 def find_lost_headers(
-    headers: Mapping[str, str], table: RequestHeaders, sent: Iterable[tuple[str, str]]
+    headers: Mapping[str, str],
+    table: RequestHeaders,
+    sent: Iterable[tuple[str, str]],
+    read: frozenset[str] = frozenset(),
 ) -> tuple[UnsupportedParameter, ...]:
-    """The headers that mean something to the servers of a protocol and are not ``sent``."""
+    """The headers that may mean something to a server and are not ``sent``, nor ``read`` here."""
     names = [*filter(table.has_meaning, headers)]
     if not names:
         return ()
-    kept = {name.lower() for name, _ in sent}
+    kept = read.union([name.lower() for name, _ in sent])
     return tuple(LostHeader(f"header.{name}", "dropped") for name in names if name not in kept)
 
 

@@ -39,7 +39,7 @@ from protocols.core.request import (
     RequestKind,
     TokenizeRequest,
 )
-from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
+from protocols.core.request_headers import RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.core.vectors import encode_array
 from protocols.mindie import (
@@ -325,7 +325,7 @@ class MindIE(MindieUpstream):
     applies_model_settings: ClassVar[bool] = True
     param_tables: Mapping[str, tuple[Param, ...]]
     stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
-    request_headers: RequestHeaders = NO_REQUEST_HEADERS
+    request_headers: RequestHeaders = RequestHeaders((), {"req-id": "handled"})
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
     request_kinds: frozenset[RequestKind] = GENERATION_KINDS
     endpoints: tuple[Endpoint, ...] = (

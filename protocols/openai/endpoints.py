@@ -387,8 +387,12 @@ def _check_options(worker_api: str, heartbeat_interval: float) -> None:
 
 
 REQUEST_HEADERS: Final = RequestHeaders(
-    ("openai-", "x-openai-"),
+    ("openai-", "x-openai-", "x-ms-", "x-goog-", "azureml-"),
     {
+        "x-ms-client-request-id": "handled",
+        "x-ms-useragent": "handled",
+        "x-goog-api-client": "handled",
+        "x-goog-api-key": "handled",
         "openai-beta": "forwarded",
         "openai-organization": "reported",
         "openai-project": "reported",

@@ -67,7 +67,7 @@ def _estimate(request: RequestState) -> HttpResponse | None:
         _ESTIMATED,
         *(UnsupportedParameter(name, "dropped") for name in decoded.extra),
         *remove_extra_fields(decoded)[1],
-        *find_lost_arguments(adapter, call, ()),
+        *find_lost_arguments(adapter, call, (), model),
     )
     request.record.unsupported_parameters = limit_losses(lost)
     headers = response.headers + build_loss_headers(request.record.unsupported_parameters)

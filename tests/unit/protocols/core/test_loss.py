@@ -200,12 +200,13 @@ def test_a_report_that_is_full_does_not_grow() -> None:
 
 def test_headers_that_workers_do_not_get_are_reported_and_never_a_reason_to_refuse() -> None:
     table = RequestHeaders(("own-",), {"own-sent": "forwarded", "own-seen": "handled"})
-    headers = {"own-sent": "1", "own-seen": "1", "own-new": "1", "cookie": "1"}
+    headers = {"own-sent": "1", "own-seen": "1", "own-new": "1", "cookie": "1", "x-foo": "1"}
 
-    assert find_lost_headers(headers, table, (("Own-Sent", "1"),)) == (
+    assert find_lost_headers(headers, table, (("Own-Sent", "1"),), frozenset({"x-foo"})) == (
         LostHeader("header.own-new", "dropped"),
     )
     assert [one.field for one in find_lost_headers(headers, table, ())] == [
         "header.own-sent",
         "header.own-new",
+        "header.x-foo",
     ]
