@@ -22,6 +22,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    CACHE_KEY,
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,
@@ -95,7 +96,8 @@ new. No target answers such a request as if it had the rest. *stored*: the gatew
 *refused*: always. *reported*: the answer is the same without it, so that it is a loss like any
 other. A field that the gateway does not know and whose name says that it continues an earlier
 request (`previous_…_id`, `conversation_id`, `session`, `container`, …) is refused where a target
-would not get it.
+would not get it. So is one in a field that holds further ones, as Gemini's
+`extra_body.google.cached_content`.
 """
 
 
@@ -205,6 +207,9 @@ def hosted_api_table(apis: Mapping[str, HostedApi]) -> str:
     return _HOSTED_INTRO + "\n" + table(head, rows)
 
 
+_NAMES_OF_OBJECTS: Final[Mapping[type[Struct], str]] = {TextPart: "texts", Tool: "tools"}
+
+
 def _list_api_differences(api: HostedApi) -> Iterator[str]:
     yield from (f"{code(name)} is {code(wire)}" for name, wire in api.renames.items())
     if api.max_stop_strings is not None:
@@ -220,6 +225,9 @@ def _list_api_differences(api: HostedApi) -> Iterator[str]:
         f"{code('reasoning_effort')} {code(word)} is {code(other)}"
         for word, other in api.replaced_efforts.items()
     )
+    if api.marked_for_cache:
+        names = ", ".join(_NAMES_OF_OBJECTS[one] for one in api.marked_for_cache)
+        yield f"{code(CACHE_KEY)} of every client in {names} and the request"
     if api.short_call_ids:
         yield "ids of tool calls have nine letters and digits"
     if not api.developer_role:

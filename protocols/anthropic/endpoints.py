@@ -53,6 +53,7 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
     GenerationRequest,
+    KeptKeys,
     Request,
     RequestKind,
     TokenizeRequest,
@@ -276,10 +277,10 @@ class Anthropic:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return upstream.find_unsupported_parameters(request, names, self.name)
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
         del request
-        return frozenset({upstream.CACHE_KEY})
+        return upstream.KEPT_KEYS
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

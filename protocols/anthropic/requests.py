@@ -5,11 +5,12 @@ Blocks become parts of messages in their order. What has no place in the interna
 """
 
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from protocols.anthropic.params import (
     BETA_HEADER,
@@ -46,7 +47,9 @@ from protocols.core.errors import (
 from protocols.core.extra import KeyTree, add_unknown_keys
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
+    CACHE_KEY,
     ContentPart,
+    ExtraFields,
     FilePart,
     GenerationRequest,
     ImagePart,
@@ -133,7 +136,7 @@ def read_request(
     messages = reader.read(fields)
     if rules.mid_system == "fold":
         messages = _fold_system(messages)
-    tools = _read_tools(fields, rules, reader.unknown)
+    tools = _read_tools(fields, rules, reader)
     choice, parallel = _read_tool_choice(fields, tools)
     if tools and parallel is not None:
         values["parallel_tools"] = parallel
@@ -355,6 +358,9 @@ _KEYS_OF_TYPES: Final[Mapping[tuple[str, str], str]] = {
 _TOOL_KEYS: Final = dict.fromkeys(("type", "name", "description", "input_schema", "strict"))
 
 
+PartT = TypeVar("PartT", bound=ContentPart)
+
+
 class _Turn(Struct):
     """The blocks of one message, as they are read."""
 
@@ -423,16 +429,19 @@ class ConversationReader:
 
     def _read_system(self, content: Any, at: str) -> list[Message]:
         """One message of the texts, or none."""
-        texts = [content] if isinstance(content, str) else list(self._read_texts(content, at))
-        text = "\n\n".join(one for one in texts if one and not one.startswith(BILLING_PREFIX))
-        return [Message("system", (TextPart(text),), at=at)] if text else []
+        is_text = isinstance(content, str)
+        texts = [TextPart(content)] if is_text else list(self._read_texts(content, at))
+        texts = [one for one in texts if not one.text.startswith(BILLING_PREFIX)]
+        parts = _join_texts([one for one in texts if one.text], "\n\n")
+        return [Message("system", parts, at=at)] if parts else []
 
-    def _read_texts(self, content: Any, at: str) -> Iterator[str]:
+    def _read_texts(self, content: Any, at: str) -> Iterator[TextPart]:
         """The texts of a list of text blocks."""
         for k, block, kind in self._iterate_blocks(content, at):
+            place = f"{at}[{k}]"
             if kind != "text":
-                raise invalid_choice_error(f"{at}[{k}].type", ("text",), kind)
-            yield read_string(block, "text", f"{at}[{k}]")
+                raise invalid_choice_error(f"{place}.type", ("text",), kind)
+            yield from self._mark_last((TextPart(read_string(block, "text", place)),), place)
 
     def _iterate_blocks(
         self, content: Any, at: str
@@ -453,6 +462,18 @@ class ConversationReader:
             if isinstance(source, dict) and (keys := _SOURCE_KEYS.get(str(source.get("type")))):
                 add_unknown_keys(self.unknown, source, f"{at}[{k}].source", keys)
             yield k, block, kind
+
+    def take_mark(self, at: str) -> ExtraFields | None:
+        """The mark for the cache of the block or tool at this path, which has a place."""
+        mark = self.unknown.pop(f"{at}.{CACHE_KEY}", None)
+        return None if mark is None else ExtraFields(at, {(CACHE_KEY,): mark})
+
+    def _mark_last(self, parts: Sequence[PartT], at: str) -> Sequence[PartT]:
+        """The parts of a block, the last with the block's mark unless it has one or is blank."""
+        if not parts or parts[-1].extra is not None or parts[-1] == TextPart(""):
+            return parts
+        mark = self.take_mark(at)
+        return parts if mark is None else (*parts[:-1], replace(parts[-1], extra=mark))
 
     # --- assistant messages -----------------------------------------------------------------------
 
@@ -477,10 +498,9 @@ class ConversationReader:
                 if "input" not in block:
                     raise missing_error(f"{at}.input")
                 arguments = _encode(as_object(block["input"], f"{at}.input")).decode()
-                call = ToolCall(
-                    read_string(block, "id", at), read_string(block, "name", at), arguments, at=at
-                )
-                turn.calls.append(call)
+                identifier, name = read_string(block, "id", at), read_string(block, "name", at)
+                mark = self.take_mark(at)
+                turn.calls.append(ToolCall(identifier, name, arguments, extra=mark, at=at))
             case "thinking":
                 text = read_string(block, "thinking", at)
                 signature = read_optional_string(block, "signature", at)
@@ -493,10 +513,12 @@ class ConversationReader:
                 turn.parts += self._read_part(block, kind, at)
             case "server_tool_use":
                 name = read_string(block, "name", at)
-                turn.parts.append(TextPart(f"[{name}: {_encode(block.get('input')).decode()}]"))
+                text = f"[{name}: {_encode(block.get('input')).decode()}]"
+                turn.parts.append(TextPart(text, self.take_mark(at)))
             case _ if kind.endswith(_SERVER_RESULTS) and kind not in _UNSUPPORTED_BLOCKS:
                 add_unknown_keys(self.unknown, block, at, _SERVER_RESULT_KEYS)
-                turn.parts.append(self._read_server_result(block.get("content"), kind, at))
+                result = self._read_server_result(block.get("content"), kind, at)
+                turn.parts += self._mark_last((result,), at)
             case _:
                 raise _unknown_block_error(kind, at)
 
@@ -568,7 +590,8 @@ class ConversationReader:
         is_error = bool(read_optional_bool(block, "is_error", at))
         parts = self._read_result_parts(block.get("content"), f"{at}.content")
         if is_error:
-            parts = _mark_error(parts)
+            parts = _name_error(parts)
+        parts = tuple(self._mark_last(parts, at))
         return Message("tool", parts, tool_call_id=identifier, is_error=is_error, at=at)
 
     def _read_result_parts(self, content: Any, at: str) -> tuple[ContentPart, ...]:
@@ -580,7 +603,7 @@ class ConversationReader:
             for part in self._read_user_part(block, kind, f"{at}[{k}]", in_result=True):
                 last = parts[-1] if parts else None
                 if isinstance(part, TextPart) and isinstance(last, TextPart):
-                    parts[-1] = TextPart(f"{last.text}\n{part.text}")
+                    parts[-1:] = _join_texts((last, part), "\n")
                 else:
                     parts.append(part)
         return tuple(parts) or (TextPart(""),)
@@ -596,6 +619,11 @@ class ConversationReader:
         return self._read_part(block, kind, at)
 
     def _read_part(self, block: Mapping[str, Any], kind: str, at: str) -> Sequence[ContentPart]:
+        return self._mark_last(self._read_unmarked_part(block, kind, at), at)
+
+    def _read_unmarked_part(
+        self, block: Mapping[str, Any], kind: str, at: str
+    ) -> Sequence[ContentPart]:
         match kind:
             case "text":
                 text = read_string(block, "text", at)
@@ -604,8 +632,8 @@ class ConversationReader:
                 return (_read_image(block, at),)
             case "search_result":
                 texts = self._read_texts(block.get("content"), f"{at}.content")
-                head = (read_string(block, "title", at), read_string(block, "source", at))
-                return (TextPart("\n".join((*head, *texts))),)
+                head = [TextPart(read_string(block, name, at)) for name in ("title", "source")]
+                return _join_texts((*head, *texts), "\n")
             case _:
                 return self._read_document(block, at)
 
@@ -676,25 +704,38 @@ def _read_image(block: Mapping[str, Any], at: str) -> ImagePart:
             raise invalid_choice_error(f"{at}.type", ("base64", "url", "file"), kind)
 
 
+def _join_texts(texts: Iterable[TextPart], separator: str = "") -> tuple[TextPart, ...]:
+    """The texts as one, which goes on in another part behind one that is marked for the cache."""
+    joined: list[TextPart] = []
+    for one in texts:
+        text = one.text if one.continues or not joined else separator + one.text
+        if joined and joined[-1].extra is None:
+            joined[-1] = replace(joined[-1], text=joined[-1].text + text, extra=one.extra)
+        else:
+            joined.append(replace(one, text=text, continues=one.continues or bool(joined)))
+    return tuple(joined)
+
+
 def _wrap_parts(opening: str, parts: Sequence[ContentPart], closing: str) -> list[ContentPart]:
     """The parts between two texts, which are joined with the texts at the ends."""
     wrapped: list[ContentPart] = [TextPart(opening)]
     for part in (*parts, TextPart(closing)):
         last = wrapped[-1]
         if isinstance(part, TextPart) and isinstance(last, TextPart):
-            wrapped[-1] = TextPart(last.text + part.text)
+            wrapped[-1:] = _join_texts((last, part))
         else:
             wrapped.append(part)
     return wrapped
 
 
-def _mark_error(parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
+def _name_error(parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
     """The result of a failed tool, for workers that know no such results."""
     text = parts[0].text if isinstance(parts[0], TextPart) else ""
     if text.lower().startswith(("error", "<tool_use_error>")):
         return parts
     rest = parts[1:] if isinstance(parts[0], TextPart) else parts
-    return (TextPart(f"Error: {text}"), *rest)
+    first = parts[0] if isinstance(parts[0], TextPart) else TextPart("")
+    return (replace(first, text=f"Error: {text}"), *rest)
 
 
 def _unknown_block_error(kind: str, at: str) -> Exception:
@@ -721,8 +762,8 @@ def _join_leading_system(messages: Sequence[Message]) -> list[Message]:
     count = next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))
     if count <= 1:
         return list(messages)
-    text = "\n\n".join(one.text for one in messages[:count])
-    return [Message("system", (TextPart(text),), at="system"), *messages[count:]]
+    texts = [part for one in messages[:count] for part in one.parts if isinstance(part, TextPart)]
+    return [Message("system", _join_texts(texts, "\n\n"), at="system"), *messages[count:]]
 
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:
@@ -735,35 +776,36 @@ def _fold_system(messages: Sequence[Message]) -> list[Message]:
     waiting: list[ContentPart] = []
     for i, message in enumerate(messages):
         if message.role == "system" and i:
-            reminder = TextPart(f"<system-reminder>\n{message.text}\n</system-reminder>")
+            reminder = _wrap_parts("<system-reminder>\n", message.parts, "\n</system-reminder>")
             if folded[-1].role in ("user", "tool"):
-                folded[-1] = _append_text(folded[-1], reminder)
+                folded[-1] = _append_parts(folded[-1], reminder)
             else:
-                waiting.append(reminder)
+                waiting += reminder
         elif waiting and message.role == "user":
             parts = (*waiting, *message.parts)
-            folded.append(msgspec.structs.replace(message, parts=parts))
+            folded.append(replace(message, parts=parts))
             waiting = []
         else:
             folded.append(message)
     return [*folded, Message("user", tuple(waiting))] if waiting else folded
 
 
-def _append_text(message: Message, part: TextPart) -> Message:
-    """The message with a further text; the texts of a tool's result are joined."""
-    last = message.parts[-1]
-    if message.role == "tool" and isinstance(last, TextPart):
-        parts = (*message.parts[:-1], TextPart(f"{last.text}\n{part.text}"))
+def _append_parts(message: Message, more: Sequence[ContentPart]) -> Message:
+    """The message with further texts; those of a tool's result are joined."""
+    kept, last = message.parts[:-1], message.parts[-1]
+    first = more[0]
+    if message.role == "tool" and isinstance(last, TextPart) and isinstance(first, TextPart):
+        parts = (*kept, *_join_texts((last, first), "\n"), *more[1:])
     else:
-        parts = (*message.parts, part)
-    return msgspec.structs.replace(message, parts=parts)
+        parts = (*message.parts, *more)
+    return replace(message, parts=parts)
 
 
 # --- tools ----------------------------------------------------------------------------------------
 
 
 def _read_tools(
-    fields: Mapping[str, Raw], rules: RequestRules, unknown: dict[str, Raw]
+    fields: Mapping[str, Raw], rules: RequestRules, reader: ConversationReader
 ) -> tuple[Tool, ...]:
     if "tools" not in fields:
         return ()
@@ -777,12 +819,12 @@ def _read_tools(
         kind = read_optional_string(item, "type", at) or "custom"
         if _is_server_tool(item):
             if rules.server_tools == "drop":
-                unknown[f"tools.{kind}"] = Raw(_encode(item))
+                reader.unknown[f"tools.{kind}"] = Raw(_encode(item))
                 continue
             text = f"server tool {kind[:64]} is not available on this gateway"
             raise UnsupportedFeature(text, param=at)
-        add_unknown_keys(unknown, item, at, _TOOL_KEYS)
-        tool = _read_tool(item, at)
+        add_unknown_keys(reader.unknown, item, at, _TOOL_KEYS)
+        tool = replace(_read_tool(item, at), extra=reader.take_mark(at))
         if tool.name in tools:
             raise field_error("tools", "Tool names must be unique.", got=tool.name)
         tools[tool.name] = tool
@@ -802,8 +844,10 @@ def _read_tool(item: Mapping[str, Any], at: str) -> Tool:
     if "input_schema" not in item:
         raise missing_error(f"{at}.input_schema")
     schema = as_object(item["input_schema"], f"{at}.input_schema")
-    if "type" not in schema:
-        schema = {"type": "object", **schema}
+    schema = {"type": "object", **schema}
+    if schema["type"] != "object":
+        text = "Input should be 'object'"
+        raise field_error(f"{at}.input_schema.type", text, got=schema["type"])
     description = read_optional_string(item, "description", at)
     strict = read_optional_bool(item, "strict", at)
     return Tool(name, description, Raw(_encode(schema)), strict)

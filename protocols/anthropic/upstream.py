@@ -8,10 +8,10 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import replace
 
 from protocols import params
@@ -26,6 +26,7 @@ from protocols.anthropic.requests import VERSIONS
 from protocols.chat.tools import restrict_tools
 from protocols.core import loss
 from protocols.core.call_arguments import (
+    complete_schemas,
     find_half_written_calls,
     read_arguments,
 )
@@ -45,12 +46,14 @@ from protocols.core.json_text import JsonDecoder
 from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
 from protocols.core.places import locate_part
 from protocols.core.request import (
+    CACHE_KEY,
     AudioPart,
     ContentPart,
     FilePart,
     GenerationRequest,
     ImagePart,
     JsonSchemaFormat,
+    KeptKeys,
     Message,
     NamedTool,
     ReasoningPart,
@@ -105,7 +108,6 @@ _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     VideoPart: "videos",
 }
 _EFFORTS: Final[Mapping[str, str]] = {"minimal": "low"}
-_EMPTY_SCHEMA: Final = Raw(b'{"type":"object","properties":{}}')
 _MIN_BUDGET: Final = 1024
 
 
@@ -153,10 +155,9 @@ def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
     if "user" in request.labels:
         body["metadata"] = {"user_id": request.labels["user"]}
     if request.source == source:
-        extra = {name: raw for name, raw in request.extra.items() if "." not in name}
-        if mark := next(filter(_is_cache_mark, request.extra), None):
-            extra.setdefault(CACHE_KEY, request.extra[mark])  # the service places it
-        body = {**extra, **body}
+        body = {**{name: raw for name, raw in request.extra.items() if "." not in name}, **body}
+    elif CACHE_KEY in request.extra:
+        body[CACHE_KEY] = request.extra[CACHE_KEY]
     if request.stream:
         body["stream"] = True
     return body
@@ -172,7 +173,7 @@ def _refuse_foreign_files(messages: Iterable[Message]) -> None:
 
 
 def _write_tools(request: GenerationRequest) -> dict[str, Any]:
-    choice, tools = restrict_tools(request.tool_choice, request.tools)
+    choice, tools = restrict_tools(request.tool_choice, complete_schemas(request.tools))
     if not tools:
         return {}
     fields: dict[str, Any] = {"tools": list(map(_write_tool, tools))}
@@ -196,27 +197,11 @@ def _write_tool(tool: Tool) -> dict[str, Any]:
     fields = {
         "name": tool.name,
         "description": tool.description,
-        "input_schema": _write_schema(tool.parameters),
+        "input_schema": tool.parameters,
         "strict": tool.strict,
         **_find_cache_mark(tool),
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-class _SchemaType(Struct):
-    type: Any = None
-
-
-_decode_schema_type = JsonDecoder(_SchemaType).decode
-
-
-def _write_schema(schema: Raw | None) -> Any:
-    """The schema of a tool's arguments; its type is required."""
-    if schema is None:
-        return _EMPTY_SCHEMA
-    if _decode_schema_type(schema).type is not None:
-        return schema
-    return {**_decode_object(schema), "type": "object"}
 
 
 def _write_reasoning(request: GenerationRequest, *, body_limit: int) -> dict[str, Any]:
@@ -276,13 +261,10 @@ def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
     return "\n\n".join(one.text for one in messages if one.text.strip())
 
 
-CACHE_KEY: Final = "cache_control"
-"""The key of a mark for the prompt cache; clients of other protocols send it, too."""
-
-
-def _is_cache_mark(name: str) -> bool:
-    """Whether it is the path of the mark of a client's own block or tool."""
-    return name.endswith(f".{CACHE_KEY}")
+KEPT_KEYS: Final[KeptKeys] = dict.fromkeys(
+    (Message, *get_args(ContentPart), ToolCall, Tool), frozenset({CACHE_KEY})
+)
+"""Objects that clients of other protocols, too, mark for the prompt cache."""
 
 
 def _find_cache_mark(*items: Message | ContentPart | ToolCall | Tool) -> dict[str, Any]:
@@ -356,6 +338,7 @@ def _write_blocks(message: Message, ids: _CallIds) -> Iterator[dict[str, Any]]:
         case "tool" | "function":
             content = list(_write_parts(message.parts))
             plain = all(block["type"] == "text" for block in content)
+            plain = plain and not any(CACHE_KEY in block for block in content[:-1])
             yield {
                 "type": "tool_result",
                 "tool_use_id": ids.name_result(message.tool_call_id or message.name or ""),
@@ -442,9 +425,15 @@ def find_unsupported_parameters(
     if request.stopping.overflow == "error":
         support["stopping.overflow"] = ParameterSupport("")
     is_own = request.source in ("", source)
-    found = loss.find_unsupported_parameters(request, support, names, extra=is_own)
+    kept = request if is_own else replace(request, extra=_remove_mark(request.extra))
+    found = loss.find_unsupported_parameters(kept, support, names, extra=is_own)
     others = _find_other_losses(request, names)
     return (*found, *others, *_find_changed_keys(request, is_own=is_own))
+
+
+def _remove_mark(extra: Mapping[str, Raw]) -> dict[str, Raw]:
+    """The unknown fields but for a mark for the cache, which each protocol writes alike."""
+    return {name: raw for name, raw in extra.items() if name != CACHE_KEY}
 
 
 def _find_other_losses(
@@ -491,7 +480,7 @@ def _find_changed_keys(
 ) -> Iterator[UnsupportedParameter]:
     """The keys of blocks, which are not written again, and half-written arguments of calls."""
     for name in request.extra:
-        if "." in name and is_own and not _is_cache_mark(name):
+        if "." in name and is_own:
             yield UnsupportedParameter(name, "dropped")
     yield from find_half_written_calls(request)
 

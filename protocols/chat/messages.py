@@ -385,17 +385,20 @@ def _move_result_media(messages: Iterable[Message]) -> Iterator[Message]:
 
 def _label_media(message: Message, moved: list[ContentPart]) -> Message:
     """The tool message with a label in the place of each part that is added to ``moved``."""
-    texts, count = [], 0
+    texts: list[TextPart] = []
+    count = 0
     for part in message.parts:
         if isinstance(part, TextPart):
-            texts.append(part.text)
+            texts.append(part)
         else:
             count += 1
             kind = "image" if isinstance(part, ImagePart) else "file"
             label = f"{kind} {count} of call {message.tool_call_id}"
-            texts.append(f"[{label} follows]")
+            texts.append(TextPart(f"[{label} follows]"))
             moved += (TextPart(f"[{label}]"), part)
-    return msgspec.structs.replace(message, parts=(TextPart("\n".join(texts)),))
+    if all(one.extra is None for one in texts):
+        texts = [TextPart("\n".join(one.text for one in texts))]
+    return msgspec.structs.replace(message, parts=tuple(texts))
 
 
 def _write_message(message: Message, style: MessageStyle) -> WireMessage | dict[str, Any]:

@@ -52,6 +52,7 @@ from protocols.core.loss import (
     find_unseen_content,
 )
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
     ClassifyRequest,
     ContentPart,
@@ -59,6 +60,7 @@ from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     GrammarFormat,
+    KeptKeys,
     LogprobsOptions,
     Message,
     OutputFormat,
@@ -203,6 +205,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     """Whose tokenizer API it has, if it has one."""
     privileged_params: tuple[Param, ...] = ()
     """Parameters that are only written if the operator lets clients use them."""
+    kept_keys: KeptKeys = NO_KEYS
+    """What its workers know of the unknown keys of clients of other protocols; with a mark for the
+    cache also that of the request itself."""
     ignored_parts: Mapping[type[ContentPart], str] = {}
     """Content parts that its workers ignore, with their names for reports."""
     request_rules: RequestRules = DEFAULT_REQUEST_RULES
@@ -441,6 +446,7 @@ class RequestWriter:
     ) -> None:
         """``source`` is the protocol of the clients that use the workers' own words."""
         self._profile = profile
+        self.kept_keys = profile.kept_keys
         self._source = source
         self._prefix = prefix
         self._allows_privileged = powers

@@ -31,7 +31,14 @@ from protocols.core.interfaces import (
 )
 from protocols.core.json_text import encode_ascii
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import AnyRequest, GenerationRequest, RequestKind, RerankRequest
+from protocols.core.request import (
+    NO_KEYS,
+    AnyRequest,
+    GenerationRequest,
+    KeptKeys,
+    RequestKind,
+    RerankRequest,
+)
 from protocols.core.request_headers import NO_REQUEST_HEADERS, RequestHeaders
 from protocols.core.stateful import StatefulField
 from protocols.json_body import read_fields, read_object, read_unchecked_fields
@@ -143,9 +150,9 @@ class Cohere:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return upstream.find_unsupported_parameters(request, names, self.name)
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        return None if request.source == self.name else frozenset()
+        return None if request.source == self.name else NO_KEYS
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

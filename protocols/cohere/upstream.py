@@ -25,6 +25,7 @@ from protocols.cohere.requests import (
     take_documents,
 )
 from protocols.core import loss
+from protocols.core.call_arguments import complete_schemas
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -173,7 +174,7 @@ def _write_text(text: str) -> list[dict[str, Any]]:
 
 def _select_tools(request: GenerationRequest) -> tuple[Any, tuple[Tool, ...]]:
     """The choice and the tools: to call one of them is to be offered no other."""
-    choice, tools = restrict_tools(request.tool_choice, request.tools)
+    choice, tools = restrict_tools(request.tool_choice, complete_schemas(request.tools))
     if isinstance(choice, NamedTool):
         return "required", tuple(tool for tool in tools if tool.name == choice.name)
     return choice, tools
@@ -183,22 +184,12 @@ def _write_tools(request: GenerationRequest) -> dict[str, Any]:
     choice, tools = _select_tools(request)
     if not tools:
         return {}
-    fields: dict[str, Any] = {
-        "tools": write_tools(
-            [
-                replace(tool, strict=None, parameters=tool.parameters or _NO_PARAMETERS)
-                for tool in tools
-            ]
-        )
-    }
+    fields: dict[str, Any] = {"tools": write_tools([replace(tool, strict=None) for tool in tools])}
     if choice in ("required", "none"):
         fields["tool_choice"] = choice.upper()
     if all(tool.strict for tool in tools):
         fields["strict_tools"] = True
     return fields
-
-
-_NO_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 
 
 def _write_thinking(request: GenerationRequest) -> dict[str, Any]:

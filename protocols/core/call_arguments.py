@@ -2,24 +2,59 @@
 
 Most protocols have them as JSON text, and a call that was cut by a limit has half of it. Such a
 call must not cost the whole answer, nor make a conversation invalid for ever: its text becomes one
-argument, and is reported.
+argument, and is reported. The schema of the arguments is that of an object, too, and says so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from protocols.core.errors import UnsupportedFeature
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.places import locate_call
-from protocols.core.request import GenerationRequest, ToolCall
+from protocols.core.places import locate_call, locate_tool
+from protocols.core.request import GenerationRequest, Tool, ToolCall
 
 _TEXT_KEY: Final = "arguments"
+_OBJECT: Final = "object"
 _decode_object = JsonDecoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
+
+
+class _SchemaType(Struct):
+    type: Any = None
+
+
+_decode_schema_type = JsonDecoder(_SchemaType).decode
+_NO_ARGUMENTS: Final = Raw(b'{"type":"object","properties":{}}')
+
+
+def complete_schemas(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The functions with the schema of an object, for workers that require one; other tools as is.
+
+    A schema without a type gets one. Raises UnsupportedFeature for a schema of another type.
+    """
+    return tuple(
+        replace(tool, parameters=_complete_schema(tool, i)) if tool.kind == "function" else tool
+        for i, tool in enumerate(tools)
+    )
+
+
+def _complete_schema(tool: Tool, i: int) -> Raw:
+    schema = tool.parameters
+    if schema is None:
+        return _NO_ARGUMENTS
+    kind = _decode_schema_type(schema).type
+    if kind == _OBJECT:
+        return schema
+    if kind is not None and not (isinstance(kind, list) and _OBJECT in kind):
+        text = "The arguments of a tool are an object: the type of their schema must be 'object'."
+        raise UnsupportedFeature(text, param=f"{locate_tool(tool, i)}.parameters.type")
+    fields = _decode_object(schema)
+    return Raw(_encode({**fields, "type": _OBJECT})) if fields else _NO_ARGUMENTS
 
 
 def read_arguments(text: str) -> dict[str, Any]:

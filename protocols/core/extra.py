@@ -16,11 +16,15 @@ from msgspec.structs import replace
 
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
+    ContentPart,
     ExtraFields,
     FieldPath,
     GenerationRequest,
+    KeptKeys,
     Message,
+    TextPart,
     TokenizeRequest,
 )
 
@@ -164,12 +168,12 @@ RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
 def remove_extra_fields(
-    request: RequestT, keeps: frozenset[str] | None = frozenset()
+    request: RequestT, keeps: KeptKeys | None = NO_KEYS
 ) -> tuple[RequestT, tuple[UnsupportedParameter, ...]]:
     """The request without the keys inside its messages and tools, and these keys as losses.
 
-    ``keeps`` are keys that the target has in messages and tools, too; None: it has all, since it
-    speaks the client's protocol.
+    ``keeps`` are keys that the target has, too; None: it has all, since it speaks the client's
+    protocol.
     """
     removed: list[ExtraFields] = []
     changes: dict[str, Any] = {}
@@ -179,7 +183,7 @@ def remove_extra_fields(
         )
         changes["tools"] = tuple([_strip(one, keeps, removed) for one in request.tools])
     if keeps is not None and request.field_extra:
-        fields = [_split(one, frozenset(), removed) for one in request.field_extra]
+        fields = [_split(one, _NONE, removed) for one in request.field_extra]
         changes["field_extra"] = tuple([one for one in fields if one is not None])
     if not removed:
         return request, ()
@@ -202,21 +206,36 @@ def _has_extra_inside(request: GenerationRequest | TokenizeRequest) -> bool:
     return bool(request.tools) and any(tool.extra is not None for tool in request.tools)
 
 
-def _strip_message(message: Message, keeps: frozenset[str], removed: list[ExtraFields]) -> Message:
+def _strip_message(message: Message, keeps: KeptKeys, removed: list[ExtraFields]) -> Message:
     count = len(removed)
     parts = tuple([_strip(part, keeps, removed) for part in message.parts])
     calls = tuple([_strip(call, keeps, removed) for call in message.tool_calls])
     stripped: Message = _strip(message, keeps, removed)
     if len(removed) == count:
         return message
-    return replace(stripped, parts=parts, tool_calls=calls)
+    return replace(stripped, parts=_join_texts(parts), tool_calls=calls)
 
 
-def _strip(item: Any, keeps: frozenset[str], removed: list[ExtraFields]) -> Any:
+def _join_texts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
+    """The parts, with the texts joined that nothing keeps apart any longer."""
+    joined: list[ContentPart] = []
+    for part in parts:
+        last = joined[-1] if joined and joined[-1].extra is None else None
+        if isinstance(part, TextPart) and part.continues and isinstance(last, TextPart):
+            joined[-1] = replace(last, text=last.text + part.text, extra=part.extra)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def _strip(item: Any, keeps: KeptKeys, removed: list[ExtraFields]) -> Any:
     if item.extra is None:
         return item
-    kept = _split(item.extra, keeps, removed)
+    kept = _split(item.extra, keeps.get(type(item), _NONE), removed)
     return item if kept is item.extra else replace(item, extra=kept)
+
+
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 def _split(

@@ -41,7 +41,14 @@ from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.events import Event, FinishReason, ReasoningDelta, ResponseExtra, Usage
 from protocols.core.loss import LossReason, UnsupportedParameter
-from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
+from protocols.core.request import (
+    NO_KEYS,
+    AnyRequest,
+    GenerationRequest,
+    KeptKeys,
+    Request,
+    RequestKind,
+)
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.response_headers import COMMON_RESPONSE_HEADERS, ResponseHeaders
 from protocols.core.stateful import StatefulField
@@ -632,13 +639,13 @@ class KeepsExtraFields(Protocol):
     See ``protocols.core.extra``. For any other adapter, these keys are removed and reported.
     """
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """The keys that ``encode_request`` writes for this request; None: all of them."""
 
 
 def build_kept_keys_reader(
     adapter: UpstreamAdapter,
-) -> Callable[[AnyRequest], frozenset[str] | None]:
+) -> Callable[[AnyRequest], KeptKeys | None]:
     """Tells the unknown keys that the adapter's workers get, by default none; None: all of them.
 
     Build it once: whether an adapter keeps any is too slow to find out for each request.
@@ -646,8 +653,8 @@ def build_kept_keys_reader(
     return adapter.get_kept_keys if isinstance(adapter, KeepsExtraFields) else _keep_none
 
 
-def _keep_none(_: AnyRequest) -> frozenset[str]:
-    return frozenset()
+def _keep_none(_: AnyRequest) -> KeptKeys:
+    return NO_KEYS
 
 
 def _is_never(_: AnyRequest) -> bool:

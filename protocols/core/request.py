@@ -30,6 +30,13 @@ class ExtraFields(Struct, frozen=True):
     """Where workers get the object, if it is inside the one that is written for it."""
 
 
+KeptKeys = Mapping[type[Struct], frozenset[str]]
+"""By the type of an object of a conversation: the unknown keys in it that a worker gets."""
+NO_KEYS: Final[KeptKeys] = {}
+CACHE_KEY: Final = "cache_control"
+"""The key of a mark for the prompt cache, which Anthropic's API and others have."""
+
+
 class _Located(Struct, frozen=True, kw_only=True, eq=False, repr_omit_defaults=True):
     """An object of a conversation. Two that say the same are equal, wherever they stand."""
 
@@ -54,6 +61,8 @@ class TextPart(_Located, frozen=True, tag="text"):
 
     text: str
     extra: ExtraFields | None = None
+    continues: bool = False
+    """It goes on with the text of the part before, which only ``extra`` keeps apart."""
 
 
 class ImagePart(_Located, frozen=True, tag="image"):

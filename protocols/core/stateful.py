@@ -8,7 +8,7 @@ nobody has decided that it may be dropped.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -43,6 +43,8 @@ _NAME: Final = re.compile(
     r"sequence_id|resume|background|compaction|cached_content)$"
 )
 """Names of fields that refer to earlier requests, whatever their protocol."""
+_CONTAINERS: Final = frozenset({"extra_body", "extra_params", "google"})
+"""Fields that hold further fields of the request: Gemini's ``extra_body.google.cached_content``."""
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {}, 0)
 _UNLISTED: Final = StatefulField(
     "", "refused", "no protocol lists it", "The model's workers keep nothing between requests."
@@ -61,20 +63,41 @@ def refuse_lost_state(
     """
     decisions: dict[str, StatefulField] = {}
     for loss in losses:
-        name = loss.field
         if loss.reason != "dropped" or loss.path:
             continue
         decisions = decisions or {one.field: one for one in fields}
-        row = decisions.get(name) or (_UNLISTED if _NAME.search(name) else None)
-        if row is None or row.decision == "reported":
-            continue
-        value = _decode(values[name]) if name in values else True
-        if value in _EMPTY or value in row.starts:
-            continue
-        if row.missing_id:
-            identifier = value.get(row.missing_id) if isinstance(value, dict) else None
-            raise StoredObjectNotFound(row.refusal, id=str(identifier)[:128], param=name)
-        raise UnsupportedFeature(row.refusal or _UNLISTED.refusal, param=name)
+        for path, name in _list_lost_fields(loss.field, values):
+            row = decisions.get(name) or (_UNLISTED if _NAME.search(name) else None)
+            if row is not None and row.decision != "reported":
+                _refuse_field(row, path, _get_value(path, values))
+
+
+def _list_lost_fields(path: str, values: Mapping[str, Raw]) -> Iterator[tuple[str, str]]:
+    """The path of a lost field and of those in it, each with its name as a field of the request."""
+    *containers, name = path.split(".")
+    yield path, name if _CONTAINERS.issuperset(containers) else path
+    if name in _CONTAINERS and isinstance(value := _get_value(path, values), dict):
+        for key in value:
+            yield from _list_lost_fields(f"{path}.{key}", values)
+
+
+def _refuse_field(row: StatefulField, path: str, value: Any) -> None:
+    """Raise the error of a lost field, unless its value names nothing."""
+    if value in _EMPTY or value in row.starts:
+        return
+    if row.missing_id:
+        identifier = value.get(row.missing_id) if isinstance(value, dict) else None
+        raise StoredObjectNotFound(row.refusal, id=str(identifier)[:128], param=path)
+    raise UnsupportedFeature(row.refusal or _UNLISTED.refusal, param=path)
+
+
+def _get_value(path: str, values: Mapping[str, Raw]) -> Any:
+    """The value of a lost field, or of one in it; one that is not known names something."""
+    if path in values:
+        return _decode(values[path])
+    outer, _, key = path.rpartition(".")
+    fields = _get_value(outer, values) if outer else None
+    return fields.get(key) if isinstance(fields, dict) else True
 
 
 def _decode(raw: Raw) -> Any:

@@ -29,7 +29,7 @@ from protocols.chat.messages import MessageStyle
 from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
 from protocols.chat.request_reducer import RequestReducer, remove_logprobs, remove_parts
 from protocols.chat.responses import create_header_builder
-from protocols.chat.tools import is_valid_chat, restrict_tools
+from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.chat.worker_errors import WorkerErrorBody
 from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
@@ -42,14 +42,15 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter, find_lost_names
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
     AudioPart,
     ContentPart,
     EmbeddingRequest,
     FilePart,
     GenerationRequest,
+    KeptKeys,
     Message,
-    NamedTool,
     Prompt,
     RefusalPart,
     Request,
@@ -187,9 +188,9 @@ class DatabricksUpstream:
             *self._select_writer(request).unsupported_parameters(reducer.request, names),
         )
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        return None if request.source == self._source else frozenset()
+        return None if request.source == self._source else NO_KEYS
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Raises ModelNotFound, Unsupported."""
@@ -246,7 +247,6 @@ class DatabricksUpstream:
             if self._pay_per_token and (request.n or 1) > 1:
                 reducer.drop_fields("n", detail="one at a time")
             _reduce_messages(reducer)
-            _reduce_tools(reducer)
             _reduce_reasoning(reducer, from_databricks=request.source == self._source)
         else:
             if (request.n or 1) > 1:
@@ -272,17 +272,6 @@ def _reduce_message(message: Message) -> Message:
     blank = bool(message.tool_calls) and not message.text.strip()
     parts = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
     return replace(message, name=name, parts=parts)
-
-
-def _reduce_tools(reducer: RequestReducer[GenerationRequest]) -> None:
-    """At most the allowed number of tools; one that must be called is among them."""
-    choice, tools = restrict_tools(reducer.request.tool_choice, reducer.request.tools)
-    if len(tools) > MAX_TOOLS:
-        reducer.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
-        named = choice.name if isinstance(choice, NamedTool) else None
-        offered_tools = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
-        reducer.set_field("tools", tuple(offered_tools))
-        reducer.set_field("tool_choice", choice)
 
 
 def _reduce_reasoning(reducer: RequestReducer[GenerationRequest], *, from_databricks: bool) -> None:

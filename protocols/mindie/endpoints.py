@@ -33,8 +33,10 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
     GenerationRequest,
+    KeptKeys,
     PromptOptions,
     RequestKind,
     TokenizeRequest,
@@ -401,9 +403,9 @@ class MindIE(MindieUpstream):
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        return None if request.source == self.name else frozenset()
+        return None if request.source == self.name else NO_KEYS
 
     def keep_connections(self) -> None:
         """See ``protocols.core.interfaces.SupportsKeepAlive``."""

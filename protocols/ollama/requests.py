@@ -48,7 +48,6 @@ from protocols.params import ParamTable, ParsedParams
 
 Fields = Mapping[str, Raw]
 _encode = msgspec.json.Encoder().encode
-_MAX_TOOLS: Final = 128
 _FORMAT_NAME: Final = "response"
 
 # --- capabilities ---------------------------------------------------------------------------------
@@ -291,7 +290,7 @@ def _read_tools(fields: Fields) -> tuple[Tool, ...]:
     raw = null_to_none(fields.get("tools"))
     if raw is None or not as_array(raw, "tools"):
         return ()
-    return read_tools(fields, most=_MAX_TOOLS, kinds=("function",))
+    return read_tools(fields, kinds=("function",))
 
 
 def read_text(fields: Fields, name: str) -> str:

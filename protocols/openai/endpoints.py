@@ -83,10 +83,13 @@ from protocols.core.interfaces import (
 from protocols.core.json_text import JsonDecoder, decode_json
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    CACHE_KEY,
+    NO_KEYS,
     AnyRequest,
     ClassifyRequest,
     EmbeddingRequest,
     GenerationRequest,
+    KeptKeys,
     RerankRequest,
     TokenizeRequest,
     build_tokenize_request,
@@ -730,7 +733,7 @@ class OpenAI:
         losses = self._request_writer.unsupported_parameters(own_request, names)
         if own_request is request:
             return losses
-        shared = SHARED_FIELDS if request.source == RESPONSES_SOURCE else {}
+        shared = self._find_shared_fields(request)
         dropped = [name for name in request.extra if name not in shared]
         return losses + tuple(UnsupportedParameter(name, "dropped") for name in dropped)
 
@@ -746,12 +749,11 @@ class OpenAI:
             return own_request
         return azure.change_path(own_request, request.model, self._api_version)
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        if request.source not in ("", self.name):
-            return frozenset()
-        is_response = isinstance(request, GenerationRequest) and self._uses_responses_api(request)
-        return frozenset() if is_response else None
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return NO_KEYS
+        return None if request.source in ("", self.name) else self._request_writer.kept_keys
 
     def keeps_custom_tools(self, request: AnyRequest) -> bool:
         """See ``protocols.core.interfaces.KeepsCustomTools``."""
@@ -768,9 +770,14 @@ class OpenAI:
         """The request without fields that only workers of another protocol may get."""
         if not request.extra or request.source in ("", self.name):
             return request
-        sent = request.extra if request.source == RESPONSES_SOURCE else {}
-        shared = {name: sent[path] for path, name in SHARED_FIELDS.items() if path in sent}
-        return msgspec.structs.replace(request, extra=shared)
+        shared = self._find_shared_fields(request)
+        extra = {shared[name]: raw for name, raw in request.extra.items() if name in shared}
+        return msgspec.structs.replace(request, extra=extra)
+
+    def _find_shared_fields(self, request: AnyRequest) -> Mapping[str, str]:
+        """The fields of the client's protocol that workers have, too, and their names there."""
+        shared = SHARED_FIELDS if request.source == RESPONSES_SOURCE else {}
+        return {**shared, CACHE_KEY: CACHE_KEY} if self._request_writer.kept_keys else shared
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext

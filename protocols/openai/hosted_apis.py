@@ -16,7 +16,7 @@ from protocols.chat.response_format import write_json_object_format
 from protocols.chat.tools import write_response_format
 from protocols.chat.upstream import MAX_TOKENS_PARAM, PROFILES, WorkerProfile
 from protocols.core.interfaces import BASIC_KINDS
-from protocols.core.request import RequestKind
+from protocols.core.request import CACHE_KEY, RequestKind, TextPart, Tool
 from protocols.params import Param
 
 
@@ -40,6 +40,9 @@ class HostedApi(Struct, frozen=True, kw_only=True):
     """Fields of its own, which only clients of OpenAI's API can send."""
     renames: Mapping[str, str] = {}
     """Its name of a parameter, by OpenAI's."""
+    marked_for_cache: tuple[type[Struct], ...] = ()
+    """Objects in which it takes a mark for the prompt cache, and so it does for the whole request;
+    clients of other protocols send such marks, too."""
     labels: tuple[str, ...] = ()
     """Further fields that name a user or a session."""
     max_stop_strings: int | None = None
@@ -67,11 +70,13 @@ HOSTED_APIS: Final[Mapping[str, HostedApi]] = {
         sources=(
             "https://openrouter.ai/docs/api_reference/parameters",
             "https://pypi.org/project/openrouter/1.3.84/ (ChatRequest, ChatAssistantMessage)",
+            "https://pypi.org/project/openrouter/1.3.84/ (ChatContentText, ChatFunctionTool)",
         ),
-        read="2026-11-28",
+        read="2026-11-30",
         lacks=frozenset({"safety_identifier", "prompt_cache_retention"}),
         adds=("top_k", "min_p", "repetition_penalty"),
         forwards=("models", "provider", "plugins", "reasoning", "top_a", "cache_control"),
+        marked_for_cache=(TextPart, Tool),
         labels=("session_id",),
         max_stop_strings=4,
         max_top_logprobs=20,
@@ -206,6 +211,7 @@ def build_profile(api: HostedApi) -> WorkerProfile:
         embedding=_adapt_params(_OPENAI.embedding, api),
         labels=tuple(name for name in labels if name not in api.lacks),
         lacks=api.lacks,
+        kept_keys=dict.fromkeys(api.marked_for_cache, frozenset({CACHE_KEY})),
         max_stop_strings=api.max_stop_strings,
         max_chat_logprobs=api.max_top_logprobs,
         allowed_tools=False,

@@ -37,6 +37,7 @@ from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeatu
 from protocols.core.interfaces import BASIC_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter, find_lost_calls
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
     AudioPart,
     ContentPart,
@@ -44,6 +45,7 @@ from protocols.core.request import (
     FilePart,
     GenerationRequest,
     ImagePart,
+    KeptKeys,
     Request,
     RequestKind,
     RerankRequest,
@@ -174,9 +176,9 @@ class OvmsUpstream:
             *self._openai_writer.unsupported_parameters(reducer.request, names),
         )
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        return None if request.source == self._protocol_name else frozenset()
+        return None if request.source == self._protocol_name else NO_KEYS
 
     def encode_request(self, request: Request | RerankRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects prompts of token ids."""

@@ -29,9 +29,11 @@ from protocols.core.interfaces import (
 )
 from protocols.core.json_text import encode_ascii
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
     EmbeddingRequest,
     GenerationRequest,
+    KeptKeys,
     PromptOptions,
     TokenizeRequest,
 )
@@ -136,9 +138,9 @@ class TGI(TgiUpstream):
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        return None if request.source == self.name else frozenset()
+        return None if request.source == self.name else NO_KEYS
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from protocols import params
@@ -13,6 +13,7 @@ from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.field_keys import find_lost_keys
 from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
 from protocols.core import loss
+from protocols.core.call_arguments import complete_schemas
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import GENERATION_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.json_text import JsonDecoder
@@ -34,7 +35,6 @@ from protocols.core.request import (
     Request,
     RequestKind,
     TextPart,
-    Tool,
     VideoPart,
 )
 from protocols.json_body import JSON_ERRORS
@@ -236,7 +236,6 @@ def build_parameter_support(
 # converted here, or removed and reported.
 
 _CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False, source="tgi")
-_EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 """The parameters of a tool without any; the server requires the field."""
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     AudioPart: "audio",
@@ -300,7 +299,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
             logit_bias=None,
         ),
         stopping=replace(stopping, stop=stopping.stop[: limits.max_stop_strings]),
-        tools=tuple(map(_add_parameters_schema, request.tools)) if has_tools else (),
+        tools=complete_schemas(request.tools) if has_tools else (),
         tool_choice=request.tool_choice if has_tools else None,
         output=None if has_tools else request.output,
         provided_fields=frozenset(),
@@ -311,10 +310,6 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
 def _has_callable_tools(request: GenerationRequest) -> bool:
     """Whether the model may call tools; for ``none``, they are not sent."""
     return bool(request.tools) and request.tool_choice != "none"
-
-
-def _add_parameters_schema(tool: Tool) -> Tool:
-    return tool if tool.parameters is not None else replace(tool, parameters=_EMPTY_PARAMETERS)
 
 
 def _adapt_message(message: Message) -> Message:

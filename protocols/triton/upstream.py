@@ -14,9 +14,11 @@ from protocols.core.errors import GatewayError, UnsupportedFeature, WorkerFailed
 from protocols.core.interfaces import BASIC_KINDS, PromptRenderer, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter, find_unsupported_parameters
 from protocols.core.request import (
+    NO_KEYS,
     AnyRequest,
     EmbeddingRequest,
     GenerationRequest,
+    KeptKeys,
     Request,
     RequestKind,
     RerankRequest,
@@ -121,9 +123,9 @@ class TritonUpstream:
             list(write_unknown_keys(body, request.field_extra))
         return UpstreamRequest(path, _encode(body), JSON_HEADERS)
 
-    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+    def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        return None if request.source == _NAME else frozenset()
+        return None if request.source == _NAME else NO_KEYS
 
     def _write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
         """The path and the body, without the keys of tensors that the gateway does not know."""

@@ -174,6 +174,16 @@ async def test_tool_result_without_call_is_still_refused_outside_threads(
     [
         ("/v1/messages", {"container": "container_1"}, "container"),
         ("/v1/messages", {"cached_content": "cachedContents/1"}, "cached_content"),
+        (
+            "/v1/messages",
+            {"extra_body": {"google": {"cached_content": "cachedContents/1"}}},
+            "extra_body.google.cached_content",
+        ),
+        (
+            "/v1/responses",
+            {"google": {"thinking_config": {}, "cached_content": "cachedContents/1"}},
+            "google.cached_content",
+        ),
         ("/v1/messages", {"compaction": {"type": "enabled"}}, "compaction"),
         ("/v1/messages", {"previous_message_id": "msg_1"}, "previous_message_id"),
         ("/v1/responses", {"conversation": "conv_1"}, "conversation"),
@@ -213,6 +223,18 @@ async def test_field_that_refers_to_missing_state_is_rejected(
         ("/api/generate", {"prompt": "hi", "stream": False}),
         ("/v1/messages", {"max_tokens": 9, "messages": [HI], "container": None, "thread": None}),
         ("/v1/messages", {"max_tokens": 9, "messages": [HI], "context_management": {"edits": []}}),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [HI],
+                "extra_body": {"google": {"cached_content": "", "safety_settings": []}},
+            },
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 9, "messages": [HI], "trace": {"session_id": "s", "container": "c"}},
+        ),
     ],
 )
 async def test_field_without_which_the_answer_is_the_same_costs_no_request(

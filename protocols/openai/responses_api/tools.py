@@ -314,8 +314,8 @@ def _add_extra(tool: Tool, fields: Mapping[str, Raw], at: str, schema: str) -> T
 def _read_function_tool(fields: Mapping[str, Raw], at: str) -> Tool:
     """A function: its fields stand beside ``type``, or as in chat completions below it."""
     if "name" not in fields and "function" in fields:
-        return read_function(as_object_field(fields, "function", at), f"{at}.function")
-    return read_function(fields, at)
+        fields, at = as_object_field(fields, "function", at), f"{at}.function"
+    return replace(read_function(fields, at), at=at)
 
 
 _NAMESPACE_KEYS: Final = dict.fromkeys(("type", "name", "description", "tools"))

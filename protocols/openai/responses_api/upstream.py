@@ -14,6 +14,7 @@ from protocols import params
 from protocols.chat.params import EXTENSION_PARAMS, REASONING_EFFORTS
 from protocols.chat.tools import restrict_tools
 from protocols.chat.upstream import WorkerProfile, wrap_prompt
+from protocols.core.call_arguments import complete_schemas
 from protocols.core.errors import ClientError
 from protocols.core.events import Event
 from protocols.core.interfaces import (
@@ -151,7 +152,7 @@ class ResponsesRequestWriter:
 
     def encode_request(self, request: GenerationRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        choice, tools = restrict_tools(request.tool_choice, request.tools)
+        choice, tools = restrict_tools(request.tool_choice, complete_schemas(request.tools))
         body: dict[str, Any] = {
             "model": request.model,
             "input": list(write_items(request.messages or wrap_prompt(request))),
@@ -382,8 +383,7 @@ def _write_tool(tool: Tool) -> Mapping[str, Any]:
     if tool.kind == "custom":
         form = tool.parameters
         return fields if form is None else {**fields, "format": _flatten(form)}
-    parameters = Raw(b'{"type":"object","properties":{}}')
-    return fields | {"parameters": tool.parameters or parameters, "strict": bool(tool.strict)}
+    return fields | {"parameters": tool.parameters, "strict": bool(tool.strict)}
 
 
 def _flatten(form: Raw) -> Mapping[str, Any]:

@@ -42,6 +42,15 @@ def make_loop(call_id: str, arguments: str = "{}", **call: Any) -> dict[str, Any
     }
 
 
+def test_mark_of_the_whole_request_reaches_the_worker() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+
+    body, reported = translate({"model": "m", "messages": messages, "cache_control": MARK, "x": 1})
+
+    assert body["cache_control"] == MARK
+    assert reported == ["x=dropped"]
+
+
 def test_marks_for_the_cache_reach_the_worker() -> None:
     body, reported = translate(
         {

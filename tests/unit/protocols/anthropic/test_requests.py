@@ -181,7 +181,7 @@ def test_strict_version_rejects_sampling_of_the_newer_version_only(make: MakeCal
 
 
 def test_fields_of_the_service_are_kept_for_workers_that_know_them(make: MakeCall) -> None:
-    marked = text("x", cache_control={"type": "ephemeral"}, citations=[{"x": 1}])
+    marked = text("x", citations=[{"x": 1}])
 
     request = decode(
         make(
@@ -201,14 +201,7 @@ def test_fields_of_the_service_are_kept_for_workers_that_know_them(make: MakeCal
         "service_tier": Raw(b'"auto"'),
         "speed": Raw(b'"fast"'),
         "later": Raw(b"[1]"),
-        **{
-            f"messages[0].content[{k}].{name}": raw
-            for k in (0, 1)
-            for name, raw in (
-                ("cache_control", Raw(b'{"type":"ephemeral"}')),
-                ("citations", Raw(b'[{"x":1}]')),
-            )
-        },
+        **{f"messages[0].content[{k}].citations": Raw(b'[{"x":1}]') for k in (0, 1)},
     }
     assert decode(make({"messages": [user(text("x", citations={"enabled": False}))]})).extra == {}
 
@@ -635,3 +628,11 @@ def test_system_messages_between_others_are_folded_if_configured(make: MakeCall)
     assert fold(HI, spoken, head)[-1] == ("user", reminder)
     assert fold(HI, USE, head, user(result("r")))[-1] == ("tool", f"r\n{reminder}")
     assert fold(HI, USE, head, user(result([picture])))[-1] == ("tool", reminder)
+
+
+@pytest.mark.parametrize("kind", ["string", None, ["object"]])
+def test_schema_of_a_tool_is_that_of_an_object(make: MakeCall, kind: Any) -> None:
+    with pytest.raises(InvalidParameter, match="Input should be 'object'") as raised:
+        decode(make({"tools": [{"name": "f", "input_schema": {"type": kind}}]}))
+
+    assert raised.value.param == "tools.0.input_schema.type"

@@ -364,20 +364,15 @@ def test_output_format() -> None:
 
 
 def test_user_and_fields_of_the_same_protocol() -> None:
-    mark = Raw(b'{"type":"ephemeral"}')
-    extra = {"service_tier": Raw(b'"auto"'), "tools[0].cache_control": mark}
+    extra = {"service_tier": Raw(b'"auto"')}
     request = ask(labels={"user": "u"}, extra=extra, source="anthropic")
 
     body = encode(request)
 
     assert body["metadata"] == {"user_id": "u"}
     assert body["service_tier"] == "auto"
-    assert body["cache_control"] == {"type": "ephemeral"}
     assert find_losses(request) == []
 
     foreign = ask(extra=extra, source="openai")
     assert "service_tier" not in encode(foreign)
-    assert find_losses(foreign) == [
-        ("service_tier", "dropped"),
-        ("tools[0].cache_control", "dropped"),
-    ]
+    assert find_losses(foreign) == [("service_tier", "dropped")]

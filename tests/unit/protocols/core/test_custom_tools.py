@@ -233,4 +233,4 @@ def test_a_function_of_a_custom_tool_s_name_is_refused() -> None:
 def test_adapters_that_say_nothing_of_unknown_keys_keep_none() -> None:
     read = build_kept_keys_reader(object())  # type: ignore[arg-type]
 
-    assert read(GenerationRequest(model="m", kind="chat")) == frozenset()
+    assert read(GenerationRequest(model="m", kind="chat")) == {}

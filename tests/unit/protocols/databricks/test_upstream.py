@@ -389,20 +389,20 @@ def test_chat_messages_are_encoded() -> None:
     assert encode_body(chat)["messages"][0]["content"] == "so"
 
 
-def test_tools_are_limited_to_32_and_include_the_chosen_one() -> None:
-    tools = tuple(Tool(f"t{i}") for i in range(33))
-    for choice, first in ((NamedTool("t32"), "t32"), ("auto", "t0"), (None, "t0")):
-        request = make_chat(tools=tools, tool_choice=choice)
-        names = [tool["function"]["name"] for tool in encode_body(request)["tools"]]
-        assert (len(names), names[0]) == (32, first)
-        assert Databricks().unsupported_parameters(request, {}) == (
-            UnsupportedParameter("tools", "clamped", "33 to 32", "tools"),
-        )
-    few = make_chat(tools=tools, tool_choice=AllowedTools("auto", ("t32",)))
+def test_all_tools_are_sent_since_the_endpoint_itself_says_how_many_it_takes() -> None:
+    tools = tuple(Tool(f"t{i}") for i in range(200))
+    request = make_chat(tools=tools, tool_choice=NamedTool("t199"))
 
-    assert [tool["function"]["name"] for tool in encode_body(few)["tools"]] == ["t32"]
-    assert list_unsupported_parameters(few) == set()
-    assert list_unsupported_parameters(make_chat(tools=tools[:32])) == set()
+    assert len(encode_body(request)["tools"]) == 200
+    assert list_unsupported_parameters(request) == set()
+
+
+def test_only_the_allowed_tools_are_sent() -> None:
+    allowed = AllowedTools("auto", ("t2",))
+    request = make_chat(tools=(Tool("t1"), Tool("t2")), tool_choice=allowed)
+
+    assert [tool["function"]["name"] for tool in encode_body(request)["tools"]] == ["t2"]
+    assert list_unsupported_parameters(request) == set()
 
 
 @pytest.mark.parametrize(
