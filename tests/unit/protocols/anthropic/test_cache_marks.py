@@ -169,3 +169,15 @@ def test_blank_text_has_no_mark(make: MakeCall) -> None:
 
     assert find_marked(body) == []
     assert reported == ["messages[0].content[0].cache_control"]
+
+
+def test_result_of_a_tool_with_an_image_keeps_its_mark(make: MakeCall) -> None:
+    request = build_request()
+    marked = {**text("sunny"), "cache_control": MARK}
+    request["messages"][2]["content"][0]["content"] = [marked, {"type": "image", "source": PNG}]
+
+    body, reported = translate(make(request), OpenAI("openrouter"))
+
+    result = next(one for one in body["messages"] if one["role"] == "tool")
+    assert result["content"] == [marked, text("[image 1 of call a follows]")]
+    assert reported == []
