@@ -42,7 +42,7 @@ from protocols.core.interfaces import (
     get_query_parameters,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import LEGACY_FIELD_NAMES, AnyRequest, GenerationRequest
+from protocols.core.request import AnyRequest, GenerationRequest, select_names
 from protocols.core.response_losses import LossyEvent, find_losses, get_single_losses
 from protocols.core.stateful import refuse_lost_state
 from protocols.params import find_sent_param
@@ -71,8 +71,8 @@ class RequestDecoder(Struct, eq=False):
             names = adapter.field_names(client_request)
             decoded = adapter.decode_request(client_request, route.model.info)
             find_param = partial(find_sent_param, adapter, client_request.endpoint.operation)
-            if isinstance(decoded, GenerationRequest) and decoded.legacy_functions:
-                names = {**names, **LEGACY_FIELD_NAMES}
+            if isinstance(decoded, GenerationRequest):
+                names = select_names(decoded, names)
             request = apply_model_settings(decoded, route, names, adapter.name, find_param)
             self._decoded = request, names
         return self._decoded

@@ -810,10 +810,14 @@ class RequestWriter:
             carries["logprobs.prompt"] = ParameterSupport(
                 "logprobs", maximum=profile.max_completion_logprobs
             )
-        if self._write_output_format(
+        written = self._write_output_format(
             request, takes_format=chat or profile.completion_response_format
-        ):
-            carries["output"] = ParameterSupport("response_format")
+        )
+        if written:
+            schema = written.get("response_format", {}).get("json_schema", {})
+            carries["output"] = ParameterSupport(
+                "response_format", takes_description="description" in schema
+            )
         if self._supports_truncation and request.stopping.overflow == "truncate":
             carries["stopping.overflow"] = ParameterSupport("truncate_prompt_tokens")
         if profile.beam_search and request.sampling.beam_width is not None:

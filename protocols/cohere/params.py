@@ -71,5 +71,6 @@ FIELD_NAMES: Final[Mapping[str, str]] = {
     "reasoning.effort": "thinking",
     "reasoning.include": "thinking",
     "reasoning.budget": "thinking.token_budget",
+    "truncate": "truncate_prompt_tokens",
 }
 """The wire name of each field of the internal request."""

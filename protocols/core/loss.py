@@ -23,6 +23,7 @@ from protocols.core.request import (
     FilePart,
     GenerationRequest,
     ImagePart,
+    JsonSchemaFormat,
     Message,
     ReasoningPart,
     ResponseOptions,
@@ -63,6 +64,8 @@ class ParameterSupport(Struct, frozen=True):
     """Set if the target supports the field only partly."""
     reports_match: bool = False
     """Of stop strings: whether responses name the one that matched."""
+    takes_description: bool = False
+    """Of an output format: whether the target gets what the client says of its schema."""
     default: Any = None
     """A value that is no loss, since the target does so in any case."""
     replaced_words: tuple[tuple[str, str], ...] = ()
@@ -97,6 +100,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 """What every target does if it is not told otherwise."""
 _NUMBER_TYPES: Final = (int, float)
 _MESSAGES: Final = "messages"
+_CHAT_FORMAT: Final = "response_format"
 _CONTINUATION: Final = ("templating.continue_final", "templating.add_generation_prompt")
 """Fields that say that an answer continues the last message."""
 REASONING: Final = "earlier reasoning"
@@ -209,10 +213,7 @@ def find_unsupported_parameters(
             reason = "dropped"
         if reason is None:
             if type(value) not in _NUMBER_TYPES:
-                for word, other in carry.replaced_words:
-                    if value == word:
-                        detail = f"{word} to {other}"
-                        losses.append(_build_loss(path, names, "approximated", detail))
+                losses += _find_changed_value(path, value, carry, names)
                 continue
             if low is not None and value < low:
                 reason, detail = "clamped", f"{value} to {low}"
@@ -225,6 +226,20 @@ def find_unsupported_parameters(
         prefill = _find_lost_prefill(request, path, names)
         losses.append(prefill or _build_loss(path, names, reason, detail))
     return tuple(losses)
+
+
+def _find_changed_value(
+    path: str, value: Any, carry: ParameterSupport, names: Mapping[str, str]
+) -> Iterator[UnsupportedParameter]:
+    """The loss of a word that the target lacks, or of the description of a JSON Schema."""
+    for word, other in carry.replaced_words:
+        if value == word:
+            yield _build_loss(path, names, "approximated", f"{word} to {other}")
+    is_described = isinstance(value, JsonSchemaFormat) and value.description is not None
+    if is_described and not carry.takes_description:
+        wire = names.get(path, _CHAT_FORMAT)  # chat completions have it a level deeper
+        inner = ".json_schema" if wire == _CHAT_FORMAT else ""
+        yield UnsupportedParameter(f"{wire}{inner}.description", "dropped")
 
 
 def _find_lost_prefill(

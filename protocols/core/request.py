@@ -451,6 +451,19 @@ LEGACY_FIELD_NAMES: Final[Mapping[str, str]] = {
     "tool_choice": "function_call",
 }
 """What the client calls these fields if it sent ``functions``."""
+_GUIDES: Final = ("structured_outputs", "guided_")
+"""How the names of fields begin that have an output format in vLLM's form."""
+
+
+def select_names(request: GenerationRequest, names: Mapping[str, str]) -> Mapping[str, str]:
+    """The wire names of fields, with those that this request uses where a protocol has several."""
+    if request.legacy_functions:
+        names = {**names, **LEGACY_FIELD_NAMES}
+    if request.output is not None:
+        sent = (name for name in request.provided_fields if name.startswith(_GUIDES))
+        if (name := next(sent, None)) is not None:
+            names = {**names, "output": name}
+    return names
 
 
 class EmbeddingRequest(_BaseRequest, frozen=True):

@@ -172,11 +172,15 @@ def _read_parameter(request: TritonRequest, name: str, fields: OrderedFields) ->
         request.priority = min(_check_unsigned(name, value), _MAX_PRIORITY) or None
     elif name == "timeout":
         request.timeout = _check_unsigned(name, value) / 1_000_000 or None
-    elif name in {"sequence_start", "sequence_end", "binary_data_output"}:
+    elif name == "binary_data_output":
         check_kind(name, value, "boolean")
+    elif name in {"sequence_start", "sequence_end"}:
+        check_kind(name, value, "boolean")
+        request.add_parameter(name, value, fields)
     elif name == "sequence_id":
         if not isinstance(value, str):
             _check_unsigned(name, value)
+        request.add_parameter(name, value, fields)
     elif name.startswith("triton_"):
         text = "parameter keys starting with 'triton_' are reserved for Triton usage and should"
         raise errors.build_value_error(name, f"{text} not be specified.")

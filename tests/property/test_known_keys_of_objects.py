@@ -99,6 +99,61 @@ def test_parameter_of_answers_in_a_request_for_a_token_count_is_reported(
     assert lost == []
 
 
+FORMAT = {"name": "s", "schema": {"type": "object"}, "description": "of a city"}
+
+
+@pytest.mark.parametrize("worker", list_workers())
+@pytest.mark.parametrize(
+    ("path", "body", "lost"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [HI],
+                "response_format": {"type": "json_schema", "json_schema": FORMAT},
+            },
+            "response_format.json_schema.description",
+        ),
+        (
+            "/v1/responses",
+            {"input": "hi", "text": {"format": {"type": "json_schema", **FORMAT}}},
+            "text.format.description",
+        ),
+    ],
+)
+def test_description_of_a_schema_reaches_the_worker_or_is_reported(
+    path: str, body: dict[str, Any], lost: str, worker: Any
+) -> None:
+    client = build_adapter("openai", None, {})
+
+    sent, reported = prepare(client, worker, path, {"model": "m", **body})
+
+    whole_format = lost.removesuffix(".description").removesuffix(".json_schema")
+    assert b"of a city" in sent or lost in reported or whole_format in reported
+
+
+@pytest.mark.parametrize("name", ["guided_regex", "structured_outputs"])
+def test_output_format_is_reported_by_the_field_that_has_it(name: str) -> None:
+    value = "a+" if name == "guided_regex" else {"regex": "a+"}
+    body = {"model": "m", "messages": [HI], name: value}
+
+    _, reported = prepare(
+        build_adapter("openai", None, {}), ANTHROPIC, "/v1/chat/completions", body
+    )
+
+    assert name in reported
+    assert "response_format" not in reported
+
+
+def test_field_of_a_rerank_request_is_reported_by_its_name() -> None:
+    body = {"model": "m", "query": "q", "documents": ["a"], "truncate_prompt_tokens": 3}
+    worker = build_adapter("openai", "openai", {})
+
+    _, reported = prepare(build_adapter("cohere", None, {}), worker, "/v2/rerank", body)
+
+    assert reported == ["truncate_prompt_tokens"]
+
+
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
 
 

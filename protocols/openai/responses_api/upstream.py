@@ -130,7 +130,7 @@ class ResponsesRequestWriter:
         if self._is_original:
             support |= dict.fromkeys(_LABEL_PATHS, ParameterSupport(""))
         if _write_format(request.output) is not None:
-            support["output"] = ParameterSupport("text")
+            support["output"] = ParameterSupport("text", takes_description=True)
         if request.stopping.overflow == "error" or self._is_original:
             support["stopping.overflow"] = ParameterSupport("truncation")
         losses = find_unsupported_parameters(request, support, names, extra=True)

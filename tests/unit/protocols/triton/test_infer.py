@@ -186,7 +186,7 @@ def test_infer_priority_and_timeout_are_decoded(trtllm_client: Any) -> None:
     }
     request = trtllm_client.decode(body, "infer", "trt_like")
     assert (request.priority, request.timeout) == (255, 1.5)
-    assert request.extra == {"x": msgspec.Raw(b"1")}
+    assert request.extra == {"x": msgspec.Raw(b"1"), "sequence_id": msgspec.Raw(b'"s"')}
 
     nothing = {"inputs": [TEXT, TOKENS], "parameters": {"priority": 0, "timeout": 0}}
     request = trtllm_client.decode(nothing, "infer", "trt_like")
