@@ -221,11 +221,9 @@ class ProxiedRequest:
         adapter, call = request.adapter, request.client_request
         own_headers = adapter.request_headers.select_forwarded(call.headers)
         forwarded = self._body.build_forwarded(path, target.backend_model, own_headers)
-        is_reported = route.model.on_loss != "ignore"
-        lost = ()
-        if is_reported:
+        if route.model.on_loss != "ignore":
             lost = find_lost_arguments(adapter, call, forwarded.headers, route.model)
-        request.record.unsupported_parameters = lost
+            request.record.unsupported_parameters = lost
         try:
             response = await target.backend.forward(forwarded, context)
         finally:

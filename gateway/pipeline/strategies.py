@@ -71,7 +71,9 @@ class RequestDecoder(Struct, eq=False):
             names = adapter.field_names(client_request)
             decoded = adapter.decode_request(client_request, route.model.info)
             find_param = partial(find_sent_param, adapter, client_request.endpoint.operation)
-            if isinstance(decoded, GenerationRequest):
+            if isinstance(decoded, GenerationRequest) and (
+                decoded.legacy_functions or decoded.output is not None
+            ):
                 names = select_names(decoded, names)
             request = apply_model_settings(decoded, route, names, adapter.name, find_param)
             self._decoded = request, names

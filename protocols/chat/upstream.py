@@ -446,7 +446,7 @@ class RequestWriter:
     ) -> None:
         """``source`` is the protocol of the clients that use the workers' own words."""
         self._profile = profile
-        self.kept_keys = profile.kept_keys
+        self.kept_keys = profile.kept_keys or NO_KEYS
         self._source = source
         self._prefix = prefix
         self._allows_privileged = powers

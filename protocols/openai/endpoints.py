@@ -751,9 +751,10 @@ class OpenAI:
 
     def get_kept_keys(self, request: AnyRequest) -> KeptKeys | None:
         """See ``protocols.core.interfaces.KeepsExtraFields``."""
-        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
-            return NO_KEYS
-        return None if request.source in ("", self.name) else self._request_writer.kept_keys
+        kept = None if request.source in ("", self.name) else self._request_writer.kept_keys
+        if kept is NO_KEYS or not isinstance(request, GenerationRequest):
+            return kept
+        return NO_KEYS if self._uses_responses_api(request) else kept
 
     def keeps_custom_tools(self, request: AnyRequest) -> bool:
         """See ``protocols.core.interfaces.KeepsCustomTools``."""

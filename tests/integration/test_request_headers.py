@@ -8,7 +8,9 @@ CONFIG = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, anthropic]}]
 backends: {b: {kind: echo, script: [fine]}}
 models:
-  m: {versions: {"1": {backend: b}, "2": {backend: b}}, split: {weights: {"1": 50, "2": 50}, sticky: [header:X-User]}}
+  m:
+    versions: {"1": {backend: b}, "2": {backend: b}}
+    split: {weights: {"1": 50, "2": 50}, sticky: [header:X-User]}
   big: {backend: b}
 routes: [{name: team, when: {model: m, header: {X-Team: red}}, to: {model: big}}]
 """
