@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from backends.torch.attention import AttentionParams, RotaryFactors
-from backends.torch.linear_layers import prepack_linear
+from backends.torch.linear_layers import prepack_linear, shrink_embedding
 from backends.torch.loader import release_free_memory
 from backends.torch.model_check import shorten_lengths
 from backends.torch.quantized_weights import QuantizedLinear, concatenate
@@ -223,14 +223,16 @@ def _concatenate_linears(layers: Sequence[Any]) -> nn.Module:
 
 
 def prepack_linears(model: nn.Module, *, owns_weights: bool = False) -> None:
-    """Replace all quantized and float32 linear layers on the CPU, one after another.
+    """Replace all quantized and float32 layers on the CPU, and embeddings, one after another.
 
     float32 layers need oneDNN. Unless ``owns_weights``, the other parameters are copied, since all
     may be views of one mapped file, whose pages stay in memory until nothing refers to it.
     """
 
     def prepack(module: Any) -> nn.Module | None:
-        return module.pack() if isinstance(module, QuantizedLinear) else prepack_linear(module)
+        if isinstance(module, QuantizedLinear):
+            return module.pack()
+        return prepack_linear(module) or shrink_embedding(module)
 
     if replace_modules(model, prepack) and not owns_weights:
         for tensor in (*model.parameters(), *model.buffers()):

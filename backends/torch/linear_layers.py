@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import embedding, pad
 from transformers.pytorch_utils import Conv1D
 
 from backends.torch.quantized_weights import EightBitLinear, multiply_codes
@@ -30,6 +30,7 @@ _PREPACK_ROWS = 16
 """The number of rows that the prepacked layout is optimized for."""
 _COMPARED_OUTPUTS = 64
 """From this many outputs on, equal results of two row counts are no chance."""
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
 _ROW_STEPS = ((16, 1), (128, 8), (float("inf"), 32))
 """(limit, step): up to ``limit`` rows, their number is rounded up to a multiple of ``step``."""
 
@@ -75,15 +76,58 @@ class PrepackedLinear(nn.Module):
         return output[:count].view(*rows.shape[:-1], -1)
 
 
+def _has_mkldnn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def prepack_linear(module: Any) -> PrepackedLinear | None:
     """The prepacked form of a linear layer with float32 weights on the CPU, if oneDNN is there."""
-    has_mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    weight = get_linear_weight(module) if has_mkldnn else None
+    weight = get_linear_weight(module) if _has_mkldnn() else None
     if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
     with torch.inference_mode():
         bias = None if module.bias is None else module.bias.detach().clone()
         return PrepackedLinear(weight.detach(), bias)
+
+
+class HalfEmbedding(nn.Module):
+    """An embedding whose weights are numbers of 16 bits, and are stored as such.
+
+    The output layer of most models has the same weights, in a layout of its own: what remains of
+    the float32 weights are these rows.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        """``rows`` has shape (tokens, size)."""
+        super().__init__()
+        self._rows = rows
+        self.weight = torch.empty(0)
+        """Empty; it exists because some model families read a layer's dtype."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The rows of these tokens in float32."""
+        return embedding(ids, self._rows).float()
+
+
+def shrink_embedding(module: Any) -> HalfEmbedding | None:
+    """The form with 16 bits of an embedding on the CPU, if no float32 weight needs more."""
+    if type(module) is not nn.Embedding or module.max_norm is not None or not _has_mkldnn():
+        return None  # without oneDNN an output layer shares the float32 weights
+    weight = module.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    with torch.inference_mode():
+        return next(filter(None, (_try_dtype(weight, one) for one in _HALF_DTYPES)), None)
+
+
+def _try_dtype(weight: Tensor, dtype: torch.dtype) -> HalfEmbedding | None:
+    """The embedding with weights of this type, if all are equal; compared part by part."""
+    rows = torch.empty(weight.shape, dtype=dtype)
+    step = max(_BLOCK_WEIGHTS // weight.shape[1], 1)
+    for source, target in zip(torch.split(weight, step), torch.split(rows, step), strict=True):
+        if not torch.equal(target.copy_(source).float(), source):
+            return None
+    return HalfEmbedding(rows)
 
 
 def _pad_row_count(rows: int) -> int:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from backends.torch.fused_layers import prepack_linears
-from backends.torch.linear_layers import PrepackedLinear, _pad_row_count
+from backends.torch.linear_layers import HalfEmbedding, PrepackedLinear, _pad_row_count
 
 SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 
@@ -93,3 +93,48 @@ def test_row_counts_are_rounded_to_few_sizes(rows: int, computed: int) -> None:
 
 def test_prepacked_layer_has_a_weight_dtype() -> None:
     assert PrepackedLinear(torch.randn(8, 16), None).weight.dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_embedding_shared_with_the_output_layer_is_not_held_twice(dtype: torch.dtype) -> None:
+    """Given weights that 16 bits hold, equal rows come from these, and no float32 ones remain."""
+    torch.manual_seed(7)
+    table, output = nn.Embedding(600, 64), nn.Linear(64, 600, bias=False)
+    output.weight = table.weight = nn.Parameter(table.weight.detach().to(dtype).float())
+    expected, old = table.weight.detach().clone(), weakref.ref(table.weight)
+    model = nn.ModuleDict({"table": table, "output": output})
+    prepack_linears(model)
+    del table, output
+    gc.collect()
+    assert old() is None
+    embedding: Any = model["table"]
+    assert isinstance(embedding, HalfEmbedding)
+    assert embedding._rows.dtype == dtype
+    ids = torch.tensor([[5, 0, 599]])
+    assert torch.equal(embedding(ids), expected[ids])
+    assert isinstance(model["output"], PrepackedLinear)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """Computes something else than rows."""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Embedding(9, 64), ScaledEmbedding(9, 64), nn.Embedding(9, 64, max_norm=1.0)],
+    ids=["needs 32 bits", "scales", "norms"],
+)
+def test_other_embeddings_stay(module: nn.Embedding) -> None:
+    module.weight.data.copy_(torch.arange(9 * 64).view(9, 64))
+    if type(module) is nn.Embedding and module.max_norm is None:
+        module.weight.data[8, 63] = 1 / 3
+    model = nn.ModuleList([module])
+    prepack_linears(model)
+    assert model[0] is module
+
+
+def test_embedding_stays_where_the_output_layer_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    model = nn.ModuleList([nn.Embedding(9, 64, _weight=torch.ones(9, 64))])
+    prepack_linears(model)
+    assert type(model[0]) is nn.Embedding
