@@ -348,6 +348,7 @@ class PassthroughRules:
                 response.build_headers, self._stream_headers if stream else self._unary_headers
             ),
             partial(self._create_reader, request, response, forwards=not needs_events),
+            partial(response.create_encoder, request) if stream else None,
             encodes_events=stream is True,
         )
 

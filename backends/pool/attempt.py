@@ -375,6 +375,10 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             self._raise_failure(error)
         finally:
             worker.waiting_attempts.discard(self)
+        if self._is_stream:
+            self.request = replace(
+                request, upstream_request=request.upstream_request.without_body()
+            )
         if self._is_stream or request.request.kind not in _GENERATION_KINDS:
             self._record_first_token()
         return items

@@ -328,6 +328,7 @@ class PoolBackend:
         errors that the protocol's adapter reads from the worker.
         """
         attempt, items = await self._begin_response(prepared, context)
+        del prepared  # a stream may take long, and its request be large
         try:
             while items:
                 yield items.pop(0)  # what is written is kept no longer

@@ -82,10 +82,8 @@ class IncomingRequest(Struct, eq=False):
             raise build_memory_overload()
         if self.body_size > limit:
             raise _build_too_large(limit)
-        data = self._data
-        if type(data) is not bytes:
-            data = self._data = bytes(data)
-        return data
+        data, self._data = self._data, b""
+        return data if type(data) is bytes else bytes(data)
 
     def reserve_memory(self, size: int) -> None:
         """See ``HttpRequest``."""

@@ -319,6 +319,7 @@ def find_response_id(body: bytes) -> str:
 class ResponseIdReader(Stage):
     """Notes the id of one response. An error has none."""
 
+    needs_body = False
     observes_response = True
 
     def __init__(self) -> None:

@@ -46,7 +46,6 @@ from protocols.core.errors import (
 )
 from protocols.core.interfaces import (
     ClientAdapter,
-    ClientRequest,
     HasBinaryData,
     HttpResponse,
 )
@@ -186,7 +185,6 @@ class RequestHandler:
         endpoint, adapter = match.endpoint, match.mount.adapter
         request.match, request.adapter = match, adapter
         record.protocol = adapter.name
-        body = b""
         try:
             if self._stages:
                 self._begin_stages(request)
@@ -196,22 +194,23 @@ class RequestHandler:
                     principal = await self._authenticate_request(request)
                 if principal is not None:
                     request.principal, record.key = principal, principal.name
-            handler = self._endpoint_handlers[endpoint.task]
+            handler, body = self._endpoint_handlers[endpoint.task], b""
             if handler.reads_body and endpoint.method not in _BODILESS_METHODS:
                 body = await http.body(self._settings.max_body_size)
                 if "content-encoding" in http.headers or self._check_counts(len(body)):
                     body = await self._decode_body(request, body)
             request.client_request = request.build_client_request(body)
+            del body  # it may be released before the request ends
             if self._header_stages or request.stages:
                 self._report_read(request)
             await handler.answer(request)
         except GatewayError as error:
-            _send_error(error, request.build_client_request(body), request)
+            _send_error(error, request)
             drop_tracebacks(error)
         except Exception:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
-            _send_error(bug, request.build_client_request(body), request)
+            _send_error(bug, request)
 
     def _begin_stages(self, request: RequestState) -> None:
         """Let the stages of all requests observe it. Raises GatewayError where one refuses it."""
@@ -241,7 +240,7 @@ class RequestHandler:
         record.protocol = request.adapter.name
         endpoint = self._own_endpoints.get(http.path)
         if endpoint is None:
-            _send_error(error, None, request)
+            _send_error(error, request)
             return
         try:
             principal = request.principal = await self._authenticate_request(request)
@@ -316,16 +315,14 @@ class RequestHandler:
         return body
 
 
-def _send_error(
-    error: GatewayError, client_request: ClientRequest | None, request: RequestState
-) -> None:
+def _send_error(error: GatewayError, request: RequestState) -> None:
     record_error(request.record, error)
     if request.writer.started:  # a bug: the response is cut off, not ended
         request.record.outcome = "truncated"
         return
     error.request_id = request.record.id
     adapter: ClientAdapter = request.adapter
-    response = adapter.encode_error(error, client_request)
+    response = adapter.encode_error(error, request.find_client_request())
     if error.worker_protocol == adapter.name:
         response = replace(
             response,

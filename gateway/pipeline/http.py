@@ -33,7 +33,10 @@ class HttpRequest(Protocol):
     peer: str
 
     async def body(self, limit: int) -> bytes:
-        """The body. Raises RequestTooLarge after reading more than ``limit`` bytes."""
+        """The body, which is read once.
+
+        Raises RequestTooLarge after reading more than ``limit`` bytes.
+        """
 
     def reserve_memory(self, size: int) -> None:
         """See ``gateway.store.references.MemoryAccount``: for what the request refers to."""

@@ -64,6 +64,7 @@ class MeasureStage(RouteStage):
 class ResponseMeasure(Stage):
     """Measures the response to a client."""
 
+    needs_body = False
     observes_events = True
 
     def __init__(self, memory: MemoryBudget) -> None:

@@ -426,6 +426,8 @@ class Responder(Struct, eq=False):
             self._start_response(elapsed)
         if has_content:
             self._request.record.first_token = elapsed
+            self._strategy.release_body()
+            self._request.release_body()
         return has_content
 
     def _start_response(self, elapsed: float) -> None:

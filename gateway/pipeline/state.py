@@ -120,6 +120,20 @@ class RequestState:
             started_at=record.started_at,
         )
 
+    def find_client_request(self) -> ClientRequest | None:
+        """The request as adapters read it; without its body as long as that was not read.
+
+        None if there is no endpoint of its path.
+        """
+        if hasattr(self, "client_request"):
+            return self.client_request
+        return self.build_client_request(b"") if hasattr(self, "match") else None
+
+    def release_body(self) -> None:
+        """Let go of the body, since no target will get the request any more."""
+        if not any(stage.needs_body for stage in self.stages):
+            self.client_request.release_body()
+
     def get_attributes(self) -> RequestAttributes:
         """The attributes that route conditions and sticky sources read."""
         request, principal = self.client_request, self.principal
@@ -171,6 +185,8 @@ class Stage:
     """Whether it gets ``add_headers`` and ``on_data``."""
     observes_events: ClassVar[bool] = False
     """Whether it gets ``on_events``."""
+    needs_body: ClassVar[bool] = True
+    """Whether the request's body is kept for it when a stream has begun."""
 
     def on_found(self, request: RequestState, /) -> None:
         """The endpoint was found. Not called for a stage with a ``header``."""

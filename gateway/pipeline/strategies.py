@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.interfaces import (
     BackendRequest,
@@ -202,6 +203,16 @@ class TargetAttempt(Struct, eq=False):
             else:
                 self._encoder = passthrough.create_encoder()
         return self._encoder
+
+    def release_body(self) -> None:
+        """Let go of the body that was sent to the worker, since it will not be sent again.
+
+        The client's is not needed any more, either.
+        """
+        if (passthrough := self.prepared.passthrough) is not None:
+            if passthrough.create_encoder is None:
+                self.get_encoder()  # which reads the client's body
+            self.prepared = replace(self.prepared, passthrough=passthrough.without_body())
 
     def get_heartbeat_encoder(self) -> SupportsHeartbeat | None:
         """The encoder of a stream that has to be kept alive; None if the worker writes it."""

@@ -178,6 +178,8 @@ def set_up_recording(
 class TracingStage(Stage):
     """Traces sampled requests from their start; the tracer observes their records at the end."""
 
+    needs_body = False
+
     def __init__(self, tracer: "RequestTracer") -> None:
         self._tracer = tracer
 

@@ -35,6 +35,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Raw, Struct
+from msgspec.structs import force_setattr, replace
 
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
@@ -106,6 +107,11 @@ class ClientRequest(Struct, frozen=True, dict=True):
     """The gateway's id of the request."""
     started_at: float = 0.0
     """Unix time in seconds."""
+
+    def release_body(self) -> None:
+        """Let go of the body, which is empty from now on: nothing reads it any more."""
+        force_setattr(self, "body", b"")
+        self.__dict__.pop("fields", None)
 
 
 class RoutingInfo(Struct, frozen=True, gc=False):
@@ -488,6 +494,10 @@ class UpstreamRequest(Struct, frozen=True):
     headers: Headers = ()
     method: str = "POST"
 
+    def without_body(self) -> "UpstreamRequest":
+        """What is kept of a request that is not sent again."""
+        return UpstreamRequest(self.path, b"", self.headers, self.method)
+
 
 class ResponseDecoder(Protocol):
     """Decodes one response of a worker incrementally. It has state."""
@@ -724,6 +734,10 @@ class PassthroughRequest(Struct, frozen=True):
     """What the model's settings changed of the request."""
     encodes_events: bool = False
     """Whether an encoder writes what the client gets: what it can't write is lost."""
+
+    def without_body(self) -> "PassthroughRequest":
+        """What is kept of a request that is not sent again."""
+        return replace(self, upstream_request=self.upstream_request.without_body())
 
 
 @runtime_checkable
