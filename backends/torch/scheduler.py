@@ -378,38 +378,64 @@ class Scheduler:
         return here + len(sequence.group.finished) == sequence.group.request.sample_count
 
     def _select_chunks(self) -> list[PrefillChunk]:
-        budget, chunks = (
-            max(
-                BLOCK_SIZE,
-                self._limits.max_chunk_tokens - self._limits.max_chunk_tokens % BLOCK_SIZE,
-            ),
-            [],
-        )
-        for sequence in list(self.prefilling):
-            if budget < BLOCK_SIZE:
-                break
-            if sequence not in self.prefilling:
-                continue
-            if sequence.cache.length == 0 and not sequence.scores_prompt:
-                sequence.cache.reuse_prefix(sequence.group.block_hashes)
-                if sequence.group.cached_tokens is None:
-                    sequence.group.cached_tokens = sequence.cache.length
-            start = sequence.cache.length
-            end = _align_chunk_end(sequence, start + budget)
-            if end > start and self._reserve_blocks(sequence, end - start):
-                wants = (
-                    end - start
-                    if sequence.scores_prompt
-                    else int(sequence.needs_logits and end == len(sequence.context_tokens))
-                )
-                chunks.append(
-                    PrefillChunk(
-                        sequence,
-                        BatchSegment(sequence.cache, sequence.context_tokens[start:end], wants),
-                    )
-                )
-                budget -= end - start
+        """The chunks of this step, of which tenants of equal priority get equal shares.
+
+        A short prompt does not wait for all that another tenant has queued. What a tenant does not
+        need, the others get.
+        """
+        limit, tenants = self._limits.max_chunk_tokens, self._list_prefills_by_tenant()
+        smallest = BLOCK_SIZE * min(len(tenants), 2)
+        budget, chunks = max(smallest, limit - limit % BLOCK_SIZE), list[PrefillChunk]()
+        for i, (priority, sequences) in enumerate(tenants):
+            equal = sum(other == priority for other, _ in tenants[i:])
+            share = min(budget, max(BLOCK_SIZE, budget // equal))
+            for sequence in sequences:
+                if share < BLOCK_SIZE:
+                    break
+                chunk = self._select_chunk(sequence, share)
+                if chunk is not None:
+                    chunks.append(chunk)
+                    share -= len(chunk.segment.tokens)
+                    budget -= len(chunk.segment.tokens)
         return chunks
+
+    def _list_prefills_by_tenant(self) -> list[tuple[int, list[SequenceGroup | TokenSequence]]]:
+        """The prefills of each tenant, with their priority.
+
+        Of equal ones, the tenant that came first is the first, so that it always goes on; then come
+        those with the shortest prefills.
+        """
+        prefills = dict[tuple[int, str | None], list[SequenceGroup | TokenSequence]]()
+        for sequence in self.prefilling:
+            prefills.setdefault((sequence.rank[0], _get_tenant(sequence)), []).append(sequence)
+        order, seen = list[tuple[int, int, tuple[int, str | None]]](), set[int]()
+        for key, sequences in prefills.items():
+            missing = sum(len(one.context_tokens) - one.cache.length for one in sequences)
+            order.append((key[0], missing if key[0] in seen else 0, key))
+            seen.add(key[0])
+        return [(key[0], prefills[key]) for *_, key in sorted(order, key=lambda one: one[:2])]
+
+    def _select_chunk(
+        self, sequence: SequenceGroup | TokenSequence, budget: int
+    ) -> PrefillChunk | None:
+        """The next chunk of a prefill, with at most ``budget`` tokens; None if it gets none."""
+        if sequence not in self.prefilling:  # preempted for another one
+            return None
+        if sequence.cache.length == 0 and not sequence.scores_prompt:
+            sequence.cache.reuse_prefix(sequence.group.block_hashes)
+            if sequence.group.cached_tokens is None:
+                sequence.group.cached_tokens = sequence.cache.length
+        start = sequence.cache.length
+        end = _align_chunk_end(sequence, start + budget)
+        if end <= start or not self._reserve_blocks(sequence, end - start):
+            return None
+        wants = (
+            end - start
+            if sequence.scores_prompt
+            else int(sequence.needs_logits and end == len(sequence.context_tokens))
+        )
+        segment = BatchSegment(sequence.cache, sequence.context_tokens[start:end], wants)
+        return PrefillChunk(sequence, segment)
 
     def advance_chunk(self, chunk: PrefillChunk) -> bool:
         """Record a computed chunk. Returns whether it was the last of its prompt."""

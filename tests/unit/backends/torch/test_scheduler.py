@@ -373,6 +373,21 @@ def test_first_token_waits_for_none_of_200_requests_that_another_tenant_has_queu
     assert driver.finished(1000).completion_tokens == 1
 
 
+def test_short_prompt_waits_for_no_long_prompts_of_another_tenant(driven: Drive) -> None:
+    """Whose prefill takes many steps. In turn, they go on beside many short ones."""
+    long = [
+        make_command(job, letter * 100, max_tokens=2, tenant="many")
+        for job, letter in enumerate("cdefghij", 1)
+    ]
+    driver = driven(SchedulerConfig(max_sequences=10, max_chunk_tokens=32)).run(*long, steps=1)
+
+    for job in range(100, 130):
+        driver.run(make_command(job, "b", max_tokens=1, tenant="one"), steps=1)
+        assert driver.finished(job).completion_tokens == 1
+
+    assert driver.finished(1).completion_tokens == 2
+
+
 def test_tenant_without_a_slot_waits_for_one_request_of_another_such_tenant(
     scripted: RunScript,
 ) -> None:
