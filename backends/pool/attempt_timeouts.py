@@ -21,11 +21,15 @@ from protocols.core.errors import DeadlineExceeded, GatewayError, StreamBroken
 
 TimeoutName = Literal["first_token", "idle", "total"]
 NO_TIMEOUT: Final = math.inf
-_TIMEOUT_TEXTS: dict[TimeoutName, str] = {
-    "first_token": "the worker sent no first token in time (timeouts.first_token)",
-    "idle": "the worker stopped sending in the middle of its response (timeouts.idle)",
-    "total": TIME_IS_UP,
+_TIMEOUT_TEXTS: dict[tuple[TimeoutName, bool], str] = {
+    ("first_token", False): "the worker sent no first token in time (timeouts.first_token)",
+    ("first_token", True): "the worker sent comments only, and no first token in time "
+    "(timeouts.idle_max)",
+    ("idle", False): "the worker stopped sending in the middle of its response (timeouts.idle)",
+    ("idle", True): "the worker sent comments only in the middle of its response "
+    "(timeouts.idle_max)",
 }
+"""By timeout, and whether comments extended it to the end of ``idle_max``."""
 
 
 class AttemptTimeouts(Struct, eq=False):
@@ -60,6 +64,8 @@ class AttemptTimeouts(Struct, eq=False):
     """When the timer checks it next, by the clock."""
     _expired: TimeoutName | None = None
     """The timeout that expired, if any."""
+    _is_extended: bool = False
+    """Whether that was ``idle_max``."""
     _connecting_task: asyncio.Task[Any] | None = None
     """The task that waits for a connection."""
 
@@ -76,13 +82,13 @@ class AttemptTimeouts(Struct, eq=False):
         self._connecting_task = task
         try:
             if self._expired is not None:  # expired just as an idle connection closed
-                raise _make_deadline_error(self._expired)
+                raise self._make_error(self._expired)
             self.wait_next()
             return await pending_response
         except asyncio.CancelledError:
             # Swallow the cancellation only if nobody else requested one.
             if self._expired is not None and task.uncancel() <= cancelled:
-                raise _make_deadline_error(self._expired) from None
+                raise self._make_error(self._expired) from None
             raise
         finally:
             self._connecting_task = None
@@ -92,7 +98,7 @@ class AttemptTimeouts(Struct, eq=False):
         """Start to wait for the first bytes. Raises DeadlineExceeded."""
         due, total = self.first_due, self.deadline.expires_at
         if total <= now:
-            raise _make_deadline_error("total")
+            raise self._make_error("total")
         if due > total:  # noqa: PLR1730 - it would be a call for each request
             due = total
         self._first_latest = now + self.idle_max
@@ -114,7 +120,7 @@ class AttemptTimeouts(Struct, eq=False):
             due = self._get_silence_limit()
         total = self.deadline.expires_at
         if total <= now:
-            raise _make_deadline_error("total")
+            raise self._make_error("total")
         self._is_waiting = True
         if due > total:  # noqa: PLR1730 - it would be a call for each read
             due = total
@@ -165,7 +171,7 @@ class AttemptTimeouts(Struct, eq=False):
         """The cause of ``error``: the timeout error if an expired timeout broke the response."""
         if self._expired is None or not isinstance(error, StreamBroken):
             return error
-        return _make_deadline_error(self._expired)
+        return self._make_error(self._expired)
 
     def _get_silence_limit(self) -> float:
         """The time, by the clock, by which content must arrive."""
@@ -189,12 +195,16 @@ class AttemptTimeouts(Struct, eq=False):
 
     def _expire(self, timeout: TimeoutName) -> None:
         self._expired = timeout
+        usual = self._last_read_at + self.idle_timeout if self.has_started else self.first_due
+        latest = self._alive_at + self.idle_timeout
+        self._is_extended = usual < self._get_silence_limit() < latest
         self.stop_wait()
         if self._connecting_task is None:
             self.abort_response()
         else:
             self._connecting_task.cancel()
 
-
-def _make_deadline_error(timeout: TimeoutName) -> DeadlineExceeded:
-    return DeadlineExceeded(_TIMEOUT_TEXTS[timeout], which=timeout)
+    def _make_error(self, timeout: TimeoutName) -> DeadlineExceeded:
+        if timeout == "total":
+            return DeadlineExceeded(TIME_IS_UP, which=timeout)
+        return DeadlineExceeded(_TIMEOUT_TEXTS[timeout, self._is_extended], which=timeout)

@@ -120,6 +120,26 @@ async def test_rest_of_a_body_is_not_extended_by_comments() -> None:
     assert send_comments(attempt, clock, 100) == 1
 
 
+@pytest.mark.parametrize("has_started", [False, True])
+@pytest.mark.parametrize(("comments", "is_longest"), [(1000, True), (100, False)])
+async def test_error_after_comments_names_the_setting_that_ended_the_wait(
+    comments: float, *, is_longest: bool, has_started: bool
+) -> None:
+    clock = Clock()
+    attempt = make_attempt(clock)
+    attempt.has_started = has_started
+    attempt.start_wait(clock.now)
+    attempt.wait_next()
+    send_comments(attempt, clock, comments)
+    clock.now += 30
+    attempt.on_deadline(clock.now)
+
+    error = attempt.get_cause(StreamBroken("closed"))
+
+    setting = "idle_max" if is_longest else "idle" if has_started else "first_token"
+    assert f"(timeouts.{setting})" in error.message
+
+
 @pytest.mark.parametrize(
     ("has_started", "setting"), [(False, "timeouts.first_token"), (True, "timeouts.idle")]
 )
