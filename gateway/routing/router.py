@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from backends.interfaces import Backend, ModelTimeouts, ReportsLoading, ReportsModel
+from backends.interfaces import Backend, ModelTimeouts, ReportsFailure, ReportsLoading, ReportsModel
 from gateway.config.schema import (
     JudgeConfig,
     ModelDefaultsConfig,
@@ -176,8 +176,12 @@ class Router:
         draw: Callable[[], float],
         rules: Sequence[RouteRule] = (),
         ready: bool = True,
+        strict_health: bool = False,
     ) -> None:
-        """``rules`` name only models and versions in ``models``."""
+        """``rules`` name only models and versions in ``models``.
+
+        ``strict_health``: a single model that is not loaded makes health checks fail.
+        """
         read = {f"header:{name}" for rule in rules for name in rule.headers}
         read.update(source for model in models.values() for source in model.sticky)
         headers = frozenset(
@@ -205,6 +209,7 @@ class Router:
         self._backends = [*{id(backend): backend for backend in self._list_backends()}.values()]
         self._draw = draw
         self.ready = ready
+        self._strict_health = strict_health
 
     def route(
         self,
@@ -479,6 +484,13 @@ class Router:
         """Whether no request can be answered yet, as every backend still loads its model."""
         return bool(self._backends) and all(map(_loads, self._backends))
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether health checks of the protocols succeed, unless the gateway drains."""
+        if self._strict_health:
+            return not any(_loads(one) or _has_failed(one) for one in self._backends)
+        return not self.is_loading
+
     @staticmethod
     def _read_current_info(model: Model) -> ModelInfo:
         targets, versions = model.targets, model.info.versions
@@ -496,6 +508,10 @@ class Router:
 
 def _loads(backend: Backend) -> bool:
     return isinstance(backend, ReportsLoading) and backend.loading is not None
+
+
+def _has_failed(backend: Backend) -> bool:
+    return isinstance(backend, ReportsFailure) and backend.failure is not None
 
 
 def _read_state(backend: Backend) -> bool | tuple[bool, ModelState]:
@@ -534,7 +550,7 @@ class PrincipalCatalog(Struct, frozen=True):
     @property
     def ready(self) -> bool:
         """See ``Catalog``."""
-        return self.router.ready and not self.router.is_loading
+        return self.router.ready and self.router.is_healthy
 
     def list_models(self) -> Sequence[ModelInfo]:
         """See ``Catalog``."""

@@ -204,7 +204,8 @@ class ConfigSnapshot:
             for name, model in config.models.items()
         }
         rules = [compile_rule(rule, create_policy(rule.record)) for rule in config.routes]
-        return Router(models, draw=services.draw, rules=rules)
+        strict = config.health == "strict"
+        return Router(models, draw=services.draw, rules=rules, strict_health=strict)
 
     def _build_handlers(
         self, services: GatewayServices, config_hash: str

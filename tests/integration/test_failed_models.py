@@ -60,6 +60,22 @@ async def test_strict_health_checks_fail_with_the_model(
     assert all("large" in response.text for response in responses)
 
 
+@pytest.mark.parametrize(("health", "succeeds"), [("serving", True), ("strict", False)])
+async def test_health_checks_of_protocols_follow_the_setting(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, health: str, *, succeeds: bool
+) -> None:
+    others = "{name: triton, prefix: /t}, {name: tgi, prefix: /g}, {name: mindie, prefix: /m}"
+    config = CONFIG.replace("[openai]", f"[openai, {others}, {{name: ovms, prefix: /o}}]")
+    gateway, _ = await serve_with_failure(serve, monkeypatch, f"{config}health: {health}\n")
+    paths = ("/t/v2/health/ready", "/g/health", "/m/v2/health/ready", "/o/v2/health/ready")
+
+    responses = [await gateway.http.get(path) for path in paths]
+
+    shown = {one.url.path: one.status_code for one in responses if one.status_code != 404}
+    assert {one == 200 for one in shown.values()} == {succeeds}, shown
+    assert len(shown) >= 3
+
+
 async def test_health_of_a_listener_with_keys_names_no_model(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
