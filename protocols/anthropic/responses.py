@@ -39,7 +39,12 @@ from protocols.core.extra import write_extra_fields
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.json_text import decode_json
 from protocols.core.request import FieldPath, GenerationRequest
-from protocols.core.response_losses import ALL_WRITTEN, USAGE_DETAILS, CallLosses
+from protocols.core.response_losses import (
+    ALL_WRITTEN,
+    USAGE_DETAILS,
+    WITHOUT_REASONING,
+    CallLosses,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -132,13 +137,9 @@ class MessageOptions(Struct, frozen=True, kw_only=True):
 
 
 class MessageEncoder:
-    """Encodes the response to one request.
-
-    Reasoning that the client did not ask for is no loss, and a refusal has its own stop reason.
-    """
+    """Encodes the response to one request. A refusal has its own stop reason."""
 
     content_type = "text/event-stream; charset=utf-8"
-    content_losses = ALL_WRITTEN
     written_details = USAGE_DETAILS
     extra_source = SOURCE
 
@@ -147,6 +148,8 @@ class MessageEncoder:
     ) -> None:
         self._about = about
         self._options = options
+        is_hidden = options.thinking == "none" and not options.discards
+        self.content_losses = WITHOUT_REASONING if is_hidden else ALL_WRITTEN
         self._id = f"msg_{about.id}"
         self._is_single_call = request.parallel_tools is False
         self._tool_call_ids = _ToolCallIds(request, about.id)
@@ -171,7 +174,7 @@ class MessageEncoder:
     def writes_signature(self, event: ReasoningDelta) -> bool:  # noqa: ARG002
         """See ``protocols.core.interfaces.SupportsSignedReasoning``.
 
-        A client that asked for no reasoning misses none.
+        The reasoning of a client that gets none is reported as a whole.
         """
         return True
 

@@ -40,6 +40,8 @@ LossyEvent = (
 """The events of which an encoder may lose something."""
 ALL_WRITTEN: Final[Mapping[type[Event], LossReason]] = {}
 """What is lost by an encoder that writes each kind of content as what it is."""
+WITHOUT_REASONING: Final[Mapping[type[Event], LossReason]] = {ReasoningDelta: "dropped"}
+"""What is lost where only clients that ask for reasoning get it."""
 AS_TEXT: Final[Mapping[type[Event], LossReason]] = {RefusalDelta: "approximated"}
 """What is lost where a refusal is text like any other."""
 ONE_TEXT: Final[Mapping[type[Event], LossReason]] = {

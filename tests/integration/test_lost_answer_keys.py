@@ -199,6 +199,63 @@ async def test_results_of_tools_of_the_service_are_shown_or_reported(serve: Serv
     ]
 
 
+STOPPED = {**MESSAGE, "content": [{"type": "text", "text": "Yes"}],
+           "stop_reason": "stop_sequence", "stop_sequence": "END"}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_string_that_matched_is_reported_to_clients_of_other_protocols(
+    serve: Serve, *, stream: bool
+) -> None:
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": MESSAGE},
+        {"type": "message_delta",
+         "delta": {"stop_reason": "stop_sequence", "stop_sequence": "END"}},
+        {"type": "message_stop"},
+    ]  # fmt: skip
+    data = join_events(events) if stream else msgspec.json.encode(STOPPED)
+    answer = respond(data, "text/event-stream" if stream else "application/json")
+
+    path = "/api/chat" if stream else "/v1/chat/completions"
+    lost = await ask(serve, answer, path, {**REQUEST_OPTIONS, "stream": stream})
+
+    assert [one for one in lost if "stop" in one] == ["response.stop_sequence=dropped"]
+
+
+@pytest.mark.parametrize("key", ["stop_reason", "matched_stop"])
+@pytest.mark.parametrize("value", ["END", 7])
+async def test_reason_of_a_chat_worker_s_stop_is_reported_unless_the_client_has_a_place(
+    serve: Serve, key: str, value: str | int
+) -> None:
+    message = {"role": "assistant", "content": "Yes"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", key: value}
+    answer = respond(msgspec.json.encode({"choices": [choice]}))
+    body = {"model": "chat", "messages": REQUEST_OPTIONS["messages"], "stream": False}
+
+    lost = await ask(serve, answer, "/api/chat", body, "openai chat")
+    shown = {**REQUEST_OPTIONS, "stop_sequences": ["END"]}
+    kept = await ask(serve, answer, "/v1/messages", shown, "openai chat")
+
+    assert lost == [f"response.choices[0].{key}=dropped"]
+    assert kept == ["stop_sequences=emulated"]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_reasoning_that_an_anthropic_client_does_not_get_is_reported(
+    serve: Serve, *, asks: bool
+) -> None:
+    message = {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    answer = respond(msgspec.json.encode({"choices": [choice]}))
+    body = {**REQUEST_OPTIONS, "max_tokens": 2000}
+    body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}} if asks else {}
+
+    lost = await ask(serve, answer, "/v1/messages", body, "openai chat")
+
+    path = "response.choices[0].message.reasoning_content=dropped"
+    assert (path in lost) is not asks
+
+
 CALLS = [
     {
         "index": i,
