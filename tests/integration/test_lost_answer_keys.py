@@ -234,10 +234,10 @@ async def test_reason_of_a_chat_worker_s_stop_is_reported_unless_the_client_has_
 
     lost = await ask(serve, answer, "/api/chat", body, "openai chat")
     shown = {**REQUEST_OPTIONS, "stop_sequences": ["END"]}
-    kept = await ask(serve, answer, "/v1/messages", shown, "openai chat")
+    reported = await ask(serve, answer, "/v1/messages", shown, "openai chat")
 
     assert lost == [f"response.choices[0].{key}=dropped"]
-    assert kept == ["stop_sequences=emulated"]
+    assert reported == ["stop_sequences=emulated"]
 
 
 @pytest.mark.parametrize("asks", [False, True])

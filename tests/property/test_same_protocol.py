@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.core.errors import WorkerFailed
 from tests.property.test_unknown_keys import VALUE, add_key, list_places
 from tests.property.test_unknown_response_keys import (
     CLIENTS,
@@ -110,12 +111,17 @@ def test_unknown_key_of_a_whole_answer_reaches_clients_of_the_protocol(
 ) -> None:
     data = msgspec.json.encode(add_key(WHOLE[name], place))
 
-    written, lost = translate_response(name, WORKERS[name], data, stream=False)
+    written, lost = translate_response(
+        name, WORKERS[name], data, stream=False, clients={**CLIENTS, "anthropic": THINKING_CLIENT}
+    )
 
     assert VALUE.encode() in written
     assert lost == []
 
 
+THINKING = {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+THINKING_CLIENT = (CLIENTS["anthropic"][0], CLIENTS["anthropic"][1] | THINKING)
+"""The client of an answer that has reasoning."""
 MESSAGE_PLACES = ((0, "message"), (0, "message", "usage"), (4,), (4, "delta"), (4, "usage"))
 """Those of a stream of Anthropic's that belong to the message as a whole."""
 
@@ -178,3 +184,56 @@ def test_reasoning_of_a_response_is_what_the_worker_wrote(
     [received] = (body["response"] if stream else body)["output"]
     assert (received["summary"], received.get("content")) == (summary, content)
     assert lost == []
+
+
+@pytest.mark.parametrize("sent", [{}, {"status": None}, {"status": "completed"}], ids=str)
+def test_response_has_the_status_that_its_worker_sent(sent: dict[str, Any]) -> None:
+    """Servers of agents send none. A stream says it in the type of its last event."""
+    answer = {key: one for key, one in WHOLE["responses"].items() if key != "status"} | sent
+    last = {"type": "response.completed", "response": answer}
+
+    whole, _ = translate_response(
+        "responses", WORKERS["responses"], msgspec.json.encode(answer), stream=False
+    )
+    stream, _ = translate_response(
+        "responses", WORKERS["responses"], join_events("responses", [last]), stream=True
+    )
+
+    received = msgspec.json.decode(whole)
+    assert received["status"] == sent.get("status")
+    assert (received["completed_at"] is None) == (received["status"] is None)
+    assert b'"status":"completed"' in stream.rpartition(b"data: ")[2]
+
+
+@pytest.mark.parametrize("other", ["openai", "anthropic", "ollama"])
+def test_response_without_a_status_is_an_error_for_clients_of_other_protocols(other: str) -> None:
+    answer = WHOLE["responses"] | {"status": None}
+
+    with pytest.raises(WorkerFailed, match="no finish reason"):
+        translate_response(other, WORKERS["responses"], msgspec.json.encode(answer), stream=False)
+
+
+@pytest.mark.parametrize("worker", ["openai", "responses"])
+@pytest.mark.parametrize(
+    ("requested", "sent", "shown"),
+    [
+        (None, None, "default"),
+        ("auto", None, "default"),
+        ("flex", None, None),
+        ("flex", "priority", "priority"),
+    ],
+)
+def test_response_never_names_a_tier_that_nobody_named(
+    worker: str, requested: str | None, sent: str | None, shown: str | None
+) -> None:
+    answer = WHOLE[worker] | ({} if sent is None else {"service_tier": sent})
+    path, fields = CLIENTS["responses"]
+    clients = {
+        "responses": (path, fields | ({} if requested is None else {"service_tier": requested}))
+    }
+
+    written, _ = translate_response(
+        "responses", WORKERS[worker], msgspec.json.encode(answer), stream=False, clients=clients
+    )
+
+    assert msgspec.json.decode(written)["service_tier"] == shown

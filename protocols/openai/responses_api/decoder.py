@@ -157,6 +157,10 @@ INCOMPLETE_REASONS: Final = FinishReasonTable(
 INCOMPLETE_PREFIX: Final = "incomplete: "
 """Starts the unknown word of a choice's end if that is the reason of an incomplete response; else
 it is the response's status."""
+_NO_STATUS: Final = ResponseExtra(
+    SOURCE, "response", ((("status",), None), (("completed_at",), None))
+)
+"""A response whose worker does not say what became of it."""
 _FAILED_STATUSES: Final = frozenset({"failed", "cancelled"})
 
 
@@ -483,7 +487,10 @@ class ResponsesDecoder(sse.StreamDecoder):
             event = _WireEvent(output_index=index, item=item)
             if not self._find_item(event, is_new=is_unary).is_done:
                 self._read_item(event, events, is_done=True)
-        events.append(self._build_choice_end(response))
+        end = self._build_choice_end(response)
+        if end.finish_reason == "unknown" and end.own_word is None:
+            events.append(_NO_STATUS)
+        events.append(end)
         self._is_done = True
         events += self._usage_reader.build_end(self._read_usage(response.get("usage")))
 

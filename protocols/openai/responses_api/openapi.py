@@ -156,7 +156,7 @@ _RESPONSE_TYPES: Final[Mapping[str, Schema]] = parse_types(
         parallel_tool_calls: boolean, previous_response_id: string | null,
         prompt_cache_key: string | null,
         reasoning: {effort: string | null, summary: string | null},
-        safety_identifier: string | null, service_tier: string, store: boolean,
+        safety_identifier: string | null, service_tier: string | null, store: boolean,
         temperature: number | null, text: {format: Any, verbosity?: string}, tool_choice: Any,
         tools: Any[], top_logprobs: number, top_p: number | null, truncation: string,
         usage: ResponsesUsage | null, user: string | null, metadata: Any,

@@ -57,6 +57,8 @@ _encode = msgspec.json.Encoder().encode
 
 _PART: Final = "content["
 """Begins the key of a part of a message, or of a key in it."""
+_COMMON_TIERS: Final = (b"null", b'"auto"', b'"default"')
+"""What clients ask for that want none in particular, as JSON."""
 ItemStatus = Literal["completed", "incomplete"]
 
 
@@ -843,7 +845,7 @@ class ResponsesEncoder:
             "prompt_cache_key": repeat("prompt_cache_key"),
             "reasoning": _repeat_reasoning(fields),
             "safety_identifier": repeat("safety_identifier"),
-            "service_tier": "default" if is_over else repeat("service_tier", "auto"),
+            "service_tier": self._find_tier() if is_over else repeat("service_tier", "auto"),
             "store": decoded.stores,
             "temperature": repeat("temperature"),
             "text": _repeat_text(fields),
@@ -863,6 +865,11 @@ class ResponsesEncoder:
         values |= {path[0]: one for path, one in self._extra.items() if len(path) == 1}
         write_extra_fields(values, {path: one for path, one in self._extra.items() if path[1:]})
         return values
+
+    def _find_tier(self) -> str | None:
+        """The tier of a worker that names none; None if the client asked for a certain one."""
+        asked = self._decoded.fields.get("service_tier")
+        return "default" if asked is None or bytes(asked) in _COMMON_TIERS else None
 
     def _build_stored(self) -> StoredResponse:
         """The response with its input, as ``state`` reads it. Input items get ids."""

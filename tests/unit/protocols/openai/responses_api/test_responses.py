@@ -341,7 +341,7 @@ def test_request_is_repeated() -> None:
 
     wanted = fields | {
         "reasoning": {"effort": "low", "summary": "auto"},
-        "service_tier": "default",
+        "service_tier": None,  # the worker named none
     }
 
     assert {name: response[name] for name in wanted} == wanted
