@@ -536,6 +536,7 @@ class GenerationDecoder(sse.StreamDecoder):
                     choice.tool_calls = ToolCallAssembler(
                         choice.index,
                         self._source,
+                        is_own=self._is_own,
                         keeps_custom=knows_custom_tools(self._request, self._source),
                     )
                 is_message = delta is wire.message

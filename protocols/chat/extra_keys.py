@@ -156,7 +156,7 @@ class ExtraKeyWriter:
         missing: dict[tuple[int, int], tuple[int, bytes]] = {}
         # Keys of the response itself are those of the next chunk.
         for event in [event for event in self.pending if event.scope != "response"]:
-            if event.scope == "tool_call":
+            if event.scope in ("tool_call", "unknown_call"):
                 delta = b'"tool_calls":[{"index":%d}]' % event.call_index
                 missing[event.index, event.call_index] = event.index, delta
             else:
@@ -166,7 +166,8 @@ class ExtraKeyWriter:
     def _merge(self, payload: bytes, key: str, *, holds_usage_only: bool) -> bytes:
         fields = _decode(payload)
         left = []
-        for event in self.pending:
+        # A whole message has its calls by their places, once those of unknown types are in it.
+        for event in sorted(self.pending, key=lambda one: one.scope != "unknown_call"):
             target = _find_target(fields, event, key)
             if target is None:
                 left.append(event)
@@ -268,11 +269,24 @@ def _find_target(fields: dict[str, Any], event: ResponseExtra, key: str) -> dict
     message: dict[str, Any] = choice.setdefault(key, {})
     if event.scope == "message" or "function_call" in message:
         return message
-    calls = enumerate(message.get("tool_calls") or ())
-    found = next((one for i, one in calls if one.get("index", i) == event.call_index), None)
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    if key == "message":
+        return _find_call(message, calls, event)
+    found = next((one for one in calls if one["index"] == event.call_index), None)
     if found is None and choice.get("finish_reason") is not None:  # only unknown keys came of it
-        found = {} if key == "message" else {"index": event.call_index}
-        if key == "message" and not message.get("tool_calls"):
-            message["content"] = message["content"] or None
-        message["tool_calls"] = [*(message.get("tool_calls") or ()), found]
+        found = {"index": event.call_index}
+        message["tool_calls"] = [*calls, found]
+    return found
+
+
+def _find_call(
+    message: dict[str, Any], calls: list[dict[str, Any]], event: ResponseExtra
+) -> dict[str, Any] | None:
+    """The call of a whole message; one of an unknown type is put into its place."""
+    if event.scope != "unknown_call":
+        return calls[event.call_index] if event.call_index < len(calls) else None
+    if not calls:
+        message["content"] = message["content"] or None
+    found: dict[str, Any] = {}
+    message["tool_calls"] = [*calls[: event.call_index], found, *calls[event.call_index :]]
     return found

@@ -23,7 +23,8 @@ _COMMON_TYPES: Final = (None, "", "function", "custom")
 
 class _PartialToolCall:
     __slots__ = (
-        "arguments", "call_index", "has_unknown_type", "id", "kind", "pending_extra", "wraps_text"
+        "arguments", "call_index", "has_unknown_type", "id", "is_unknown", "kind", "pending_extra",
+        "wraps_text",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -39,6 +40,8 @@ class _PartialToolCall:
         """Unknown keys that came before the name."""
         self.has_unknown_type = False
         """Whether it is a call of a type that nobody knows."""
+        self.is_unknown = False
+        """Whether its client got it as such."""
 
 
 class ToolCallAssembler:
@@ -48,10 +51,16 @@ class ToolCallAssembler:
     call if its place is taken by a call that it can't continue.
     """
 
-    def __init__(self, index: int, source: str = "", *, keeps_custom: bool = False) -> None:
-        """``keeps_custom``: the client's protocol has calls of custom tools, too."""
+    def __init__(
+        self, index: int, source: str = "", *, is_own: bool = False, keeps_custom: bool = False
+    ) -> None:
+        """``is_own``: the client speaks the worker's protocol.
+
+        ``keeps_custom``: the client's protocol has calls of custom tools, too.
+        """
         self._choice_index = index
         self._source = source
+        self._is_own = is_own
         self._keeps_custom = keeps_custom
         self._calls: dict[int, _PartialToolCall] = {}
         """The latest call of each key."""
@@ -60,6 +69,8 @@ class ToolCallAssembler:
         self._last_key = -1
         """The largest key of a call."""
         self._started_count = 0
+        self._has_unknown = False
+        """Whether a call of an unknown type may have to be ended."""
         self._has_nameless = False
         """Whether a call was replaced by another before its name was known."""
 
@@ -69,8 +80,12 @@ class ToolCallAssembler:
         found, seen = delta.tool_calls or [], set[int]()
         for position, wire in enumerate(found if isinstance(found, list) else [found]):
             key = position if is_message else self._find_key(wire, position)
+            if self._has_unknown and key not in self._calls:
+                events += self._end_unknown_calls()
             events += self._drop_finished(key, wire, is_repeated=key in seen)
             seen.add(key)
+            if is_message and self._is_own and wire.index is not None:
+                wire.extra += ((("index",), wire.index),)
             self._read_fragment(key, wire, events)
         if delta.function_call is not None:
             self._read_fragment(0, WireToolCall(function=delta.function_call), events)
@@ -98,7 +113,14 @@ class ToolCallAssembler:
         text = write_text_argument("".join(call.arguments))
         return [ToolCallDelta(self._choice_index, call.call_index, text)]
 
+    def _end_unknown_calls(self) -> list[Event]:
+        """Those before a further call, so that they stay before it."""
+        self._has_unknown = False
+        calls = [one for one in self._calls.values() if one.has_unknown_type]
+        return [event for one in calls for event in self._end_call(one)]
+
     def _end_unknown_call(self, call: _PartialToolCall) -> list[Event]:
+        call.is_unknown, call.wraps_text = True, False
         call.call_index, self._started_count = self._started_count, self._started_count + 1
         if call.id:
             call.pending_extra = ((("id",), call.id), *call.pending_extra)
@@ -150,8 +172,12 @@ class ToolCallAssembler:
             call.kind = "custom"
         elif wire.custom is not None and wire.function is None:
             call.wraps_text = True
-        call.has_unknown_type = call.has_unknown_type or wire.type not in _COMMON_TYPES
+        if wire.type not in _COMMON_TYPES:
+            call.has_unknown_type = self._has_unknown = True
         name, arguments = _read_function(wire)
+        if call.is_unknown and arguments:
+            call.pending_extra += ((("function", "arguments"), arguments),)
+            arguments = ""
         call.pending_extra += wire.extra
         call.arguments.append(arguments)
         if call.call_index is None:
@@ -172,7 +198,9 @@ class ToolCallAssembler:
         """Add the unknown keys of a call, whose number is known."""
         if call.pending_extra and call.call_index is not None:
             place = self._choice_index, call.call_index
-            events.append(ResponseExtra(self._source, "tool_call", call.pending_extra, *place))
+            scope: Literal["unknown_call", "tool_call"]
+            scope = "unknown_call" if call.is_unknown else "tool_call"
+            events.append(ResponseExtra(self._source, scope, call.pending_extra, *place))
             call.pending_extra = ()
 
 

@@ -106,6 +106,8 @@ class ResponseAccumulator:
         self._reasoning: dict[int, list[str]] = {}
         self._arguments: dict[tuple[int, int], list[str]] = {}
         """The pieces of the arguments of each tool call of a choice."""
+        self._call_places: dict[tuple[int, int], int] = {}
+        """The places of the calls of a choice: their indices count those of unknown types, too."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
         self._scores: dict[int, float] = {}
         self._classifications: dict[int, Classification] = {}
@@ -221,14 +223,17 @@ class ResponseAccumulator:
             case RefusalDelta(text):
                 choice.refusal += text
             case ToolCallStart():
+                place = len(choice.tool_calls)
+                self._call_places[choice.index, event.call_index] = place
                 choice.tool_calls.append(ToolCall(event.id, event.name, "", event.kind))
             case HostedToolCall():
                 choice.hosted_tool_calls.append(event)
             case _:  # ToolCallDelta
                 call = event.call_index
-                if call >= len(choice.tool_calls):
+                found = self._call_places.get((choice.index, call))
+                if found is None:
                     raise StreamBroken(f"arguments for tool call {call}, which has not begun")
-                self._arguments.setdefault((choice.index, call), []).append(event.text)
+                self._arguments.setdefault((choice.index, found), []).append(event.text)
 
 
 def aggregate(events: Sequence[Event]) -> UnaryResponse:

@@ -146,6 +146,7 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
         "choice",
         "message",
         "tool_call",
+        "unknown_call",
         "item",
         "part",
         "block",
@@ -158,7 +159,8 @@ class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
     one of Anthropic's content blocks. ``score``: that of the document ``index``. ``data``: the
     vector or the class of the input ``index``.
     ``event``: of the next event of the type that is the first key; or, with no further key, of
-    one of its own, whose place is that of the open item where it is None."""
+    one of its own, whose place is that of the open item where it is None.
+    ``unknown_call``: all of a tool call of a type that nobody knows."""
     values: FieldValues
     index: int = 0
     call_index: int = 0

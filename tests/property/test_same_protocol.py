@@ -237,3 +237,50 @@ def test_response_never_names_a_tier_that_nobody_named(
     )
 
     assert msgspec.json.decode(written)["service_tier"] == shown
+
+
+KNOWN_CALL = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+UNKNOWN_CALL = {"id": "c1", "type": "mcp", "mcp": {"name": "g", "input": {"x": 1}}}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [UNKNOWN_CALL, KNOWN_CALL],
+        [KNOWN_CALL, UNKNOWN_CALL],
+        [UNKNOWN_CALL, KNOWN_CALL | {"id": "c3", "x": 1}, UNKNOWN_CALL | {"id": "c4"}],
+        [UNKNOWN_CALL],
+    ],
+    ids=lambda calls: "-".join(one["type"] for one in calls),
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_calls_of_unknown_types_keep_their_places(
+    calls: list[dict[str, Any]], *, stream: bool
+) -> None:
+    # given an answer whose calls have their numbers
+    numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+    choice = {"index": 0, "finish_reason": "tool_calls"}
+    message = {"role": "assistant", "content": None, "tool_calls": numbered}
+    answer = {"id": "a", "model": "w", "choices": [{**choice, "message": message}]}
+    deltas: list[dict[str, Any]] = [{"tool_calls": [one]} for one in numbered]
+    events = [{"choices": [{"index": 0, "delta": one}]} for one in deltas]
+    last: dict[str, Any] = {"choices": [{**choice, "delta": {}}]}
+    data = join_events("openai", [*events, last]) if stream else msgspec.json.encode(answer)
+
+    # when it is written anew for a client of the protocol
+    written, lost = translate_response("openai", WORKERS["openai"], data, stream=stream)
+
+    # then the client has each call in its place, with its number
+    if stream:
+        chunks = [
+            msgspec.json.decode(one.partition(b"data: ")[2])
+            for one in written.split(b"\n\n")
+            if b'"tool_calls":' in one
+        ]
+        received = [call for one in chunks for call in one["choices"][0]["delta"]["tool_calls"]]
+        received.sort(key=lambda one: int(one["index"]))
+        assert [one["id"] for one in received if "id" in one] == [one["id"] for one in calls]
+    else:
+        received = msgspec.json.decode(written)["choices"][0]["message"]["tool_calls"]
+        assert received == numbered
+    assert lost == []

@@ -264,7 +264,7 @@ def test_each_call_keeps_its_own_keys() -> None:
 
 @pytest.mark.parametrize("content", ["", "hi"])
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_call_of_an_unknown_type_is_written_behind_the_others(content: str, count: int) -> None:
+def test_a_call_of_an_unknown_type_is_written_in_its_place(content: str, count: int) -> None:
     functions = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}][
         :count
     ]
@@ -282,8 +282,8 @@ def test_a_call_of_an_unknown_type_is_written_behind_the_others(content: str, co
     streamed = encode_stream([events], chat(stream=True))
 
     message = msgspec.json.decode(body)["choices"][0]["message"]
-    assert (message["content"], message["tool_calls"]) == (content or None, [*functions, unknown])
-    assert {"index": count, **unknown} in [
+    assert (message["content"], message["tool_calls"]) == (content or None, [unknown, *functions])
+    assert {"index": 0, **unknown} in [
         call
         for one in streamed
         for choice in one["choices"]
