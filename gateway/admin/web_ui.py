@@ -128,6 +128,9 @@ class _PlaygroundResponseWriter:
         if self._raw.method != hdrs.METH_HEAD:  # a response to HEAD has no body
             self._buffer.append(data)
 
+    def flush(self) -> None:
+        """What bridges a silence is sent with the next events: the page waits for those."""
+
     def finish(self) -> None:
         self._finished = True
 

@@ -72,6 +72,9 @@ class _DryRunWriter:
     def write(self, data: bytes) -> None:
         self.body += data
 
+    def flush(self) -> None:
+        """Nobody waits for the response."""
+
     def finish(self) -> None:
         """Nobody waits for the response."""
 

@@ -110,8 +110,8 @@ class ResponseOwner(Protocol):
 class Http1ResponseWriter(Struct, eq=False):
     """A ``gateway.pipeline.http.ResponseWriter`` over a transport.
 
-    A stream's head is sent at the first ``drain`` or at ``finish``, together with the data written
-    before. Later writes are sent immediately.
+    A stream's head is sent at the first ``drain`` or ``flush``, or at ``finish``, together with the
+    data written before. Later writes are sent immediately.
     """
 
     _transport: asyncio.Transport
@@ -175,6 +175,11 @@ class Http1ResponseWriter(Struct, eq=False):
             self._undrained += len(framed)
             if self._undrained > WRITE_HIGH_WATER:
                 self.needs_drain = True
+
+    def flush(self) -> None:
+        """See ``gateway.pipeline.http.ResponseWriter``."""
+        if not self._head_sent:
+            self._send_head()
 
     def finish(self) -> None:
         """See ``gateway.pipeline.http.ResponseWriter``."""

@@ -87,6 +87,9 @@ class ResponseWriter(Protocol):
     def write(self, data: bytes) -> None:
         """Write a chunk of the body. It may be sent later, with others."""
 
+    def flush(self) -> None:
+        """Send what was written, without waiting for the client to read it."""
+
     def finish(self) -> None:
         """End the body."""
 
@@ -125,6 +128,10 @@ class ResponseWriterWrapper:
     def write(self, data: bytes) -> None:
         """See ``ResponseWriter``."""
         self._writer.write(data)
+
+    def flush(self) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.flush()
 
     def finish(self) -> None:
         """See ``ResponseWriter``."""

@@ -350,6 +350,7 @@ class Responder(Struct, eq=False):
         if not self._request.writer.started:
             self._start_response(self._get_elapsed())
         self._request.writer.write(data)
+        self._request.writer.flush()
 
     async def _read_many(self, received: Sequence[Event], *, is_encoded: bool) -> Sequence[Event]:
         """The events of a large unary response, read in several turns of the event loop."""

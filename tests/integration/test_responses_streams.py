@@ -1,9 +1,11 @@
 """Streams of the Responses API from a chat worker that is silent, breaks off, or lacks features."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.conftest import RunningGateway, Serve
 from tests.support.chat_worker import Answer, ChatWorker
@@ -46,6 +48,42 @@ async def test_silent_worker_is_bridged_by_events(serve: Serve) -> None:
     assert {(one["response"]["id"], one["response"]["status"]) for one in states} == {
         (events[0]["response"]["id"], "in_progress")
     }
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path", "body"),
+    [
+        ("openai", PATH, {"input": "hi"}),
+        (
+            "anthropic",
+            "/v1/messages",
+            {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+        ),
+    ],
+)
+async def test_heartbeats_arrive_while_the_worker_is_silent_before_its_first_token(
+    serve: Serve, protocol: str, path: str, body: dict[str, Any]
+) -> None:
+    """Given a worker that says nothing until the client has seen a sign of life."""
+    seen = asyncio.Event()
+
+    class SilentWorker(ChatWorker):
+        async def _serve(self, request: web.Request) -> web.StreamResponse:
+            await seen.wait()
+            return await super()._serve(request)
+
+    async with SilentWorker(lambda body: Answer(text=("a",))) as worker:
+        name = f"{{name: {protocol}, heartbeat_interval: 0.1}}"
+        gateway = await serve_worker(serve, worker, name)
+        sent = {"model": "m", "stream": True, **body}
+        async with gateway.http.stream("POST", path, json=sent) as answer:
+            chunks = answer.aiter_raw()
+            first = await anext(chunks)
+            seen.set()
+            rest = b"".join([chunk async for chunk in chunks])
+
+    assert b"response.in_progress" in first or b"message_start" in first
+    assert b'"a"' in rest
 
 
 async def test_no_heartbeats_by_default_in_a_short_silence(serve: Serve) -> None:

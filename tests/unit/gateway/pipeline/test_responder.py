@@ -120,6 +120,9 @@ class FakeWriter:
     def finish(self) -> None:
         self.finished += 1
 
+    def flush(self) -> None:
+        raise AssertionError("nothing bridges a silence here")
+
     async def drain(self) -> None:
         raise AssertionError
 
