@@ -29,7 +29,8 @@ GatewayError
 ├── WorkerError                 the worker's fault
 │   ├── WorkerUnreachable       the worker did not get the request
 │   ├── WorkerFailed            the worker sent an error or an invalid response
-│   │   └── UnknownFinishReason the response ended with a word that the gateway does not know
+│   │   └── ResponseAborted     the response ended by a word for an incomplete one, or without one
+│   │       └── UnknownFinishReason the gateway does not know the word
 │   └── StreamBroken            the response stopped before its end
 └── InternalError               the gateway's fault
 
@@ -355,7 +356,11 @@ class WorkerModelNotFound(WorkerFailed):
     """The worker does not have the model, which says nothing of its other models."""
 
 
-class UnknownFinishReason(WorkerFailed):
+class ResponseAborted(WorkerFailed):
+    """The response ended by a word for an incomplete one, or without any."""
+
+
+class UnknownFinishReason(ResponseAborted):
     """The response ended with a word that the gateway does not know, so it may be incomplete."""
 
 

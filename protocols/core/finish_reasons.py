@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from protocols.core.errors import UnknownFinishReason, WorkerFailed
+from protocols.core.errors import ResponseAborted, UnknownFinishReason
 from protocols.core.events import ChoiceEnd, FinishReason
 
 _FAILURES: Final = frozenset({"abort", "error"})
@@ -57,7 +57,7 @@ class FinishReasonTable(Struct, frozen=True):
     def read_word(self, word: Any, source: str) -> FinishWord:
         """What a word means to the client of a request.
 
-        ``source`` is the request's; "" if the client's own bytes were sent. Raises WorkerFailed,
+        ``source`` is the request's; "" if the client's own bytes were sent. Raises ResponseAborted,
         also if a word is missing.
         """
         if type(word) is str and (known := self.words.get(word)) is not None:
@@ -65,14 +65,14 @@ class FinishReasonTable(Struct, frozen=True):
         if word is None or word == "":
             if self.is_optional:
                 return FinishWord("unknown")
-            raise WorkerFailed("The worker's answer has no finish reason.")
+            raise ResponseAborted("The worker's answer has no finish reason.")
         if not isinstance(word, str):
             word = msgspec.json.encode(word).decode()
         shown = word[:_MAX_SHOWN]
         if word.startswith(_FILTER_PREFIX):
             return FinishWord("content_filter")
         if word in _FAILURES or word in self.words:
-            raise WorkerFailed(f"The worker broke off ({shown}).")
+            raise ResponseAborted(f"The worker broke off ({shown}).")
         is_own, reason = source in ("", self.source), self.approximations.get(word)
         if reason is None and not is_own:
             raise UnknownFinishReason(f"The worker ended with an unknown reason ({shown}).")

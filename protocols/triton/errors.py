@@ -29,6 +29,7 @@ from protocols.core.errors import (
     QuotaExceeded,
     RateLimitExceeded,
     RequestTooLarge,
+    ResponseAborted,
     Unauthorized,
     UnsupportedFeature,
     VersionNotFound,
@@ -61,6 +62,7 @@ ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
     (Overloaded, 503),
     (DeadlineExceeded, 503),
     (WorkerUnreachable, 503),
+    (ResponseAborted, 502),
     (WorkerError, 400),
     (GatewayError, 500),
 )
@@ -146,7 +148,7 @@ def _is_model_error(error: GatewayError) -> bool:
         return error.upstream_error.in_stream
     if isinstance(error, InvalidParameter):
         return error.problem == "conflict"
-    return error.origin == "worker" and not isinstance(error, WorkerUnreachable)
+    return error.origin == "worker" and not isinstance(error, WorkerUnreachable | ResponseAborted)
 
 
 def _is_plain_text(error: GatewayError, call: ClientRequest | None) -> bool:

@@ -161,3 +161,18 @@ async def test_model_defaults_disable_passthrough(serve: Serve) -> None:
         assert response.status_code == 200
 
     assert b'"temperature' in get_post_bodies(worker)[-1]
+
+
+@pytest.mark.parametrize("model", ["warm", "direct"], ids=["translated", "passed through"])
+async def test_generation_that_a_worker_aborted_is_no_mistake_of_the_client(
+    serve: Serve, model: str
+) -> None:
+    answer = build_response(b'{"text_output":"Hi","finish_reason":"abort","model_name":"llama"}')
+    front = FRONT.replace("  spare:", "  direct: {{backend: pool, model: llama}}\n  spare:")
+    async with ScriptedWorker([answer]) as worker:
+        gateway = await serve(front.format(workers=format_worker_urls(worker)))
+        response = await gateway.http.post(
+            f"/v2/models/{model}/generate", json={"text_input": "hi"}
+        )
+
+    assert (response.status_code, gateway.records[0].outcome) == (502, "worker_error")

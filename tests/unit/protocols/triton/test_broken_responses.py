@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from protocols.core.errors import GatewayError, Overloaded, StreamBroken, WorkerFailed
+from protocols.core.errors import (
+    GatewayError,
+    Overloaded,
+    ResponseAborted,
+    StreamBroken,
+    WorkerFailed,
+)
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.core.sse import MAX_EVENT_BYTES
@@ -76,8 +82,8 @@ def copy_request(request: GenerationRequest, **fields: Any) -> GenerationRequest
         ("plain", json.dumps({"other": "a"}), WorkerFailed),
         ("plain", make_sse("[" * 9000), WorkerFailed),
         ("vllm", make_sse(make_vllm_response("a", "stop"), make_vllm_response("b")), StreamBroken),
-        ("vllm", make_sse(make_vllm_response("a", "abort")), WorkerFailed),
-        ("vllm", make_sse(make_vllm_response("a", "abort"))[:-2], WorkerFailed),
+        ("vllm", make_sse(make_vllm_response("a", "abort")), ResponseAborted),
+        ("vllm", make_sse(make_vllm_response("a", "abort"))[:-2], ResponseAborted),
         ("plain", make_sse({"error": "engine exploded"}), WorkerFailed),
         ("plain", make_sse({"error": "x"})[:-1], WorkerFailed),
         ("plain", json.dumps({"error": "engine exploded"}), WorkerFailed),

@@ -25,6 +25,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
     RequestNotFound,
     RequestTooLarge,
+    ResponseAborted,
     RetriesExhausted,
     StoredObjectNotFound,
     StreamBroken,
@@ -73,7 +74,8 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
     (WorkerUnreachable("nobody there"), 503, 503, "nobody there"),
     (WorkerFailed("exploded"), 400, 400, "exploded"),
     (WorkerModelNotFound("not that one"), 400, 400, "not that one"),
-    (UnknownFinishReason("who knows"), 400, 400, "who knows"),
+    (ResponseAborted("cut short"), 502, 502, "cut short"),
+    (UnknownFinishReason("who knows"), 502, 502, "who knows"),
     (StreamBroken("broken"), 400, 400, "broken"),
     (InternalError("our fault"), 500, 500, "our fault"),
 ]  # fmt: skip
