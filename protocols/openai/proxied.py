@@ -6,6 +6,7 @@ get a body that is written anew, so that they can't read another model in it. Fi
 refused: their ids belong to one worker.
 """
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -143,10 +144,11 @@ def _read_form_fields(form: Form) -> Iterator[tuple[str, bytes]]:
     for field in form.fields:
         is_file = len(field.params) > 1
         value = b"" if is_file else form.body[field.start : field.end]
-        is_json = field.name not in _TEXTS and value.lstrip().startswith((b"{", b"["))
-        if not is_json or not _decodes(value):
-            value = msgspec.json.encode(value.decode(errors="replace"))
-        yield field.name, value
+        text = value.removeprefix(codecs.BOM_UTF8).lstrip()
+        is_json = field.name not in _TEXTS and text.startswith((b"{", b"["))
+        if not is_json or not _decodes(text):
+            text = msgspec.json.encode(value.decode(errors="replace"))
+        yield field.name, text
 
 
 def _decodes(value: bytes) -> bool:

@@ -101,7 +101,13 @@ def test_model_of_a_form_is_found_in_any_part_and_replaced(
 
 def test_fields_of_a_form_are_read_as_texts_or_as_json() -> None:
     named = b'{"model": "a"}'
-    texts = {"prompt": named, "style": b"[x", "tool": b" " + named, "language": b"de\xff"}
+    texts = {
+        "prompt": named,
+        "style": b"[x",
+        "tool": b" \n" + named,
+        "marked": b"\xef\xbb\xbf" + named,
+        "language": b"de\xff",
+    }
     parts = [
         build_part(f'Content-Disposition: form-data; name="{name}"', value)
         for name, value in texts.items()
@@ -109,11 +115,13 @@ def test_fields_of_a_form_are_read_as_texts_or_as_json() -> None:
 
     read = dict(find(build_body(FILE, *parts)).read_fields())
 
+    assert read["tool"] == read["marked"] == named
     assert {name: json.loads(value) for name, value in read.items()} == {
         "file": "",
         "prompt": named.decode(),
         "style": "[x",
         "tool": {"model": "a"},
+        "marked": {"model": "a"},
         "language": "de\ufffd",
     }
 
