@@ -10,6 +10,7 @@ documents, metadata, and the names that a JSON Schema declares.
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
@@ -45,11 +46,18 @@ _FREE_IN_SCHEMAS: Final = frozenset(
      "dependentrequired", "default", "const", "examples", "example"}
 )  # fmt: skip
 """Keywords of JSON Schema whose values have names of the client's own."""
+_CONTAINERS: Final = frozenset({list, tuple})
+"""The types of arrays and objects that are decoded as pairs."""
 _NOTHING: Final[frozenset[str]] = frozenset()
 _JSON_LENGTH: Final = "inference-header-content-length"
 """The header of KServe's requests with bytes of tensors behind the JSON."""
 _MAX_DIGITS: Final = 20
-_MAX_SHOWN: Final = 200
+_MAX_SHOWN: Final = 100
+"""Letters of a name that errors show."""
+_LARGE_SEARCH: Final = 16 << 10
+"""Bytes of a body that are searched in a thread: that takes up to a microsecond for each."""
+_search_lock: Final = threading.Lock()
+"""One large body is searched at a time, as it takes several times its size meanwhile."""
 _may_name_models: Final = re.compile(
     rb'(?i:"(?:%b|[^"\\]*(?:%b))|\\u(?:00[4-7]|017f|212a))|\x00|\xc5\xbf|\xe2\x84\xaa'
     % ("|".join(sorted(_SETTINGS)).encode(), b'models|fallback|lora_|adapter_id|[^"\\\\]model')
@@ -68,6 +76,8 @@ _names_models: Final = NameCache[str, bool](
     lambda name: any(word in _fold[name] for word in _WORDS)
 )
 
+_Place = str | tuple[Any, str | int]
+"""A field, or a place and a name or number in it: as text, a long name would be copied often."""
 IsAllowed = Callable[[str], bool]
 """Whether the key may use the model that workers call so."""
 
@@ -77,8 +87,8 @@ async def check_named_models(call: ClientRequest, info: RoutingInfo, is_allowed:
 
     Raises ClientError for a body that can't be read: a worker might read it.
     """
-    if len(call.body) >= LARGE_BODY:
-        await asyncio.to_thread(_check_body, call, info, is_allowed)
+    if len(call.body) >= _LARGE_SEARCH:
+        await asyncio.to_thread(_check_large_body, call, info, is_allowed)
     else:
         _check_body(call, info, is_allowed)
 
@@ -99,6 +109,11 @@ def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
         and fields.get(_MODEL) == Raw(b'"%b"' % info.model.encode())
         and text.count(b"model") == 1
     )
+
+
+def _check_large_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
+    with _search_lock:
+        _check_body(call, info, is_allowed)
 
 
 def _check_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
@@ -138,10 +153,19 @@ def check_fields(
             continue
         if _names_models[name]:
             _check_value(name, _decode(raw), is_allowed)
-        elif bytes(raw).startswith((b"{", b"[")):
+        elif _may_hold_names(raw):
             free = _FREE_IN_CONVERSATIONS if folded in _CONVERSATIONS else _NOTHING
             for place, value in _find_names(_decode(raw), name, free, is_schema=folded in _SCHEMAS):
                 _check_value(place, value, is_allowed)
+
+
+def _may_hold_names(raw: bytes | Raw) -> bool:
+    """Whether a value must be decoded: most images and texts are spared the memory for that."""
+    text = bytes(raw)
+    if not text.startswith((b"{", b"[")):
+        return False
+    text = text.lower()
+    return b"model" in text or any(part in text for part in _TEXT_OF_NAMES)
 
 
 def _decode(raw: bytes | Raw) -> Any:
@@ -152,28 +176,27 @@ def _decode(raw: bytes | Raw) -> Any:
 
 
 def _find_names(
-    value: Any, path: str, free: frozenset[str], *, is_schema: bool
-) -> Iterator[tuple[str, Any]]:
+    value: Any, place: _Place, free: frozenset[str], *, is_schema: bool
+) -> Iterator[tuple[_Place, Any]]:
     """The places that name models in a value of ``decode_pairs``, and their values.
 
     An object's names are all looked at: of one that stands twice, a worker may read the other one.
     """
     if type(value) is list:
         for i, inner in enumerate(value):
-            if type(inner) is not str:
-                yield from _find_names(inner, f"{path}[{i}]", free, is_schema=is_schema)
+            if type(inner) in _CONTAINERS:
+                yield from _find_names(inner, (place, i), free, is_schema=is_schema)
     elif type(value) is tuple:
         is_tensor = any(_fold[name] == "datatype" for name, _ in value)
         for name, inner in value:
             folded = _fold[name]
             if folded in free or (is_schema and folded in _FREE_IN_SCHEMAS):
                 continue
-            place = f"{path}.{name}"
             if _names_models[name] or (is_tensor and folded == "name" and _is_name(inner)):
-                yield place, inner
-            elif type(inner) is not str:
+                yield (place, name), inner
+            elif type(inner) in _CONTAINERS:
                 within = is_schema or folded in _SCHEMAS
-                yield from _find_names(inner, place, free, is_schema=within)
+                yield from _find_names(inner, (place, name), free, is_schema=within)
 
 
 def _is_name(value: Any) -> bool:
@@ -181,19 +204,27 @@ def _is_name(value: Any) -> bool:
     return type(value) is str and _names_models[value]
 
 
-def _check_value(place: str, value: Any, is_allowed: IsAllowed) -> None:
+def _check_value(place: _Place, value: Any, is_allowed: IsAllowed) -> None:
     names = value if type(value) is list else [value]
     if not names or not all(type(name) is str and is_allowed(name) for name in names):
         raise _build_error(place)
 
 
-def _build_error(place: str) -> InvalidParameter:
-    place = place if len(place) <= _MAX_SHOWN else f"{place[:_MAX_SHOWN]}…"
+def _build_error(place: _Place) -> InvalidParameter:
+    path = _format_place(place)
     return InvalidParameter(
-        f"{place!r} names further models: an API key with a list of models can name only those of "
+        f"{path!r} names further models: an API key with a list of models can name only those of "
         "its list, as their workers call them",
-        param=place,
+        param=path,
     )
+
+
+def _format_place(place: _Place) -> str:
+    steps = []
+    while isinstance(place, tuple):
+        place, step = place
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_SHOWN]}")
+    return f"{place[:_MAX_SHOWN]}{''.join(reversed(steps))}"
 
 
 def _build_reading_error(error: Exception) -> ClientError:
