@@ -145,8 +145,6 @@ class MessageDecoder(sse.StreamDecoder):
     def __init__(self, request: GenerationRequest) -> None:
         super().__init__(_raise_if_error)
         self._source = request.source
-        self._tells_stop = request.response_options.matched_stop
-        """Whether the client's protocol has a place for the stop string that matched."""
         self._call_ids = CallIds()
         self._usage_reader = UsageReader(request)
         self._counts: dict[str, Any] = {}
@@ -311,7 +309,7 @@ class MessageDecoder(sse.StreamDecoder):
         is_own = self._source in ("", SOURCE)
         if is_own and ((end.finish_reason == "stop" and not stop) or self._lacks_call):
             end = replace(end, own_word=self._reason)  # which says more than the message
-        if stop and not is_own and not self._tells_stop:
+        if stop and not is_own:
             events.append(ResponseExtra(SOURCE, "response", ((("stop_sequence",), stop),)))
         return [*events, end, *self._usage_reader.build_end(self._usage())]
 

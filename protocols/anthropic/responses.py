@@ -141,6 +141,7 @@ class MessageEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     written_details = USAGE_DETAILS
+    writes_matched_stop = True
     extra_source = SOURCE
 
     def __init__(

@@ -470,9 +470,8 @@ class GenerationDecoder(sse.StreamDecoder):
         """Add the keys of a choice and of its message that no other event tells the client."""
         extra, ids, stop = wire.extra, wire.token_ids, wire.stop_reason
         if (ids, stop, wire.matched_stop) != (None, None, None):
-            options = self._request.response_options
-            has_stop = options.matched_stop and not self._is_own
-            extra += list_unwritten_fields(wire, has_token_ids=options.token_ids, has_stop=has_stop)
+            has_ids = self._request.response_options.token_ids
+            extra += list_unwritten_fields(wire, has_token_ids=has_ids)
         if extra:
             events.append(ResponseExtra(self._source, "choice", extra, index))
         message = wire.delta or wire.message

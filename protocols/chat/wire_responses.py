@@ -437,16 +437,11 @@ def read_choice_end(
     return ChoiceEnd("eos", index)
 
 
-def list_unwritten_fields(
-    wire: WireChoice, *, has_token_ids: bool, has_stop: bool = False
-) -> FieldValues:
-    """The fields of a choice that encoders do not write.
-
-    ``has_token_ids``, ``has_stop``: the client gets these, as its protocol has a place for them.
-    """
+def list_unwritten_fields(wire: WireChoice, *, has_token_ids: bool) -> FieldValues:
+    """The fields of a choice that encoders do not write; token ids only if they were asked for."""
     fields = {
-        "stop_reason": None if has_stop else wire.stop_reason,
-        "matched_stop": None if has_stop else wire.matched_stop,
+        "stop_reason": wire.stop_reason,
+        "matched_stop": wire.matched_stop,
         "token_ids": None if has_token_ids else wire.token_ids,
     }
     return tuple(((name,), value) for name, value in fields.items() if value is not None)

@@ -11,6 +11,7 @@ HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
 HidesFinishReasons   a response encoder whose protocol lacks words for incomplete answers
 WritesContentKinds   a response encoder that writes more than text
+WritesMatchedStop    a response encoder that writes which stop string matched
 ReportsLosses        a response encoder that leaves out single parts of an answer
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
 SupportsSignedReasoning a response encoder that writes signatures of reasoning
@@ -252,6 +253,13 @@ class WritesDetails(Protocol):
 
     written_details: frozenset[str]
     """``system_fingerprint``, and the counts of ``USAGE_DETAILS``."""
+
+
+@runtime_checkable
+class WritesMatchedStop(Protocol):
+    """A response encoder that writes which stop string matched; for others, that is lost."""
+
+    writes_matched_stop: bool
 
 
 @runtime_checkable

@@ -59,6 +59,8 @@ NOTHING_WRITTEN: Final[Mapping[type[Event], LossReason]] = dict.fromkeys(ONE_TEX
 """What is lost where an encoder says nothing about it."""
 
 
+_MATCHED_STOPS: Final = frozenset({"stop_reason", "matched_stop", "stop_sequence"})
+"""What workers call the stop string that matched."""
 FINGERPRINT: Final = "system_fingerprint"
 NO_DETAILS: Final[frozenset[str]] = frozenset()
 _DETAIL_PATHS: Final[Mapping[str, str]] = {
@@ -106,11 +108,17 @@ def find_losses(
 def _select_unwritten(event: ResponseExtra, encoder: ResponseEncoder | None) -> FieldValues:
     """The keys that the encoder does not write."""
     if getattr(encoder, "extra_source", None) != event.source:
-        return event.values
+        if not getattr(encoder, "writes_matched_stop", False):
+            return event.values
+        return tuple([one for one in event.values if not _is_matched_stop(*one)])
     writes_key = getattr(encoder, "writes_key", None)
     if writes_key is None:
         return ()
     return tuple([one for one in event.values if not writes_key(event, one[0])])
+
+
+def _is_matched_stop(path: tuple[str, ...], value: object) -> bool:
+    return path[-1] in _MATCHED_STOPS and isinstance(value, str)
 
 
 def _find_lost_counts(usage: Usage, written: frozenset[str]) -> Iterable[UnsupportedParameter]:
