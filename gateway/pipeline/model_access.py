@@ -68,7 +68,7 @@ _TEXT_OF_NAMES: Final = (
     b"fallbac", b"lora_", b"adapter_id", b"\\u", b"%", b"\0", b"\xc5\xbf", b"\xe2\x84\xaa",
     *(name.encode() for name in sorted(_SETTINGS)),
 )  # fmt: skip
-"""A body in lower case without these has no name of the kind but ``model``, if it has that."""
+"""Text in lower case without these has no name of the kind, but for those with ``model``."""
 
 _fold: Final = NameCache[str, str](lambda name: unquote(name).strip().casefold())
 """A name in any case, or in the form of a URL: for some servers, a long s is an s."""
@@ -97,7 +97,10 @@ def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
     """Whether this is plain to see: nearly all requests are spared ``check_named_models``."""
     if len(call.body) >= LARGE_BODY:
         return False
-    text = call.body.lower()
+    is_json = "fields" in call.__dict__
+    text = _list_names(call.body) if is_json else b""
+    if not is_json or b"datatype" in text:  # the names of tensors are values
+        text = call.body.lower()
     for part in _TEXT_OF_NAMES:
         if part in text:
             return False
@@ -109,6 +112,18 @@ def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
         and fields.get(_MODEL) == Raw(b'"%b"' % info.model.encode())
         and text.count(b"model") == 1
     )
+
+
+def _list_names(body: bytes) -> bytes:
+    """The names of all objects of a valid JSON text, a line each, in lower case.
+
+    Of escapes, those of a backslash and a quote are missing.
+    """
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    parts = body.split(b'"')  # what is in strings, and what is between them
+    names = [name for name, after in zip(parts[1::2], parts[2::2], strict=True) if b":" in after]
+    return b"\n".join(names).lower()
 
 
 def _check_large_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:

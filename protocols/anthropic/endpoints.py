@@ -62,7 +62,7 @@ from protocols.core.request import (
 from protocols.core.request_headers import RequestHeaders
 from protocols.core.response_headers import ResponseHeaders
 from protocols.core.stateful import StatefulField
-from protocols.json_body import decode_value, read_fields, read_object
+from protocols.json_body import decode_value, read_fields, read_object, read_unchecked_fields
 from protocols.prompt import require_generation
 
 _encode = msgspec.json.Encoder().encode
@@ -193,7 +193,10 @@ class Anthropic:
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        fields = select_present_fields(read_fields(call))
+        fields = read_unchecked_fields(call)
+        if fields is None:
+            fields = read_object(call.body)  # which raises the error
+        fields = select_present_fields(fields)
         model = read_model(fields)
         stream = decode_value(fields["stream"]) if "stream" in fields else False
         if not isinstance(stream, bool):

@@ -1,5 +1,6 @@
 """Bodies of keys with a list of models: which part is JSON, and which can't be read."""
 
+import msgspec
 import pytest
 
 from gateway.pipeline import model_access
@@ -133,3 +134,37 @@ async def test_number_that_only_some_decoders_read_is_refused() -> None:
     body = b'{"model": "m", "x": [{"a_model": %b}]}' % (b"1" * 5000)
     with pytest.raises(ClientError, match="needs a body of JSON"):
         await check_named_models(make_request(body))
+
+
+def read_call(body: bytes) -> ClientRequest:
+    call = make_request(body)
+    read_unchecked_fields(call)
+    return call
+
+
+@pytest.mark.parametrize(
+    "text", ["the model of 50 %", '{"models": ["x"]}', "\\", '\\"models": 1', "fallbacks\\n"]
+)
+def test_text_that_speaks_of_models_needs_no_further_check(text: str) -> None:
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": text}]})
+    assert model_access.names_only_routed_model(read_call(body), RoutingInfo("m"))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"models":1',
+        b'"Models" \t: 1',
+        b'"mod\\u0065ls":1',
+        b'"model":"other"',
+        b'"%6dodels":1',
+        '"model\u017f":1'.encode(),
+        b'"x":"\\\\","models":1',
+        b'"x":"\\"","models":1',
+        b'"datatype":"BYTES","name":"lora_name"',
+    ],
+)
+@pytest.mark.parametrize("inside", [b"{%b}", b'{"plugins":[{%b}]}', b'{"model":"m","a":{%b}}'])
+def test_name_that_may_be_a_models_is_checked(field: bytes, inside: bytes) -> None:
+    call = read_call(inside % field)
+    assert not model_access.names_only_routed_model(call, RoutingInfo("m"))
