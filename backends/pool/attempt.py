@@ -713,8 +713,10 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         """The error for a response that exceeds the buffer."""
         if self._is_stream:
             return WorkerFailed(f"the worker sent {MAX_EVENT_BYTES} bytes without content")
-        limit = self._max_size
-        return WorkerFailed(f"the worker's response is larger than {limit} bytes")
+        kind = "embeddings" if self.request.request.kind == "embedding" else "response"
+        return WorkerFailed(
+            f"the worker's response is larger than {self._max_size} bytes (max_{kind}_size)"
+        )
 
     def _record_first_token(self) -> None:
         """Record the time to the first token, or the timeout of it.

@@ -147,11 +147,9 @@ class AdminServer:
             self._only_changes_need_key and _is_read(request)
         ):
             self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
-        origin = request.headers.get(hdrs.ORIGIN, "")
-        if (
-            origin
-            and request.method not in _SAFE_METHODS
-            and origin.partition("://")[2] != host_header
+        origins = request.headers.getall(hdrs.ORIGIN, ())
+        if request.method not in _SAFE_METHODS and any(
+            origin and origin.partition("://")[2] != host_header for origin in origins
         ):
             # Another site can cause a request without a body, but browsers send its origin.
             raise AdminError(HTTPStatus.FORBIDDEN, "cross-origin requests are not allowed")

@@ -107,7 +107,7 @@ async def test_a_worker_response_beyond_the_limit_is_a_worker_error(
 
     error = response.json()["error"]
     message = error if client == "triton" else error["message"]
-    assert message == "the worker's response is larger than 1048576 bytes"
+    assert message == "the worker's response is larger than 1048576 bytes (max_response_size)"
 
     record = running.records[-1]
     assert (record.outcome, record.error) == ("worker_error", "WorkerFailed")

@@ -482,5 +482,7 @@ async def test_cross_origin_requests_to_admin_endpoints_are_rejected(
             response = await gateway.admin.post(path, headers={"Origin": origin})
             assert (path, response.status_code) == (path, 403)
     own = {"Origin": gateway.urls[-1]}
+    second = [*own.items(), ("Origin", "http://evil.example")]
 
+    assert (await gateway.admin.post("/-/drain", headers=second)).status_code == 403
     assert (await gateway.admin.post("/-/drain", headers=own)).status_code == 200
