@@ -21,6 +21,7 @@ from protocols.core.loss import (
     ParameterSupport,
     UnsupportedParameter,
     find_lost_names,
+    find_spoken_refusals,
     find_unseen_content,
 )
 from protocols.core.request import (
@@ -125,6 +126,7 @@ def find_conversation_losses(
         wire = names.get("prompts", "prompt")
         yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
     yield from find_lost_names(request.messages, lambda one: one.role != "function")
+    yield from find_spoken_refusals(request.messages)
 
 
 def build_prompt_support(renderer: PromptRenderer | None) -> dict[str, ParameterSupport]:

@@ -26,6 +26,7 @@ from protocols.core.request import (
     JsonSchemaFormat,
     Message,
     ReasoningPart,
+    RefusalPart,
     ResponseOptions,
     VideoPart,
 )
@@ -152,6 +153,16 @@ def find_lost_reasoning(
                 elif part.signature is not None:
                     losses.append(UnsupportedParameter(f"{path}.signature", "dropped"))
     return tuple(losses)
+
+
+def find_spoken_refusals(messages: Iterable[Message]) -> Iterator[UnsupportedParameter]:
+    """The loss of each refusal that a worker gets as a text like any other."""
+    for one in find_lost_parts(messages, _describe_refusal):
+        yield replace(one, reason="approximated")
+
+
+def _describe_refusal(part: ContentPart) -> str | None:
+    return "refusals" if isinstance(part, RefusalPart) else None
 
 
 def find_lost_calls(messages: Iterable[Message]) -> Iterator[UnsupportedParameter]:

@@ -233,6 +233,7 @@ class RequestAdaptation:
         unsent = _MEDIA_NAMES if early else _UNSENT_PARTS
         before = self._request.messages
         self._unsupported += loss.find_unseen_content(before, unsent)
+        self._unsupported += loss.find_spoken_refusals(before)
         if early:
             self._unsupported += loss.find_lost_calls(before)
         messages = []
@@ -325,11 +326,11 @@ def _is_sampled(request: GenerationRequest) -> bool:
 
 def _adapt_part(part: ContentPart) -> ContentPart:
     match part:
-        case RefusalPart(text):
-            return TextPart(text)
+        case RefusalPart(text, extra):
+            return TextPart(text, extra)
         case AudioPart(data, str(audio_format)):
             subtype = _AUDIO_SUBTYPES.get(audio_format, audio_format)
-            return AudioPart(f"data:audio/{subtype};base64,{data}")
+            return replace(part, data=f"data:audio/{subtype};base64,{data}", format=None)
         case _:
             return part
 

@@ -273,6 +273,7 @@ def _iter_unsupported_fields(
         yield UnsupportedParameter(wire, "dropped", "not beside tools", "output")
     yield from loss.find_unseen_content(request.messages, _UNSUPPORTED_PARTS)
     yield from loss.find_lost_reasoning(request.messages, sends_text=False)
+    yield from loss.find_spoken_refusals(request.messages)
     for i, message in enumerate(request.messages):
         if message.tool_calls and message.text:
             places = [part.at for part in message.parts if isinstance(part, TextPart)]
@@ -317,7 +318,7 @@ def _adapt_message(message: Message) -> Message:
     role = "system" if message.role == "developer" else message.role
     if message.tool_calls:
         return replace(message, role=role, parts=())
-    parts = [TextPart(p.text) if isinstance(p, RefusalPart) else p for p in message.parts]
+    parts = [TextPart(p.text, p.extra) if isinstance(p, RefusalPart) else p for p in message.parts]
     kept = tuple(part for part in parts if isinstance(part, TextPart | ImagePart))
     return replace(message, role=role, parts=kept or (TextPart(""),))
 

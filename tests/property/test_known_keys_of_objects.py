@@ -132,6 +132,25 @@ def test_description_of_a_schema_reaches_the_worker_or_is_reported(
     assert b"of a city" in sent or lost in reported or whole_format in reported
 
 
+@pytest.mark.parametrize("worker", list_workers())
+@pytest.mark.parametrize(
+    ("refusal", "place"),
+    [
+        ({"content": None, "refusal": "I won't"}, "messages[1].refusal"),
+        ({"content": [{"type": "refusal", "refusal": "I won't"}]}, "messages[1].content[0]"),
+    ],
+)
+def test_refusal_in_the_history_is_one_for_the_worker_or_is_reported(
+    refusal: dict[str, Any], place: str, worker: Any
+) -> None:
+    client = build_adapter("openai", None, {})
+    body = {"model": "m", "messages": [HI, {"role": "assistant", **refusal}, HI]}
+
+    sent, reported = prepare(client, worker, "/v1/chat/completions", body)
+
+    assert b'"refusal"' in sent or place in reported or "messages" in reported
+
+
 @pytest.mark.parametrize("name", ["guided_regex", "structured_outputs"])
 def test_output_format_is_reported_by_the_field_that_has_it(name: str) -> None:
     value = "a+" if name == "guided_regex" else {"regex": "a+"}

@@ -137,8 +137,9 @@ def test_parts_become_blocks() -> None:
         {"type": "text", "text": "no"},
     ]
 
-    [loss] = Anthropic().unsupported_parameters(request, {})
-    assert (loss.path, loss.detail) == ("messages", "audio")
+    lost, changed = Anthropic().unsupported_parameters(request, {})
+    assert (lost.path, lost.detail) == ("messages", "audio")
+    assert (changed.field, changed.reason) == ("messages[0].refusal", "approximated")
 
 
 def test_file_of_another_service_is_rejected() -> None:

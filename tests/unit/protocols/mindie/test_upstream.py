@@ -473,7 +473,8 @@ def test_chat_messages_are_encoded_by_part_type() -> None:
         {"role": "tool", "content": "", "tool_call_id": "c"},
     ]
 
-    [unsupported] = MindIE().unsupported_parameters(make_chat(*TALK), {})
+    unsupported, changed = MindIE().unsupported_parameters(make_chat(*TALK), {})
+    assert (changed.field, changed.reason) == ("messages[5].refusal", "approximated")
     assert (unsupported.field, unsupported.reason, unsupported.detail, unsupported.path) == (
         *("messages[3].content[0]", "dropped", "files", "messages"),
     )
@@ -491,7 +492,7 @@ def test_rc1_messages_keep_only_text_and_report_the_rest() -> None:
 
     unsupported = MindIE("rc1").unsupported_parameters(make_chat(*TALK), {})
     assert {one.detail for one in unsupported} == {
-        *("audio", "files", "images", "tool calls", "videos"),
+        *("audio", "files", "images", "refusals", "tool calls", "videos"),
     }
 
 

@@ -397,11 +397,6 @@ TURNS: list[tuple[Message, dict[str, Any], dict[str, str]]] = [
     (Message("developer", (TextPart("x"),)), {"role": "system", "content": "x"}, {}),
     (Message("assistant"), {"role": "assistant", "content": ""}, {}),
     (
-        Message("assistant", (RefusalPart("no"),)),
-        {"role": "assistant", "content": "no"},
-        {},
-    ),
-    (
         Message("assistant", tool_calls=(CALL,)),
         {
             "role": "assistant",
@@ -440,6 +435,17 @@ TURNS: list[tuple[Message, dict[str, Any], dict[str, str]]] = [
         {"content[0]": "audio", "content[1]": "videos"},
     ),
 ]
+
+
+def test_refusal_is_sent_as_text_and_reported() -> None:
+    request = make_chat(messages=(Message("assistant", (RefusalPart("no"),)),))
+
+    [message] = json.loads(TGI().encode_request(request).body)["messages"]
+
+    assert message == {"role": "assistant", "content": "no"}
+    assert TGI().unsupported_parameters(request, {}) == (
+        UnsupportedParameter("messages[0].refusal", "approximated", "refusals", "messages"),
+    )
 
 
 @pytest.mark.parametrize(("message", "written", "lost"), TURNS)
