@@ -70,6 +70,15 @@ _TEXT_OF_NAMES: Final = (
 )  # fmt: skip
 """Text in lower case without these has no name of the kind, but for those with ``model``."""
 
+_is_plain: Final = NameCache[bytes, bool](
+    lambda name: (
+        name == b"model"
+        or not any(part in name.lower() for part in (*_TEXT_OF_NAMES, b"model", b"datatype"))
+    )
+)
+"""Whether a name, as JSON has it, names no models but as ``model``, and no type of a tensor, whose
+name is a value."""
+
 _fold: Final = NameCache[str, str](lambda name: unquote(name).strip().casefold())
 """A name in any case, or in the form of a URL: for some servers, a long s is an s."""
 _names_models: Final = NameCache[str, bool](
@@ -97,33 +106,37 @@ def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
     """Whether this is plain to see: nearly all requests are spared ``check_named_models``."""
     if len(call.body) >= LARGE_BODY:
         return False
-    is_json = "fields" in call.__dict__
-    text = _list_names(call.body) if is_json else b""
-    if not is_json or b"datatype" in text:  # the names of tensors are values
-        text = call.body.lower()
-    for part in _TEXT_OF_NAMES:
-        if part in text:
-            return False
-    if b"model" not in text:
+    if "fields" in call.__dict__:  # it is JSON
+        names = _list_names(call.body)
+        if all(map(_is_plain.__getitem__, names)):
+            return _is_routed(names.count(b"model"), call, info)
+    text = call.body.lower()
+    if any(part in text for part in _TEXT_OF_NAMES):
+        return False
+    return _is_routed(text.count(b"model"), call, info)
+
+
+def _is_routed(count: int, call: ClientRequest, info: RoutingInfo) -> bool:
+    """Whether so many names of models in a body are the one model that was routed."""
+    if count == 0:
         return True
     fields = get_decoded_fields(call)
     return (
-        fields is not None
+        count == 1
+        and fields is not None
         and fields.get(_MODEL) == Raw(b'"%b"' % info.model.encode())
-        and text.count(b"model") == 1
     )
 
 
-def _list_names(body: bytes) -> bytes:
-    """The names of all objects of a valid JSON text, a line each, in lower case.
+def _list_names(body: bytes) -> list[bytes]:
+    """The names of all objects of a valid JSON text, as they are written.
 
     Of escapes, those of a backslash and a quote are missing.
     """
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     parts = body.split(b'"')  # what is in strings, and what is between them
-    names = [name for name, after in zip(parts[1::2], parts[2::2], strict=True) if b":" in after]
-    return b"\n".join(names).lower()
+    return [name for name, after in zip(parts[1::2], parts[2::2], strict=True) if b":" in after]
 
 
 def _check_large_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
