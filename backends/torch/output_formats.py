@@ -369,8 +369,6 @@ class OutputParser:
         """
         if not mark.closing:
             end = len(self._text) if ended else mark.find_end(self._text)
-            if ended and not mark.at_start and (inner := mark.find_end(self._text)) >= 0:
-                end = inner
             if end < 0 and len(self._text) > MAX_SECTION:
                 return len(self._text), []
             return (end, self._read_calls(mark, end)) if end >= 0 else (-1, [])

@@ -18,7 +18,6 @@ from backends.torch.ipc import (
     ChatTurn,
     ChoiceEndEvent,
     EngineSamplingParams,
-    FunctionCall,
     FunctionChoice,
     FunctionDefinition,
     GenerateCommand,
@@ -59,6 +58,11 @@ G: tuple[str, Any] = ("g", {})
 _LIST = f'[{{"name": "f", "arguments": {JSON}}}, {{"name": "g", "arguments": {{}}}}]'
 _TAGS = (
     "<function=f>\n<parameter=a>\n1 } ]\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>"
+)
+_DSML = (
+    '<｜DSML｜invoke name="f">\n'
+    '<｜DSML｜parameter name="a" string="true">1 } ]</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="n" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
 )
 _PYTHON = '[f(a="1 } ]", n=2), g()]'
 
@@ -119,16 +123,64 @@ CALLS: dict[str, tuple[str, list[tuple[str, Any]]]] = {
     "Phi-4": (f"functools{_LIST}", [F, G]),
     "Granite 3": (f"<|tool_call|>{_LIST}", [F, G]),
     "Llama 4": (_PYTHON, [F, G]),
+    "Mistral Small 3.2": (
+        f"[TOOL_CALLS]f[CALL_ID]a1b2c3d40[ARGS]{JSON}[TOOL_CALLS]g[CALL_ID]a1b2c3d41[ARGS]{{}}",
+        [F, G],
+    ),
+    "DeepSeek V3.2": (
+        "<｜DSML｜function_calls>\n" + _DSML + '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>", [F, G],
+    ),
+    "DeepSeek V4": (
+        "<｜DSML｜tool_calls>\n" + _DSML + '<｜DSML｜invoke name="g">\n\n</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>", [F, G],
+    ),
+    "Kimi K3": (
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+        '<|open|>argument key="a" type="string"<|sep|>1 } ]<|close|>argument<|sep|>'
+        '<|open|>argument key="n" type="number"<|sep|>2<|close|>argument<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>', [F, G],
+    ),
+    "MiniMax M3": (
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1 } ]'
+        "]<]minimax[>[</a>]<]minimax[>[<n>2]<]minimax[>[</n>]<]minimax[>[</invoke>\n"
+        ']<]minimax[>[<invoke name="g">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>', [F, G],
+    ),
+    "Apriel": (f"<tool_calls>{_LIST}</tool_calls>", [F, G]),
+    "Functionary 3.1": (f"<function=f>{JSON}</function><function=g>{{}}</function>", [F, G]),
+    "Hunyuan 3": (
+        "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n"
+        "<arg_key:opensource>a</arg_key:opensource>\n"
+        "<arg_value:opensource>1 } ]</arg_value:opensource>\n"
+        "<arg_key:opensource>n</arg_key:opensource>\n"
+        "<arg_value:opensource>2</arg_value:opensource>\n</tool_call:opensource>\n"
+        "<tool_call:opensource>g<tool_sep:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>", [F, G],
+    ),
+    "GLM 4.7": (
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1 } ]</arg_value><arg_key>n</arg_key>"
+        "<arg_value>2</arg_value></tool_call><tool_call>g</tool_call>", [F, G],
+    ),
+    "Gemma 4": (
+        '<|tool_call>call:f{n:2,a:<|"|>1 } ]<|"|>}<tool_call|><|tool_call>call:g{}<tool_call|>',
+        [F, G],
+    ),
+    "Apertus": (f'<|tools_prefix|>[{{"f": {JSON}}}, {{"g": {{}}}}]<|tools_suffix|>', [F, G]),
+    "MiniCPM5": (
+        '<function name="f"><param name="a">1 } ]</param><param name="n">2</param></function>\n'
+        '<function name="g"></function>', [F, G],
+    ),
+    "GigaChat 3.1": (f'<|function_call|>{{"name": "f", "arguments": {JSON}}}', [F]),
+    "GigaChat 3": (
+        f'<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "f", "arguments": {JSON}}}', [F],
+    ),
+    "Solar Open": (
+        f"<|tool_calls|><|tool_call:begin|>a1b2c3d40<|tool_call:name|>f<|tool_call:args|>{JSON}"
+        "<|tool_call:end|><|tool_call:begin|>a1b2c3d41<|tool_call:name|>g<|tool_call:args|>{}"
+        "<|tool_call:end|><|calls|>", [F, G],
+    ),
 }  # fmt: skip
-
-for _format in READ_FORMATS:
-    CALLS.setdefault(
-        _format.family,
-        (
-            _format.format_calls([FunctionCall("", "f", JSON), FunctionCall("", "g", "{}")]),
-            [F, G],
-        ),
-    )
+"""Two calls, or one if the template takes one, as the families' own templates write them."""
 
 
 def parse(
