@@ -111,8 +111,9 @@ def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
         if all(map(_is_plain.__getitem__, names)):
             return _is_routed(names.count(b"model"), call, info)
     text = call.body.lower()
-    if any(part in text for part in _TEXT_OF_NAMES):
-        return False
+    for part in _TEXT_OF_NAMES:  # any() would resume a generator for each
+        if part in text:
+            return False
     return _is_routed(text.count(b"model"), call, info)
 
 
