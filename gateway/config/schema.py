@@ -101,9 +101,10 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     header: Size = 16 << 10
     """The largest head of a request: its request line and headers."""
     memory: Size = 512 << 20
-    """Memory for clients, all together: bodies of requests and the stored responses that they refer
-    to, responses that clients do not read, recordings until they are written, and connections.
-    Beyond that, the slowest clients are disconnected, and requests get status 503."""
+    """Memory for clients, all together: bodies of requests (those of 256 KiB and more count three
+    times: as read, decoded, and as sent to the worker) and the stored responses that they refer to,
+    responses that clients do not read, recordings until they are written, and connections. Beyond
+    that, the slowest clients are disconnected, and requests get status 503."""
     connections: PositiveInt = 10_000
     """Limit of client connections of each listener, at most half of the process's limit of open
     files, since each may need one to a worker. At the limit, a new connection closes the one that

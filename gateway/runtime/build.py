@@ -375,9 +375,9 @@ def build_response_store(
 def compute_memory_limit(limits: schema.ServerLimitsConfig) -> int:
     """Bytes that the process may hold for its clients.
 
-    At least one body of the largest size, twice: it is forwarded as it came, and as it is sent.
+    At least one body of the largest size, four times: compressed, as read, decoded, and as sent.
     """
-    return max(limits.memory, 2 * limits.body)
+    return max(limits.memory, 4 * limits.body)
 
 
 def cap_connections(limits: schema.ServerLimitsConfig) -> schema.ServerLimitsConfig:

@@ -1,11 +1,15 @@
 """What agents and workers usually send passes without a setting."""
 
+import asyncio
 import base64
+import gzip
 
+import msgspec
 import pytest
 
 from tests.conftest import Serve
 from tests.support.fakes import ScriptedWorker, chunk, head, make_reply
+from tests.support.waiting import wait_until
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai, anthropic]}}]
@@ -65,3 +69,27 @@ async def test_event_of_30_mib_is_passed_on(serve: Serve) -> None:
 
     assert response.content.count(b"x") >= 30 << 20
     assert response.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+async def test_large_body_counts_with_its_copies_until_the_response_ends(
+    serve: Serve, *, is_compressed: bool
+) -> None:
+    """As it was read, decoded, and as the worker gets it: all three are held for a retry."""
+    gate = asyncio.Event()
+    async with ScriptedWorker([gate, make_reply(ANSWER)]) as worker:
+        gateway = await serve(CONFIG.format(worker=worker.url))
+        messages = [{"role": "user", "content": "a" * (1 << 20)}]
+        body = msgspec.json.encode({"model": "m", "messages": messages})
+        sent = gzip.compress(body) if is_compressed else body
+        encoding = {"content-encoding": "gzip"} if is_compressed else {}
+        path, headers = "/v1/chat/completions", {"content-type": "application/json", **encoding}
+        pending = asyncio.create_task(gateway.http.post(path, content=sent, headers=headers))
+        await wait_until(lambda: worker.requests)
+        held = gateway.app.memory.get_use("bodies")
+        gate.set()
+        response = await pending
+
+    assert response.status_code == 200
+    assert held == (3 * len(body) + len(sent) if is_compressed else 3 * len(body))
+    assert gateway.app.memory.get_use("bodies") == 0

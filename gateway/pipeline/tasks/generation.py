@@ -18,6 +18,9 @@ from gateway.pipeline.tasks.stored_responses import load_references
 from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 
+_COPIES: Final = 3
+"""How often a large body is in memory until its response ends: as it was read, which is reserved
+already unless it was compressed, decoded, and as the worker gets it."""
 _TIMEOUT_HEADER: Final = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 
@@ -48,11 +51,13 @@ class GenerationHandler:
     async def answer(self, request: RequestState) -> None:
         """See ``gateway.pipeline.tasks.registry.EndpointHandler``."""
         adapter, call, principal = request.adapter, request.client_request, request.principal
-        info = request.routing_info = (
-            adapter.read_routing_info(call)
-            if len(call.body) < LARGE_BODY
-            else await asyncio.to_thread(adapter.read_routing_info, call)
-        )
+        if len(call.body) < LARGE_BODY:
+            info = request.routing_info = adapter.read_routing_info(call)
+        else:
+            is_plain = "content-encoding" not in call.headers
+            request.http.reserve_memory(len(call.body) * (_COPIES - is_plain))
+            info = await asyncio.to_thread(adapter.read_routing_info, call)
+            request.routing_info = info
         request.context = make_context(request, self._clock, self._settings)
         if call.endpoint.is_stateful:
             await load_references(request, self._reference_loader, self._settings)
