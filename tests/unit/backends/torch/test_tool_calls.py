@@ -120,6 +120,30 @@ def test_template_that_fails_without_a_description_gets_an_empty_one(
     assert inspect(template).needs_descriptions is needed
 
 
+PHI_4_MINI = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and "
+    "message['tools'] is not none %}{{ '<|' + message['role'] + '|>' + message['content'] + "
+    "'<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] "
+    "+ '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}{{ '<|assistant|>' }}"
+)
+"""The template of Phi-4-mini-instruct, which looks for tools only in the system message."""
+
+
+def test_functions_that_a_template_never_shows_are_in_the_system_message(noisy: Drive) -> None:
+    features = inspect(PHI_4_MINI)
+    assert not features.shows_functions
+    assert features.call_format is not None
+    assert features.call_format.family == "Phi-4-mini"
+    driver = noisy(special="<|tool_call|>", template=PHI_4_MINI)
+    shown = PromptInput(turns=(ChatTurn("user", "hi"),), functions=FUNCTIONS)
+    (ids,) = driver.engine._input_processor.tokenize_prompts(shown, StopParams())
+    prompt = driver.engine._tokenizer.decode(ids)
+    system, _, user = prompt.partition("<|user|>")
+    assert system.startswith("<|system|>")
+    assert all(f'"{name}"' in system for name in BOTH)
+    assert user.startswith("hi")
+
+
 def test_missing_description_is_left_out_or_empty() -> None:
     function = FunctionDefinition("f")
     assert "description" not in build_function_schema(function)
