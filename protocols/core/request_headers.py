@@ -20,6 +20,7 @@ SILENT: Final[Mapping[str, tuple[str, ...]]] = {
     "framing of the message and its connection": (
         "host", "connection", "content-*", "transfer-encoding", "te", "trailer", "upgrade*",
         "keep-alive", "expect", "date", "proxy-*", "http2-settings", "accept*", "mime-version",
+        "inference-header-content-length",
     ),
     "caches and conditions": (
         "cache-control", "pragma", "if-*", "range", "age", "max-forwards", "prefer", "priority",

@@ -19,10 +19,7 @@ from protocols.params import Param, ParamTable
 
 Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
 
-REQUEST_HEADERS: Final = RequestHeaders(
-    ("triton-",),
-    {"endpoint-load-metrics-format": "reported", "inference-header-content-length": "handled"},
-)
+REQUEST_HEADERS: Final = RequestHeaders(("triton-",), {"endpoint-load-metrics-format": "reported"})
 """The server's load in a header of the response is of one worker, whose names clients don't see."""
 PROMPT_INPUT: Final = "text_input"
 TEXT_OUTPUT: Final = "text_output"

@@ -192,6 +192,7 @@ EVERY_ERROR: list[errors.GatewayError] = [
     errors.UnsupportedFeature("x", param="p"),
     errors.UnsupportedEndpoint("x", param="model"),
     errors.UnsupportedEncoding("x"),
+    errors.ResponseAborted("x"),
     errors.UnknownFinishReason("x"),
     errors.ContextTooLong("x", param="messages", tokens=9, limit=8),
     errors.ContextTooLong("x"),
