@@ -182,11 +182,16 @@ def test_raw_body_is_deduced_as_the_single_input(client_of: Callable[..., Any]) 
 def test_infer_priority_and_timeout_are_decoded(trtllm_client: Any) -> None:
     body = {
         "inputs": [TEXT, TOKENS],
-        "parameters": {"priority": 900, "timeout": 1_500_000, "sequence_id": "s", "x": 1},
+        "parameters": {"priority": 900, "timeout": 1_500_000, "sequence_id": "s", "x": 1}
+        | {"sequence_start": True},
     }
     request = trtllm_client.decode(body, "infer", "trt_like")
     assert (request.priority, request.timeout) == (255, 1.5)
-    assert request.extra == {"x": msgspec.Raw(b"1"), "sequence_id": msgspec.Raw(b'"s"')}
+    assert request.extra == {
+        "x": msgspec.Raw(b"1"),
+        "sequence_id": msgspec.Raw(b'"s"'),
+        "sequence_start": msgspec.Raw(b"true"),
+    }
 
     nothing = {"inputs": [TEXT, TOKENS], "parameters": {"priority": 0, "timeout": 0}}
     request = trtllm_client.decode(nothing, "infer", "trt_like")
