@@ -20,6 +20,7 @@ from protocols.core.loss import (
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
+    JsonSchemaFormat,
     LogprobsOptions,
     Message,
     PromptOptions,
@@ -210,3 +211,17 @@ def test_headers_that_workers_do_not_get_are_reported_and_never_a_reason_to_refu
         "header.own-new",
         "header.x-foo",
     ]
+
+
+def test_description_of_a_schema_is_lost_unless_the_target_gets_it() -> None:
+    output = JsonSchemaFormat(Raw(b"{}"), description="of a city")
+    request = GenerationRequest(model="m", kind="chat", output=output)
+    names = {"output": "text.format"}
+
+    for takes, lost in ((True, ()), (False, ("text.format.description",))):
+        support = {"output": ParameterSupport("format", takes_description=takes)}
+        losses = find_unsupported_parameters(request, support, names)
+        assert tuple(one.field for one in losses) == lost
+
+    [loss] = find_unsupported_parameters(request, {"output": ParameterSupport("format")}, {})
+    assert loss.field == "response_format.json_schema.description"

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
-from protocols.core.request import SECTIONS, EmbeddingRequest, GenerationRequest, Request
+from protocols.core.request import (
+    SECTIONS,
+    EmbeddingRequest,
+    GenerationRequest,
+    RegexFormat,
+    Request,
+    select_names,
+)
 from tests.support.examples import share_examples
 
 ANYTHING: tuple[Any, ...] = (
@@ -126,3 +133,17 @@ def test_a_request_for_a_target_has_its_context_length() -> None:
         "context_length": 4096,
     }
     assert bound.bind_target("its", "openai").context_length == 4096
+
+
+def test_names_are_those_that_the_request_uses() -> None:
+    names = {"output": "response_format", "tools": "tools"}
+    request = GenerationRequest(model="m", kind="chat")
+    assert select_names(request, names) == names
+
+    guided = replace(request, output=RegexFormat("a"), provided_fields=frozenset({"guided_regex"}))
+    assert select_names(guided, names) == {**names, "output": "guided_regex"}
+    plain = replace(guided, provided_fields=frozenset({"response_format"}))
+    assert select_names(plain, names) == names
+
+    older = replace(request, legacy_functions=True)
+    assert select_names(older, names)["tools"] == "functions"
