@@ -218,8 +218,8 @@ def test_description_of_a_schema_is_lost_unless_the_target_gets_it() -> None:
     request = GenerationRequest(model="m", kind="chat", output=output)
     names = {"output": "text.format"}
 
-    for takes, lost in ((True, ()), (False, ("text.format.description",))):
-        support = {"output": ParameterSupport("format", takes_description=takes)}
+    for is_sent, lost in ((True, ()), (False, ("text.format.description",))):
+        support = {"output": ParameterSupport("format", takes_description=is_sent)}
         losses = find_unsupported_parameters(request, support, names)
         assert tuple(one.field for one in losses) == lost
 
