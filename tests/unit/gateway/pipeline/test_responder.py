@@ -31,7 +31,13 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
+from protocols.core.interfaces import (
+    ClientRequest,
+    Endpoint,
+    Headers,
+    HttpResponse,
+    ResponseEncoder,
+)
 
 
 class FakeClock:
@@ -85,6 +91,9 @@ class FakeStrategy:
 
     async def send_unary(self) -> Sequence[StreamItem]:
         return self._batches
+
+    def release_body(self) -> None:
+        """Hold no body to let go of."""
 
 
 class HangingStrategy(FakeStrategy):
@@ -140,6 +149,8 @@ def make_responder(
     http: Any = None  # not used
     request = RequestState(http, writer or FakeWriter(), record)
     request.context = context
+    endpoint = Endpoint("POST", "/v1/chat/completions", "generate", "chat")
+    request.client_request = ClientRequest(endpoint, {}, {}, "", b"", endpoint.path)
     make: Any = Responder
     responder: Responder = make(request, strategy, timer, asyncio.Semaphore())
     return responder
