@@ -87,6 +87,7 @@ class IncomingRequest(Struct, eq=False):
 
     def reserve_memory(self, size: int) -> None:
         """See ``HttpRequest``."""
+        size = max(size, -self._reserved)  # it may have been dropped
         self._budget.reserve("bodies", size)
         self._reserved += size
 

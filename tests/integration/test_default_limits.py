@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.conftest import Serve
-from tests.support.fakes import ScriptedWorker, chunk, head, make_reply
+from tests.support.fakes import CHUNKED, HANG, ScriptedWorker, chunk, head, make_reply
 from tests.support.waiting import wait_until
 
 CONFIG = """
@@ -93,3 +93,17 @@ async def test_large_body_counts_with_its_copies_until_the_response_ends(
     assert response.status_code == 200
     assert held == (3 * len(body) + len(sent) if is_compressed else 3 * len(body))
     assert gateway.app.memory.get_use("bodies") == 0
+
+
+async def test_large_body_of_a_stream_that_has_begun_counts_once(serve: Serve) -> None:
+    async with ScriptedWorker([CHUNKED, chunk(EVENTS % b"hi"), HANG]) as worker:
+        gateway = await serve(CONFIG.format(worker=worker.url))
+        messages = [{"role": "user", "content": "a" * (1 << 20)}]
+        body = msgspec.json.encode({"model": "m", "messages": messages, "stream": True})
+        async with gateway.http.stream("POST", "/v1/chat/completions", content=body) as response:
+            await anext(response.aiter_raw())
+            held = gateway.app.memory.get_use("bodies")
+        await worker.wait_for_disconnect()
+
+    assert held == len(body)
+    await wait_until(lambda: gateway.app.memory.get_use("bodies") == 0)

@@ -19,8 +19,8 @@ from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 
 _COPIES: Final = 3
-"""How often a large body is in memory until its response ends: as it was read, which is reserved
-already unless it was compressed, decoded, and as the worker gets it."""
+"""How often a large body is in memory: as it was read, which is reserved already unless it was
+compressed, decoded, and as the worker gets it. Of a stream that has begun, it is once."""
 _TIMEOUT_HEADER: Final = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 
@@ -54,8 +54,9 @@ class GenerationHandler:
         if len(call.body) < LARGE_BODY:
             info = request.routing_info = adapter.read_routing_info(call)
         else:
-            is_plain = "content-encoding" not in call.headers
-            request.http.reserve_memory(len(call.body) * (_COPIES - is_plain))
+            size = len(call.body)
+            request.http.reserve_memory(size * (_COPIES - ("content-encoding" not in call.headers)))
+            request.released_bytes = size * (_COPIES - 1)
             info = await asyncio.to_thread(adapter.read_routing_info, call)
             request.routing_info = info
         request.context = make_context(request, self._clock, self._settings)
