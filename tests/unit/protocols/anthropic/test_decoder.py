@@ -411,3 +411,13 @@ def test_index_that_is_no_number_is_that_of_the_last_block() -> None:
     events = decode({**block(0, type="text", text="a"), "index": [1]}, end(), STOP)
 
     assert TextDelta("a") in events
+
+
+def test_stop_sequence_that_matched_is_passed_on_to_other_clients() -> None:
+    answer = {"content": [], "stop_reason": "stop_sequence", "stop_sequence": "END"}
+    decoder = MessageDecoder(GenerationRequest(model="m", kind="chat", source="other"))
+
+    events = [*decoder.feed(msgspec.json.encode(answer)), *decoder.close()]
+
+    values = ((("stop_sequence",), "END"),)
+    assert ResponseExtra("anthropic", "response", values) in events
