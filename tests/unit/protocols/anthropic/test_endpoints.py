@@ -4,11 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from protocols.anthropic.endpoints import Anthropic
 from protocols.core.aggregate import aggregate
 from protocols.core.catalog import ModelInfo, VersionInfo
-from protocols.core.errors import ClientError, ModelNotFound, WorkerFailed
+from protocols.core.errors import ClientError, MalformedRequest, ModelNotFound, WorkerFailed
 from protocols.core.events import StreamEnd, TokenList
 from protocols.core.interfaces import (
     ClientRequest,
@@ -195,6 +196,12 @@ def test_tokens_are_estimated(make: MakeCall, fields: dict[str, object], count: 
 )  # fmt: skip
 def test_routing_info(make: MakeCall, changed: dict[str, object], info: RoutingInfo) -> None:
     assert Anthropic().read_routing_info(make(changed)) == info
+
+
+def test_body_that_is_no_json_is_refused(make: MakeCall) -> None:
+    call = replace(make({}), body=b"{")
+    with pytest.raises(MalformedRequest):
+        Anthropic().read_routing_info(call)
 
 
 def test_stream_must_be_a_boolean(make: MakeCall) -> None:

@@ -6,19 +6,36 @@ import pytest
 
 from protocols.core.interfaces import (
     BASIC_KINDS,
+    PassthroughReader,
+    PassthroughRequest,
     SupportsRequestKinds,
     UpstreamAdapter,
+    UpstreamRequest,
     build_unsupported_kind_error,
     get_query_parameters,
     get_request_kinds,
 )
-from protocols.core.request import RequestKind
+from protocols.core.request import RequestKind, TokenizeRequest
 from protocols.core.restricted import RestrictedAdapter
 from protocols.databricks import Databricks
 from protocols.openai import OpenAI
 from protocols.tgi import TGI
 
 OPENAI = cast("UpstreamAdapter", OpenAI("vllm"))
+
+
+def create_reader() -> PassthroughReader:
+    raise AssertionError
+
+
+def test_request_without_its_body_keeps_the_rest() -> None:
+    sent = UpstreamRequest("/v1/x", b"body", (("a", "1"),), "PUT")
+    passed = PassthroughRequest(TokenizeRequest(model="m"), sent, tuple, create_reader)
+
+    kept = passed.without_body()
+
+    assert kept.upstream_request == UpstreamRequest("/v1/x", b"", (("a", "1"),), "PUT")
+    assert kept.request is passed.request
 
 
 def test_adapter_without_request_kinds_takes_the_basic_ones() -> None:

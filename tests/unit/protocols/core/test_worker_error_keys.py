@@ -45,6 +45,12 @@ def test_object_of_the_worker_in_place_of_a_text_has_the_text() -> None:
     }
 
 
+def test_gateway_s_own_param_stays() -> None:
+    own = {"error": {"message": "no", "param": "messages"}}
+
+    assert restore({"error": {"param": "input"}}, own) == own
+
+
 def test_last_event_of_items_has_the_error_in_its_response() -> None:
     own = {"type": "response.failed", "response": OWN}
 
