@@ -1,7 +1,4 @@
-"""One attempt: one request to one worker, its timeouts, headers and response events.
-
-An AttemptRequest is built once for all attempts. Its headers stand in two places: those that many
-requests have in common, whose text the HTTP client caches, and those of this request alone.
+"""One attempt: one request to one worker, its timeouts and response events.
 
 ``begin`` sends the request and waits for the response to begin: of a stream that is its first
 content, of a unary response all of it. Until then the client has got nothing, so that the pool may
@@ -15,9 +12,7 @@ What must never happen:
 """
 
 import asyncio
-import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Final, NoReturn
@@ -26,19 +21,25 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from backends.deadline_timer import DeadlineTimer
-from backends.http.interfaces import HttpClient, UpstreamResponse, WorkerConfig
+from backends.http.interfaces import HttpClient, UpstreamResponse
 from backends.interfaces import (
-    AttemptTrace,
-    Deadline,
     EventSink,
-    ModelTimeouts,
-    RequestContext,
     StreamItem,
     Timeouts,
 )
+from backends.pool.attempt_request import AttemptRequest
 from backends.pool.attempt_timeouts import NO_TIMEOUT, AttemptTimeouts
 from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import DEFAULT_MAX_EMBEDDINGS_SIZE, DEFAULT_MAX_RESPONSE_SIZE
+from backends.pool.worker_response import (
+    ResponseDocument,
+    TranslatedResponse,
+    build_worker_error,
+    check_content_encoding,
+    decode_end,
+    has_content,
+    select_headers,
+)
 from backends.pool.worker_state import WorkerState, get_error_kind
 from backends.pool.workers import WorkerSlot
 from backends.thread_slots import SlotThread, hold_slots
@@ -55,31 +56,20 @@ from protocols.core.errors import (
 )
 from protocols.core.events import (
     Event,
-    ResponseExtra,
-    ResponseMetadata,
     StreamEnd,
-    StreamStart,
-    TextDelta,
-    Timing,
-    Usage,
 )
 from protocols.core.interfaces import (
     BASIC_KINDS,
     Clock,
     Headers,
     PassthroughReader,
-    ResponseDecoder,
     UpstreamRequest,
     build_unsupported_kind_error,
 )
 from protocols.core.json_counts import ResponseCounts
-from protocols.core.request import AnyRequest
 from protocols.core.response_headers import COMMON_RESPONSE_HEADERS, ResponseHeaders
 from protocols.core.sse import MAX_EVENT_BYTES
 from protocols.core.vectors import find_vectors, remove_vectors
-
-ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
-"""See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
 
 _GENERATION_KINDS: Final = ("chat", "completion")
 _UNKNOWN_PATH_STATUSES: Final = (404, 405, 501)
@@ -99,11 +89,6 @@ _VECTORS_FACTOR: Final = 3
 """The same of a response with vectors that are passed on as they are."""
 _NUMBER_SIZE: Final = 80
 """Bytes of each number of vectors that are decoded and written."""
-_BLOCK_SIZE: Final = 1 << 20
-"""The pieces of a body are joined to blocks of so many bytes: small ones, which several responses
-have between each other, would stay with the process when they are freed."""
-_MAX_PIECES: Final = 1000
-"""So many pieces are joined whatever their size: one of two bytes takes twenty times as much."""
 _MIN_HELD_BYTES: Final = 64 << 10
 """From this size on, a response that is not complete takes of the gateway's memory budget."""
 _MAX_BATCH: Final = 1000
@@ -112,74 +97,6 @@ _BODY_END_SECONDS: Final = 1.0
 """How long the rest of a body may take once the response or its error is complete."""
 _STATUS_OK: Final = 200
 _NO_OUTPUT: Final[StreamItem] = None, ()
-_EVENTS_WITHOUT_CONTENT: Final = frozenset(
-    {StreamStart, ResponseMetadata, ResponseExtra, Timing, Usage}
-)
-"""Events without content of the response."""
-_COMMON_HEADERS: Final = ("content-type", "accept")
-"""Headers of a protocol that are sent to workers and are the same for many requests."""
-_PER_REQUEST_HEADERS: Final = ("req-id",)
-"""Headers of a protocol that differ for each request."""
-_HEADER_WORD: Final = re.compile(r"[!-~]{1,256}")
-"""Printable ASCII without spaces, and not too long for a header."""
-_TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
-_TRACE_HEADERS: Final = ("traceparent", "tracestate")
-
-
-class AttemptRequest(Struct, frozen=True):
-    """A request as sent to workers. ``upstream_request`` has the headers common to requests."""
-
-    request: AnyRequest
-    upstream_request: UpstreamRequest
-    request_headers: Headers
-    """The headers of this request alone, without the worker's key."""
-    make_response_reader: Callable[[], PassthroughReader]
-    """Creates the reader of the response, a new one for each attempt."""
-    read_error: ErrorReader
-    deadline: Deadline
-    reserve_memory: Callable[[int], None]
-    """See ``backends.interfaces.RequestContext``."""
-    background: bool = False
-    """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
-    model_timeouts: ModelTimeouts | None = None
-    """Those of the model, which replace the pool's."""
-
-
-def filter_headers(
-    wire: UpstreamRequest, context: RequestContext, own: frozenset[str] = frozenset()
-) -> tuple[UpstreamRequest, Headers]:
-    """``wire`` with the common headers only, and the headers of this request alone.
-
-    ``own`` are names of further headers of the protocol.
-    """
-    common, headers = _split_headers(wire.headers, own)
-    if common is not wire.headers:
-        wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
-    if _HEADER_WORD.fullmatch(context.id):
-        headers += (("x-request-id", context.id),)
-    if context.traceparent and _HEADER_WORD.fullmatch(context.traceparent):
-        headers += (("traceparent", context.traceparent),)
-    if context.tracestate and _TRACESTATE.fullmatch(context.tracestate):
-        headers += (("tracestate", context.tracestate),)
-    return wire, headers
-
-
-@functools.lru_cache(256)
-def _split_headers(headers: Headers, own: frozenset[str]) -> tuple[Headers, Headers]:
-    """The headers that are sent: those common to requests, and those of one request."""
-    common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
-    if common == headers:
-        return headers, ()
-    single = own.union(_PER_REQUEST_HEADERS)
-    return common, tuple(header for header in headers if header[0].lower() in single)
-
-
-def add_trace_headers(
-    request: AttemptRequest, trace: AttemptTrace, worker: WorkerState
-) -> AttemptRequest:
-    """``request`` with the trace headers of an attempt at this worker."""
-    headers = [header for header in request.request_headers if header[0] not in _TRACE_HEADERS]
-    return replace(request, request_headers=(*headers, *trace.start_attempt(worker.name)))
 
 
 class DecodingSlots:
@@ -214,51 +131,6 @@ class AttemptServices(Struct, frozen=True):
     """Taken by what a thread decodes."""
 
 
-class _Document:
-    """The body of a response, which is a JSON document, as far as it was received."""
-
-    __slots__ = ("_blocks", "_pieces", "_pieces_size", "size")
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._blocks = list[bytes]()
-        self._pieces = list[bytes]()
-        self._pieces_size = 0
-
-    def __repr__(self) -> str:
-        return f"<_Document of {self.size} bytes>"
-
-    def add(self, pieces: Sequence[bytes]) -> None:
-        """The next pieces."""
-        size = sum(map(len, pieces))
-        self.size += size
-        self._pieces += pieces
-        self._pieces_size += size
-        if self._pieces_size >= _BLOCK_SIZE or len(self._pieces) >= _MAX_PIECES:
-            self._blocks.append(b"".join(self._pieces))
-            self._pieces.clear()
-            self._pieces_size = 0
-
-    def join(self) -> bytes:
-        """All of it, in one block that it keeps."""
-        whole = b"".join((*self._blocks, *self._pieces))
-        self.clear()
-        self._blocks.append(whole)
-        return whole
-
-    def take(self) -> bytes:
-        """All of it, which it keeps no longer."""
-        whole = self.join()
-        self.clear()
-        return whole
-
-    def clear(self) -> None:
-        """Keep nothing of it."""
-        self._blocks.clear()
-        self._pieces.clear()
-        self._pieces_size = 0
-
-
 def _refuse_item(_raw: bytes | None, _events: Sequence[Event]) -> bool:
     """Refuse an item before there is a sink."""
     return False
@@ -282,7 +154,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
     _rate_limited: bool = False
     _had_content: bool = True
     """Whether the item read last had content."""
-    _document: _Document = field(default_factory=_Document)
+    _document: ResponseDocument = field(default_factory=ResponseDocument)
     _held_bytes: int = 0
     """Taken of the gateway's memory for the response."""
     _undecoded: int = 0
@@ -411,7 +283,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         if raw or events:
             items.append((raw, events))
         if not events or type(events[-1]) is not StreamEnd:
-            items.append(_decode_end(reader))
+            items.append(decode_end(reader))
         return items
 
     async def _read_unary(self, response: UpstreamResponse) -> list[StreamItem]:
@@ -492,7 +364,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
                     item = self._decode_body(chunks)
                 if item[0] or item[1]:
                     items.append(item)
-                    if self._decoded_items or _has_content(item):
+                    if self._decoded_items or has_content(item):
                         break
                 self.record_life()
             if is_last and not self.finished:
@@ -551,7 +423,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
                     item = self._take_item()
                 else:
                     item = self._decode_body(chunks)
-                self._had_content = _has_content(item)
+                self._had_content = has_content(item)
                 if item[0] or item[1]:
                     return item
             return self._decode_end()
@@ -633,7 +505,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             self._last_item = raw, events  # its reader writes it together with the end
             return False
         accepts_more = self._sink(raw, events) if raw or events else True
-        if _has_content((raw, events)):
+        if has_content((raw, events)):
             self.record_read()
         else:
             self.record_life()
@@ -686,7 +558,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         if counts.needs_check(size):
             counts.check((self._document.take(),))
         self._document.clear()  # the reader has its own
-        return _decode_end(self._response_reader)
+        return decode_end(self._response_reader)
 
     @property
     def _max_size(self) -> int:
@@ -697,7 +569,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
 
     def _decode_end(self) -> StreamItem:
         """Decode the end of the body; the last event is StreamEnd."""
-        item = _decode_end(self._response_reader)
+        item = decode_end(self._response_reader)
         self._record_success(item[1])
         return item
 
@@ -742,7 +614,7 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
         The frames in which the error was raised hold it as well.
         """
         drop_tracebacks(error)
-        self._document = _Document()
+        self._document = ResponseDocument()
         self._decoded_items, self._large_chunks, self._last_item = [], (), _NO_OUTPUT
         self._response_reader = self.request.make_response_reader()
         self._hold_memory(0)
@@ -765,70 +637,3 @@ class Attempt(AttemptTimeouts, kw_only=True, eq=False):
             self._services.metrics.failures[get_error_kind(error)] += 1
         if not self.request.background:
             self.worker.record_failure(error, overloaded=self._rate_limited, model=self.slot.model)
-
-
-class TranslatedResponse:
-    """A PassthroughReader for a response that is translated: it returns no raw bytes."""
-
-    def __init__(self, decoder: ResponseDecoder) -> None:
-        self._decoder = decoder
-
-    def feed(self, pieces: Sequence[bytes]) -> StreamItem:
-        """See ``protocols.core.interfaces.PassthroughReader``."""
-        return None, self._decoder.feed(b"".join(pieces))
-
-    def close(self) -> StreamItem:
-        """See ``protocols.core.interfaces.PassthroughReader``."""
-        return None, self._decoder.close()
-
-
-def _decode_end(reader: PassthroughReader) -> StreamItem:
-    """Decode the end of the body; the last event is StreamEnd."""
-    raw, events = reader.close()
-    if not events or type(events[-1]) is not StreamEnd:
-        events = [*events, StreamEnd()]
-    return raw, events
-
-
-def build_worker_error(
-    read_error: ErrorReader, status: int, headers: Mapping[str, str], payload: bytes
-) -> GatewayError:
-    """The error for a response that is not successful, with its status and text for operators."""
-    if status < HTTPStatus.BAD_REQUEST:
-        error: GatewayError = WorkerFailed(f"the worker answered {status}", status=status)
-    else:
-        error = read_error(status, headers, payload)
-    error.worker_status = status
-    if not error.worker_text:
-        error.worker_text = payload.decode("utf-8", "replace")
-    return error
-
-
-def select_headers(
-    table: ResponseHeaders, headers: Mapping[str, str], worker: WorkerConfig
-) -> Headers:
-    """Those of a worker's headers that clients may get, without its secrets."""
-    selected = table.select(headers)
-    if not selected or worker.credentials is None:
-        return selected
-    mask = worker.credentials.mask_text
-    return tuple([(name, mask(value)) for name, value in selected])
-
-
-def check_content_encoding(encoding: str) -> None:
-    """Raise WorkerFailed for a compressed body. The list of encodings may be empty (RFC 9110)."""
-    if any(one.strip(" \t").lower() not in ("", "identity") for one in encoding.split(",")):
-        raise WorkerFailed(
-            f"unsupported content-encoding of the worker's response: {encoding[:100]!r}"
-        )
-
-
-def _has_content(item: StreamItem) -> bool:
-    """Whether the item holds content or the end, so that the response may be passed on."""
-    for event in item[1]:
-        if type(event) is TextDelta:
-            if event.text or event.token_ids or event.logprobs:
-                return True
-        elif type(event) not in _EVENTS_WITHOUT_CONTENT:
-            return True
-    return False

@@ -6,13 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from backends.http.interfaces import UpstreamResponse
 from backends.interfaces import Deadline, ForwardedRequest
-from backends.pool.attempt import (
-    AttemptServices,
-    ErrorReader,
-    build_worker_error,
-    check_content_encoding,
-    select_headers,
-)
+from backends.pool.attempt import AttemptServices
+from backends.pool.attempt_request import ErrorReader
+from backends.pool.worker_response import build_worker_error, check_content_encoding, select_headers
 from backends.pool.worker_state import get_error_kind
 from backends.pool.workers import WorkerPool, WorkerSlot
 from protocols.core.errors import ClientError, DeadlineExceeded, GatewayError, RateLimitExceeded

@@ -47,14 +47,8 @@ from backends.interfaces import (
     WorkerModel,
     describe_failure,
 )
-from backends.pool.attempt import (
-    Attempt,
-    AttemptRequest,
-    AttemptServices,
-    TranslatedResponse,
-    add_trace_headers,
-    filter_headers,
-)
+from backends.pool.attempt import Attempt, AttemptServices
+from backends.pool.attempt_request import AttemptRequest, add_trace_headers, filter_headers
 from backends.pool.discovery import WorkerDiscovery, WorkerSource
 from backends.pool.dns_discovery import DnsSource
 from backends.pool.file_discovery import FileSource, WorkerFileReader
@@ -74,6 +68,7 @@ from backends.pool.settings import (
 )
 from backends.pool.side_requests import CancelSender
 from backends.pool.worker_metadata import ModelMetadataCache
+from backends.pool.worker_response import TranslatedResponse
 from backends.pool.worker_state import WorkerReport, WorkerState
 from backends.pool.workers import (
     ANY_WORKER,

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec.structs import asdict
 
 from backends.interfaces import RequestObserver, Timeouts, WorkerCandidate, WorkerSelection
-from backends.pool.attempt import AttemptRequest
+from backends.pool.attempt_request import AttemptRequest
 from backends.pool.load_balancing import PolicyScores
 from backends.pool.settings import PoolSettings, RetrySettings
 from backends.pool.worker_state import WorkerState

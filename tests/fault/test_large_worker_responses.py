@@ -122,7 +122,7 @@ async def test_response_of_too_many_objects_is_refused_before_it_is_decoded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, many: str, client: str, *, stream: bool
 ) -> None:
     """No decoder sees the end of it, whatever the objects are."""
-    monkeypatch.setattr("backends.pool.attempt._decode_end", pytest.fail)
+    monkeypatch.setattr("backends.pool.attempt.decode_end", pytest.fail)
     reply = make_reply(build_message(many, 200_000, is_delta=False))
     async with ScriptedWorker([reply]) as worker:
         config = CONFIG.format(protocol="openai", url=worker.url)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Deadline, RequestContext, ignore_memory
-from backends.pool.attempt import filter_headers
+from backends.pool.attempt_request import filter_headers
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
 from gateway.config.registry import load_symbol

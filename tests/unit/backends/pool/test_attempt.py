@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, UpstreamResponse, WorkerConfig
 from backends.interfaces import Deadline, StreamItem, Timeouts, ignore_memory
-from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
+from backends.pool.attempt import Attempt, AttemptServices
+from backends.pool.attempt_request import AttemptRequest
 from backends.pool.circuit_breaker import WorkerHealth
 from backends.pool.metrics import PoolMetrics
 from backends.pool.worker_state import WorkerReport, WorkerState

@@ -10,7 +10,7 @@ import pytest
 from backends.deadline_timer import DeadlineTimer
 from backends.http.interfaces import BodyConsumer, WorkerConfig
 from backends.interfaces import Deadline, RequestContext, ignore_memory
-from backends.pool.attempt import filter_headers
+from backends.pool.attempt_request import filter_headers
 from backends.pool.attempt_timeouts import AttemptTimeouts
 from backends.pool.load_balancing import RoundRobin
 from backends.pool.metrics import PoolMetrics

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.interfaces import Deadline, WorkerFailure, WorkerSelection, ignore_memory
-from backends.pool.attempt import AttemptRequest
+from backends.pool.attempt_request import AttemptRequest
 from backends.pool.load_balancing import PolicyName, make_policy
 from backends.pool.selection_report import SelectionReporter
 from backends.pool.settings import PoolSettings
