@@ -32,10 +32,10 @@ def test_request_without_its_body_keeps_the_rest() -> None:
     sent = UpstreamRequest("/v1/x", b"body", (("a", "1"),), "PUT")
     passed = PassthroughRequest(TokenizeRequest(model="m"), sent, tuple, create_reader)
 
-    kept = passed.without_body()
+    bodiless = passed.without_body()
 
-    assert kept.upstream_request == UpstreamRequest("/v1/x", b"", (("a", "1"),), "PUT")
-    assert kept.request is passed.request
+    assert bodiless.upstream_request == UpstreamRequest("/v1/x", b"", (("a", "1"),), "PUT")
+    assert bodiless.request is passed.request
 
 
 def test_adapter_without_request_kinds_takes_the_basic_ones() -> None:
