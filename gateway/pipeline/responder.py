@@ -69,6 +69,8 @@ _PROTOCOL_EVENTS: Final = frozenset(
 """The events that only some encoders write."""
 _PIECES: Final = frozenset({ReasoningDelta, RefusalDelta})
 """Those of them that are pieces of one whole, which is reported once."""
+_LISTS: Final = frozenset({Classification, Embedding, TokenList})
+"""The events that hold many values."""
 _MAX_BLOCKED_SECONDS: Final = 30.0
 """The longest time for which a client may block a write."""
 _MANY_EVENTS: Final = 1000
@@ -468,6 +470,8 @@ def _is_long(events: Sequence[Event]) -> bool:
     """Whether it takes milliseconds to write these events, whatever backend they are of."""
     if len(events) > _MANY_EVENTS:
         return True
+    if _LISTS.isdisjoint(map(type, events)):
+        return False
     count = 0
     for event in events:
         if type(event) is Embedding:
