@@ -21,7 +21,7 @@ from msgspec import Raw
 from gateway.pipeline.http import LARGE_BODY
 from protocols.core.errors import ClientError, InvalidParameter
 from protocols.core.interfaces import ClientRequest, RoutingInfo
-from protocols.core.json_text import JsonTooDeep, decode_json, decode_pairs
+from protocols.core.json_text import JsonTooDeep, decode_all_fields, decode_pairs
 from protocols.core.name_cache import NameCache
 from protocols.json_body import get_decoded_fields
 
@@ -58,14 +58,20 @@ _LARGE_SEARCH: Final = 16 << 10
 """Bytes of a body that are searched in a thread: that takes up to a microsecond for each."""
 _search_lock: Final = threading.Lock()
 """One large body is searched at a time, as it takes several times its size meanwhile."""
+_FOLDED: Final = tuple(letter.encode() for letter in "\u017f\u212a\ufb01")
+"""The letters beyond ASCII that names of the kind may have in another case: for s, k, and fi."""
 _may_name_models: Final = re.compile(
-    rb'(?i:"(?:%b|[^"\\]*(?:%b))|\\u(?:00[4-7]|017f|212a))|\x00|\xc5\xbf|\xe2\x84\xaa'
-    % ("|".join(sorted(_SETTINGS)).encode(), b'models|fallback|lora_|adapter_id|[^"\\\\]model')
+    rb'(?i:"(?:%b|[^"\\]*(?:%b))|\\u(?:00[4-7]|017f|212a|fb01))|\x00|%b'
+    % (
+        "|".join(sorted(_SETTINGS)).encode(),
+        b'models|fallback|lora_|adapter_id|[^"\\\\]model',
+        b"|".join(_FOLDED),
+    )
 ).search
-"""Finds the names in what is no JSON, and letters that are written as escapes, in UTF-16 or as the
-long s and the Kelvin sign."""
+"""Finds the names in what is no JSON, and letters that are written as escapes, in UTF-16 or as
+those of ``_FOLDED``."""
 _TEXT_OF_NAMES: Final = (
-    b"fallbac", b"lora_", b"adapter_id", b"\\u", b"%", b"\0", b"\xc5\xbf", b"\xe2\x84\xaa",
+    b"fallbac", b"lora_", b"adapter_id", b"\\u", b"%", b"\0", *_FOLDED,
     *(name.encode() for name in sorted(_SETTINGS)),
 )  # fmt: skip
 """Text in lower case without these has no name of the kind, but for those with ``model``."""
@@ -146,23 +152,23 @@ def _check_large_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllo
 
 
 def _check_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
-    fields = get_decoded_fields(call)
-    if fields is None:
-        fields = _decode_body(call.body, call.headers)
-    check_fields(fields.items(), info, is_allowed)
+    decoded = get_decoded_fields(call)  # workers get them written anew, each once
+    fields = _decode_body(call.body, call.headers) if decoded is None else decoded.items()
+    check_fields(fields, info, is_allowed)
 
 
-def _decode_body(body: bytes, headers: Mapping[str, str]) -> Mapping[str, Raw]:
+def _decode_body(body: bytes, headers: Mapping[str, str]) -> Iterable[tuple[str, Raw]]:
+    """All fields of a body that workers may get as it is."""
     length = headers.get(_JSON_LENGTH, "")
     if length.isdecimal() and len(length) <= _MAX_DIGITS and 0 < int(length) < len(body):
         body = body[: int(length)]
     elif length == "0" and not body.lstrip().startswith(b"{"):  # a tensor without JSON
-        return {}
+        return ()
     try:
-        return decode_json(body, dict[str, Raw])
+        return decode_all_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not _may_name_models(body):  # the protocol refuses it in its own words
-            return {}
+            return ()
         raise _build_reading_error(error) from None
 
 

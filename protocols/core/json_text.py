@@ -38,6 +38,8 @@ _STEPS: Final = tuple({ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}.get
 
 TEXT_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of ``JsonDecoder.decode_each``: who gets one decodes the text with the full type."""
+JsonSyntaxError: Final = json.JSONDecodeError
+"""What ``decode_pairs`` raises for a text that is no JSON, not even with NaN or a long number."""
 
 T = TypeVar("T")
 _Text = bytes | bytearray | str
@@ -155,6 +157,26 @@ def decode_pairs(text: bytes) -> Any:
     """
     check_depth(text)
     return json.loads(text.decode(), object_pairs_hook=tuple)
+
+
+class _Name:
+    """A name in an object, which equals no other: a dict keeps those that stand twice."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, _: type, text: str) -> None:
+        self.text = text
+
+
+_decode_fields: Final = JsonDecoder(dict[_Name, Raw], dec_hook=_Name).decode
+
+
+def decode_all_fields(text: bytes) -> list[tuple[str, Raw]]:
+    """The fields of an object in their order, also of repeated names, with undecoded values.
+
+    Raises DecodeError (also JsonTooDeep) and UnicodeDecodeError.
+    """
+    return [(name.text, raw) for name, raw in _decode_fields(text).items()]
 
 
 def check_depth(text: _Text | Raw) -> None:

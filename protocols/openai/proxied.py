@@ -6,7 +6,6 @@ get a body that is written anew, so that they can't read another model in it. Fi
 refused: their ids belong to one worker.
 """
 
-import codecs
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,10 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols.chat.params import invalid_type_error
-from protocols.core.errors import MalformedRequest
 from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, Endpoint, ProxiedModel
-from protocols.core.json_text import JsonDecoder
+from protocols.core.json_text import JsonDecoder, JsonSyntaxError, JsonTooDeep, decode_pairs
 from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import decode_value, read_object
 from protocols.openai.forms import MULTIPART, Form, read_form
@@ -58,6 +56,8 @@ _REFUSED_PATHS: Final = (
 )
 _TEXTS: Final = frozenset({"prompt", "input"})
 """Fields of forms that are text, whatever they look like."""
+_match_json: Final = re.compile(rb"[^!-~]*([\[{].*[\]}])[^!-~]*", re.DOTALL).fullmatch
+"""An array or object behind and before what servers may take off: blanks, NUL, byte order marks."""
 _MAX_USAGE_DEPTH: Final = 8
 """How many objects a usage may consist of."""
 
@@ -144,17 +144,19 @@ def _read_form_fields(form: Form) -> Iterator[tuple[str, bytes]]:
     for field in form.fields:
         is_file = len(field.params) > 1
         value = b"" if is_file else form.body[field.start : field.end]
-        text = value.removeprefix(codecs.BOM_UTF8).lstrip()
-        is_json = field.name not in _TEXTS and text.startswith((b"{", b"["))
-        if not is_json or not _decodes(text):
+        found = None if field.name in _TEXTS else _match_json(value)
+        text = b"" if found is None else found[1]
+        if found is None or not _may_decode(text):
             text = msgspec.json.encode(value.decode(errors="replace"))
         yield field.name, text
 
 
-def _decodes(value: bytes) -> bool:
-    """Whether a server may read the text of a field as JSON."""
+def _may_decode(value: bytes) -> bool:
+    """Whether a server may read a text as JSON: of any depth, number or encoding."""
     try:
-        decode_value(value)
-    except MalformedRequest:
+        decode_pairs(value)
+    except JsonSyntaxError:
         return False
+    except (JsonTooDeep, ValueError):
+        return True
     return True

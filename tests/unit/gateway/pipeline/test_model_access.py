@@ -117,6 +117,14 @@ async def test_other_model_within_a_field_is_refused(field: bytes, is_decoded: b
         await check_named_models(call)
 
 
+@pytest.mark.parametrize("field", [b'"lora_name": "other"', b'"x": {"models": ["other"]}'])
+async def test_each_of_the_fields_with_one_name_is_looked_at(field: bytes) -> None:
+    """A body that is passed on as it came has both, and workers read the first or the last."""
+    for fields in (field + b', "lora_name": "mine", "x": {}', b'"lora_name": "mine", ' + field):
+        with pytest.raises(InvalidParameter, match="names further models"):
+            await check_named_models(make_request(b"{%b}" % fields))
+
+
 @pytest.mark.parametrize("field", ACCEPTED)
 async def test_own_model_and_names_of_the_client_are_accepted(field: bytes) -> None:
     await check_named_models(make_request(b'{"model": "m", %b}' % field))
@@ -168,3 +176,24 @@ def test_text_that_speaks_of_models_needs_no_further_check(text: str) -> None:
 def test_name_that_may_be_a_models_is_checked(field: bytes, inside: bytes) -> None:
     call = read_call(inside % field)
     assert not model_access.names_only_routed_model(call, RoutingInfo("m"))
+
+
+WORDS = (*model_access._WORDS, *model_access._SETTINGS)
+
+
+@pytest.mark.parametrize("is_decoded", [True, False])
+def test_every_letter_that_folds_to_a_name_is_checked(is_decoded: bool) -> None:
+    folded = [(chr(i), chr(i).casefold()) for i in range(128, 0x110000)]
+    names = {
+        word.replace(plain, letter)
+        for letter, plain in folded
+        for word in WORDS
+        if plain.isascii() and plain in word
+    }
+    assert len(names) > 2
+
+    for name in names:
+        call = make_request(b'{"%b":1}' % name.encode())
+        if is_decoded:
+            read_unchecked_fields(call)
+        assert not model_access.names_only_routed_model(call, RoutingInfo("")), name

@@ -18,6 +18,7 @@ from protocols.core.json_text import (
     JsonTooDeep,
     check_depth,
     count_rare,
+    decode_all_fields,
     decode_json,
     decode_pairs,
 )
@@ -33,6 +34,14 @@ def nest(depth: int, *containers: tuple[bytes, bytes], inner: bytes = b"1") -> b
     return b"".join([start for start, _ in chosen]) + inner + b"".join(
         [end for _, end in reversed(chosen)]
     )  # fmt: skip
+
+
+def test_all_fields_are_decoded_in_their_order_also_of_repeated_names() -> None:
+    fields = decode_all_fields(b'{"a": 1, "b": [2], "\\u0061": {"c": 3}}')
+
+    assert [(name, bytes(raw)) for name, raw in fields] == [
+        ("a", b"1"), ("b", b"[2]"), ("a", b'{"c": 3}')
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("containers", [(ARRAYS,), (OBJECTS,), (ARRAYS, OBJECTS)])

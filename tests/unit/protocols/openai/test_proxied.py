@@ -104,6 +104,7 @@ def test_fields_of_a_form_are_read_as_texts_or_as_json() -> None:
     texts = {
         "prompt": named,
         "style": b"[x",
+        "remark": b"[model] is {a}",
         "tool": b" \n" + named,
         "marked": b"\xef\xbb\xbf" + named,
         "language": b"de\xff",
@@ -120,10 +121,29 @@ def test_fields_of_a_form_are_read_as_texts_or_as_json() -> None:
         "file": "",
         "prompt": named.decode(),
         "style": "[x",
+        "remark": "[model] is {a}",
         "tool": {"model": "a"},
         "marked": {"model": "a"},
         "language": "de\ufffd",
     }
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "after"),
+    [
+        (b" \n\xef\xbb\xbf ", b'{"model": "a"}', b""),
+        (b"\xc2\xa0", b'{"model": "a"}', b"\xef\xbb\xbf"),
+        (b"", b'[{"model": "a"}]', b"\0"),
+        (b"", b'{"model": "a", "x": NaN}', b""),
+        (b"", b'{"model": "a", "x": %b}' % (b"1" * 5000), b""),
+        (b"", b'{"model": "a", "x": %b}' % (b"[" * 200 + b"]" * 200), b""),
+        (b"", b'{"model": "a", "x": "\xff"}', b""),
+    ],
+)
+def test_field_of_a_form_is_json_for_any_reader(before: bytes, text: bytes, after: bytes) -> None:
+    part = build_part('Content-Disposition: form-data; name="x"', before + text + after)
+
+    assert dict(find(build_body(FILE, part)).read_fields())["x"] == text
 
 
 @pytest.mark.parametrize("operation", ["files", "batches"])
