@@ -15,7 +15,7 @@ What must never happen:
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -398,6 +398,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if status >= _FIRST_FINAL_STATUS or status == _STATUS_SWITCHING_PROTOCOLS:
             names = _response_header_names
             response.headers = {names[name]: value.decode("latin-1") for name, value in headers}
+            if len(response.headers) < count:
+                response.headers = _join_headers(headers)
             response.status = status
             if not self._parser.should_keep_alive():
                 self._keep_alive = False
@@ -446,6 +448,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             f"(max_response_head) or {_MAX_HEADERS} headers"
         )
         return ConnectionFault(WorkerFailed, text)
+
+
+def _join_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers of which one has several lines: a list of their values (RFC 9110, 5.3)."""
+    joined: dict[str, dict[str, None]] = {}
+    for name, value in headers:
+        joined.setdefault(_response_header_names[name], {})[value.decode("latin-1")] = None
+    return {name: ", ".join(values) for name, values in joined.items()}
 
 
 def _has_explicit_end(response: Http1Response) -> bool:

@@ -27,14 +27,18 @@ DENIED: Final[Mapping[str, tuple[str, ...]]] = {
         "x-accel-*", "x-sendfile*", "x-lighttpd-*", "x-frame-options", "x-content-type-options",
         "x-xss-protection", "x-robots-tag", "x-ua-compatible", "x-dns-prefetch-control",
         "x-permitted-cross-domain-policies", "x-download-options", "x-http-method*",
-        "x-csrf*", "x-xsrf*", "x-original-*", "x-rewrite-*",
+        "x-csrf*", "x-xsrf*", "x-original-*", "x-rewrite-*", "x-litespeed-*", "x-reproxy-*",
+        "x-middleware-*", "x-nextjs-*", "x-*-location", "x-*-redirect*", "x-*-security-policy",
+        "x-webkit-csp*", "x-pingback",
     ),
     "names machines": (
         "x-powered-by", "x-aspnet*", "x-generator", "x-served-by", "x-server*", "x-host*",
         "x-node*", "x-pod*", "x-instance*", "x-worker*", "x-backend*", "x-upstream*", "x-proxy*",
         "x-envoy-*", "x-istio-*", "x-kong-*", "x-nginx*", "x-varnish*", "x-cache*", "x-via",
         "x-timer", "x-internal*", "x-real-ip", "x-client-ip", "x-forwarded-*", "x-amz-*",
-        "x-amzn-*", "x-azure-ref*",
+        "x-amzn-*", "x-azure-ref*", "x-machine*", "x-container*", "x-cluster*", "x-gateway*",
+        "x-k8s-*", "x-kubernetes-*", "x-remote-*", "x-origin-*", "x-ip", "x-*-ip", "x-*-addr*",
+        "x-*-host*", "x-*-node*", "x-*-pod*",
     ),
     "traces one connection": ("x-b3-*", "x-datadog-*", "x-cloud-trace-context", "x-trace*"),
     "credentials": ("x-api-key*", "x-auth*", "x-goog-api-key", "x-amz-security-token"),
@@ -44,7 +48,9 @@ _OWN_FIRST: Final = frozenset({"retry-after", "retry-after-ms", "x-should-retry"
 """What the gateway says itself, having asked all workers."""
 _VALUE: Final = re.compile(r"[ -~]{0,2048}")
 _MAX_SIZE: Final = 8 << 10
-"""Bytes of all values: clients and proxies limit the head of a response."""
+"""Bytes of all headers: clients and proxies limit the head of a response."""
+_MAX_COUNT: Final = 64
+"""Headers: those of Python's ``http.client`` may be 100 with the gateway's own."""
 
 
 def _compile(names: Iterable[str]) -> re.Pattern[str]:
@@ -86,9 +92,12 @@ class ResponseHeaders:
         size = 0
         for name in names:
             value = headers[name]
-            size += len(name) + len(value)
-            if size <= _MAX_SIZE and _VALUE.fullmatch(value) and name not in hops:
+            needed = size + len(name) + len(value)
+            if needed <= _MAX_SIZE and _VALUE.fullmatch(value) and name not in hops:
                 selected.append((name, value))
+                size = needed
+            if len(selected) == _MAX_COUNT:
+                break
         return tuple(selected)
 
     def find_lost(self, selected: _Headers) -> tuple[UnsupportedParameter, ...]:

@@ -48,6 +48,12 @@ DENIED = {
     "x-hop": "evil",
     "x-interlingua-loss": "evil",
     "x-long": "evil" * 1000,
+    "x-litespeed-location": "/evil",
+    "x-reproxy-url": "http://evil",
+    "x-middleware-rewrite": "/evil",
+    "x-content-security-policy": "evil",
+    "x-k8s-pod": "evil",
+    "x-remote-addr": "evil",
     "connection": "keep-alive, X-Hop",
 }
 WHOLE: dict[str, dict[str, Any]] = {
@@ -142,3 +148,27 @@ async def test_limits_of_the_client_s_key_win(serve: Serve) -> None:
 
     limits = [answer.headers[f"x-ratelimit-remaining-{one}"] for one in ("requests", "tokens")]
     assert limits == ["4", "8"]
+
+
+async def test_headers_of_several_lines_are_lists(serve: Serve) -> None:
+    # given a worker that names its headers of one connection, and limits, in two lines each
+    lines = b"x-limit: 1\r\nx-limit: 2\r\nx-limit: 2\r\nconnection: x-evil\r\nx-evil: 1\r\n"
+    reply = make_answer("openai", stream=False).replace(b"x-odd", lines + b"x-odd", 1)
+    async with ScriptedWorker([reply]) as worker:
+        gateway = await serve(CONFIG.format(protocol="openai", worker=worker.url, options=""))
+        answer = await gateway.http.post(PATHS["openai"], json=CHAT)
+
+    assert answer.headers["x-limit"] == "1, 2"
+    assert "evil" not in str(answer.headers)
+
+
+async def test_many_and_large_headers_do_not_cost_the_answer_or_the_others(serve: Serve) -> None:
+    # given more headers than Python's http.client reads, the first of them too large
+    more = {"x_big": "b" * 2000, **{f"x_more_{i}": "m" for i in range(150)}}
+    reply = make_answer("openai", stream=False, **more)
+    async with ScriptedWorker([reply]) as worker:
+        gateway = await serve(CONFIG.format(protocol="openai", worker=worker.url, options=""))
+        answer = await gateway.http.post(PATHS["openai"], json=CHAT)
+
+    assert answer.headers.items() >= PASSED["openai"].items()
+    assert len(answer.headers) < 100
