@@ -81,26 +81,29 @@ def _merge_document(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any
     """The document with the worker's keys; its error is where the gateway's is."""
     response = own.get("response")
     if isinstance(response, dict):  # the last event of the Responses API
-        return {**own, "response": _merge_document(response, given)}
-    has_object = isinstance(own.get("error"), dict)
-    if has_object and "error" not in given:  # an error without an envelope
+        error = given if "error" not in given else given["error"]
+        added = {key: one for key, one in given.items() if key not in response}
+        return {**own, "response": _merge(response, {**added, "error": error})}
+    if not isinstance(own.get("error"), dict):
+        return _merge(own, given)
+    if "error" not in given:  # an error without an envelope
         given = {"error": given}
-    return _merge(own, given)
+    return _merge(own, {key: one for key, one in given.items() if key != "type" or key not in own})
 
 
 def _merge(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both; what clients know by its type keeps that."""
     merged = dict(own)
     for key, value in given.items():
         present = own.get(key)
         if isinstance(present, dict) and isinstance(value, dict):
             merged[key] = _merge(present, value)
-        elif isinstance(present, str) and isinstance(value, dict):  # an object in place of a text
+        elif key == "error" and isinstance(present, str) and isinstance(value, dict):
             merged[key] = {**value, "message": present}
-        elif key == "code":
-            # A number repeats the status of the response, which a word of the gateway's is for.
-            merged[key] = value if isinstance(value, str) or present is None else present
         elif isinstance(value, str) and key in _TEXTS:
             pass  # the gateway's own text says it
-        elif present is None or (key != "param" and value is not None):
+        elif present is None or (key == "code" and isinstance(value, str)):
+            merged[key] = value  # a number as code repeats the status of the response
+        elif key != "param" and type(value) is type(present) and key != "code":
             merged[key] = value
     return merged

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.runtime.build import build_adapter
-from protocols.core.errors import GatewayError
+from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.interfaces import ResponseContext
 from protocols.core.worker_error_keys import restore_worker_keys
 from tests.property.test_unknown_keys import KEY, VALUE, add_key, clock, list_places
@@ -167,3 +167,35 @@ def test_forms_of_errors_become_the_one_that_openai_s_clients_read(body: dict[st
     assert written["error"]["message"] == "no"
     assert "BadRequestError" in str(written)
     assert "400" in str(written)
+
+
+@pytest.mark.parametrize("value", [7, True, [], ["x"], {"y": 1}])
+@pytest.mark.parametrize("key", ["message", "type"])
+def test_text_that_clients_read_stays_a_text(key: str, value: Any) -> None:
+    error = answer_whole("openai", 400, {"error": CHAT_ERROR["error"] | {key: value}})["error"]
+
+    assert isinstance(error[key], str)
+
+
+def test_error_of_another_type_is_an_error_to_anthropic_s_clients() -> None:
+    written = answer_whole("anthropic", 400, ERRORS["anthropic"] | {"type": "message"})
+
+    assert written["type"] == "error"
+    assert written["error"]["type"] == "x_type"
+
+
+def test_failed_response_stays_the_one_that_was_streamed() -> None:
+    # given a worker whose errors have an id, a status and an output, as a hosted API's may
+    body = CHAT_ERROR | {"id": "w", "status": "completed", "output": "no", "object": "x", KEY: 1}
+    response = {"id": "resp_1", "status": "failed", "object": "response", "output": []}
+    event = {"type": "response.failed", "response": {**response, "error": {"message": "no"}}}
+    error = WorkerFailed("no")
+    error.worker_body, error.worker_protocol = body, "openai"
+
+    # when the last event of a stream of the Responses API gets its keys
+    written = b"event: response.failed\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    restored = decode(restore_worker_keys(written, error, "openai"))
+
+    # then the error has them, and the response is the same
+    assert restored["response"].items() >= (response | {KEY: 1}).items()
+    assert restored["response"]["error"]["code"] == "x_code"
