@@ -33,7 +33,7 @@ SILENT: Final[Mapping[str, tuple[str, ...]]] = {
     "browsers": (
         "origin", "referer", "sec-*", "dnt", "x-requested-with", "access-control-*", "downlink",
         "device-memory", "dpr", "ect", "rtt", "viewport-width", "width", "purpose", "x-purpose",
-        "x-moz",
+        "x-moz", "alt-used", "service-worker*", "last-event-id",
     ),
     "names of the client's software and session": (
         "user-agent", "from", "x-stainless-*", "x-fern-*", "x-app", "x-app-*", "x-client-*",
@@ -41,6 +41,8 @@ SILENT: Final[Mapping[str, tuple[str, ...]]] = {
         "x-ms-client-request-id", "x-user-agent", "x-session-*", "session*", "thread-id",
         "thread_id", "conversation_id", "originator", "version", "editor-*", "vscode-*",
         "copilot-*", "x-initiator", "x-interaction-*", "x-codex-*", "x-claude-*", "x-source",
+        "chatgpt-account-id", "x-openai-subagent", "x-oai-*", "semantic-kernel-version",
+        "x-openwebui-*", "x-opencode-*", "x-cline-*", "x-task-id",
     ),
     "proxies": (
         "forwarded", "via", "x-forwarded*", "x-real-ip", "x-original-*", "x-rewrite-*", "cf-*",
@@ -49,12 +51,16 @@ SILENT: Final[Mapping[str, tuple[str, ...]]] = {
         "x-scheme", "x-proto*", "x-host", "x-port", "x-url-scheme", "x-ssl-*", "ssl-*", "x-proxy*",
         "x-cluster-*", "x-country*", "x-geo*", "x-vercel-*", "x-nf-*", "x-haproxy-*", "x-istio-*",
         "x-peer-*", "x-litellm-*", "x-portkey-*", "front-end-https", "x-waf-*", "x-bluecoat-via",
+        "client-ip", "cloudfront-*", "disguised-host", "was-default-hostname",
+        "x-site-deployment-id", "x-waws-*", "x-appservice-*", "fly-*", "render-*", "rndr-id",
+        "x-railway-*", "x-heroku-*", "l5d-*", "knative-*", "x-queue-start",
     ),
     "tracing": (
         "traceparent", "tracestate", "baggage", "b3", "x-b3-*", "x-request-*", "request-id",
         "request-context", "x-correlation-*", "correlation-*", "x-trace*", "x-datadog-*",
         "sentry-*", "uber-trace-id", "uberctx-*", "x-ot-*", "ot-*", "x-instana-*", "newrelic",
         "elastic-apm-*", "x-honeycomb-*", "sw8*", "grpc-*", "dd-*", "x-dynatrace*",
+        "langsmith-*",
     ),
     "read by the gateway": ("x-interlingua-*",),
 }  # fmt: skip

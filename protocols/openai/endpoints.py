@@ -394,6 +394,9 @@ REQUEST_HEADERS: Final = RequestHeaders(
     {
         "x-ms-client-request-id": "handled",
         "x-ms-useragent": "handled",
+        "x-ms-date": "handled",
+        "x-ms-return-client-request-id": "handled",
+        "x-openai-subagent": "handled",
         "x-goog-api-client": "handled",
         "x-goog-api-key": "handled",
         "openai-beta": "forwarded",

@@ -26,6 +26,16 @@ SILENT_HEADERS = {
     "CF-Ray": "1",
     "traceparent": "00-00000000000000000000000000000001-0000000000000001-01",
     "X-Stainless-Lang": "python",
+    "X-OpenAI-Subagent": "review",
+    "ChatGPT-Account-Id": "1",
+    "Semantic-Kernel-Version": "1",
+    "X-OpenWebUI-User-Id": "1",
+    "langsmith-trace": "1",
+    "Alt-Used": "localhost",
+    "DISGUISED-HOST": "localhost",
+    "WAS-DEFAULT-HOSTNAME": "localhost",
+    "CloudFront-Viewer-Country": "DE",
+    "l5d-client-id": "1",
 }
 
 
