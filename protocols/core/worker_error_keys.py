@@ -81,7 +81,7 @@ def _merge_document(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any
     """The document with the worker's keys; its error is where the gateway's is."""
     response = own.get("response")
     if isinstance(response, dict):  # the last event of the Responses API
-        error = given if "error" not in given else given["error"]
+        error = given.get("error", given)
         added = {key: one for key, one in given.items() if key not in response}
         return {**own, "response": _merge(response, {**added, "error": error})}
     if not isinstance(own.get("error"), dict):
