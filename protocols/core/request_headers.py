@@ -41,7 +41,7 @@ SILENT: Final[Mapping[str, tuple[str, ...]]] = {
         "x-ms-client-request-id", "x-user-agent", "x-session-*", "session*", "thread-id",
         "thread_id", "conversation_id", "originator", "version", "editor-*", "vscode-*",
         "copilot-*", "x-initiator", "x-interaction-*", "x-codex-*", "x-claude-*", "x-source",
-        "chatgpt-account-id", "x-openai-subagent", "x-oai-*", "semantic-kernel-version",
+        "chatgpt-account-id", "x-*-subagent", "x-oai-*", "semantic-kernel-version",
         "x-openwebui-*", "x-opencode-*", "x-cline-*", "x-task-id",
     ),
     "proxies": (
