@@ -146,6 +146,25 @@ def test_field_of_a_form_is_json_for_any_reader(before: bytes, text: bytes, afte
     assert dict(find(build_body(FILE, part)).read_fields())["x"] == text
 
 
+@pytest.mark.parametrize("file_name", ['filename=""', "filename*=utf-8''a"])
+def test_part_that_some_servers_read_as_a_field_is_read(file_name: str) -> None:
+    """Go reads a part with an empty name as a field, and many know no ``filename*``."""
+    part = build_part(f'Content-Disposition: form-data; name="x"; {file_name}', b'{"model": "a"}')
+
+    assert dict(find(build_body(FILE, part)).read_fields())["x"] == b'{"model": "a"}'
+
+
+def test_json_in_all_fields_of_a_form_is_limited() -> None:
+    """It is decoded on the event loop: 24 MB took three seconds."""
+    value = b"[%b1]" % (b"1," * (50 << 10))
+    parts = [build_part(f'Content-Disposition: form-data; name="x{i}"', value) for i in range(3)]
+    texts = build_part('Content-Disposition: form-data; name="prompt"', value * 3)
+
+    assert len(dict(find(build_body(FILE, *parts[:2], texts)).read_fields())) == 4
+    with pytest.raises(InvalidParameter, match="256 KiB of JSON"):
+        dict(find(build_body(FILE, *parts)).read_fields())
+
+
 @pytest.mark.parametrize("operation", ["files", "batches"])
 def test_files_and_batches_are_refused_by_name(operation: str) -> None:
     endpoints = [one for one in ADAPTER.endpoints if one.operation == operation]
