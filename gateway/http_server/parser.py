@@ -170,6 +170,8 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _LINE_END: Final = b"\r\n"
 _JOINED_HEADERS: Final = frozenset({"connection", "forwarded", "x-forwarded-for"})
 """Headers that several are one list of; of others the first one counts."""
+_JOINED_SUFFIX: Final = "-beta"
+"""The end of the names of others: lists of the versions of an API that a client asks for."""
 _SINGLE_HEADERS: Final = frozenset(
     {"api-key", "authorization", "content-encoding", "content-length", "content-type", "host",
      "origin", "transfer-encoding", "x-api-key"}
@@ -594,7 +596,7 @@ def _resolve_duplicates(lines: Sequence[str]) -> dict[str, str]:
         key, value = _header_names[name], value.strip(" \t")
         if key not in headers:
             headers[key] = value
-        elif key in _JOINED_HEADERS:
+        elif key in _JOINED_HEADERS or key.endswith(_JOINED_SUFFIX):
             headers[key] += f", {value}"
         elif key == "host":
             raise _HeadError(400, "the request must have one header Host")

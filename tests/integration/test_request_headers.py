@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conftest import Serve
+from tests.support.fakes import ScriptedWorker, make_reply
 
 CONFIG = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, anthropic]}]
@@ -53,3 +54,13 @@ async def test_unknown_headers_are_reported_and_silent_ones_are_not(
     assert answer.status_code == 200
     expected = ",".join(f"header.{name.lower()}=dropped" for name in names)
     assert answer.headers.get("x-interlingua-loss", "") == expected
+
+
+async def test_beta_headers_of_several_lines_reach_the_worker(serve: Serve) -> None:
+    async with ScriptedWorker([make_reply(b"{}", "400 Bad")]) as worker:
+        backend = f'{{protocol: anthropic, workers: ["{worker.url}"], health: {{interval: 1h}}}}'
+        gateway = await serve(CONFIG.replace("{kind: echo, script: [fine]}", backend))
+        lines = [("anthropic-beta", "one"), ("anthropic-beta", "two")]
+        await gateway.http.post(PATHS[1], json=BODY, headers=lines)
+
+        assert worker.requests[0].headers["anthropic-beta"] == "one, two"
