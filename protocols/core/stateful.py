@@ -39,10 +39,11 @@ class StatefulField(Struct, frozen=True):
 
 
 _NAME: Final = re.compile(
-    r"(?:^|\.)(?:(?:previous|parent)_\w*id|(?:thread|conversation|container|session|batch)(?:_id)?|"
-    r"sequence_id|resume|background|compaction|cached_content)$"
+    r"(?i)(?:^|\.)(?:(?:previous|parent)_?\w*id|"
+    r"(?:thread|conversation|container|session|batch)(?:_?id)?|sequence_?id|"
+    r"resume|background|compaction|cached_?content)$"
 )
-"""Names of fields that refer to earlier requests, whatever their protocol."""
+"""Names of fields that refer to earlier requests, whatever their protocol and spelling."""
 _CONTAINERS: Final = frozenset({"extra_body", "extra_params", "google"})
 """Fields that hold further fields of the request: Gemini's ``extra_body.google.cached_content``."""
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {}, 0)

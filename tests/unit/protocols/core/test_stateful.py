@@ -25,6 +25,9 @@ def test_refusal_has_a_sentence_whether_or_not_the_field_is_listed(
     [
         (b'{"google":{"cached_content":"caches/1"}}', "extra_body.google.cached_content"),
         (b'{"conversation":"c"}', "extra_body.conversation"),
+        (b'{"cachedContent":"caches/1"}', "extra_body.cachedContent"),
+        (b'{"previousResponseId":"r"}', "extra_body.previousResponseId"),
+        (b'{"Thread_ID":"t"}', "extra_body.Thread_ID"),
         (b'{"google":{"cached_content":null,"safety_settings":[1]},"session_id":"s"}', None),
         (b'{"trace":{"container":"c"}}', None),
         (b"[1]", None),
