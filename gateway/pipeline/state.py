@@ -76,8 +76,8 @@ class RequestState:
     """The rate-limit headers of its response."""
     store_response: ResponseSaver | None = None
     """Stores the response, if its endpoint is stateful."""
-    released_bytes: int = 0
-    """What ``release_body`` gives back of the memory budget."""
+    copies_size: int = 0
+    """Bytes taken of the memory budget for a large body's copies, which ``release_body`` frees."""
     stages: "tuple[Stage, ...]"
     """The stages that observe it, in their order."""
     is_dry_run: bool = False
@@ -135,9 +135,9 @@ class RequestState:
         """Let go of the body, since no target will get the request any more."""
         if not any(stage.needs_body for stage in self.stages):
             self.client_request.release_body()
-            if self.released_bytes:
-                self.http.reserve_memory(-self.released_bytes)
-                self.released_bytes = 0
+            if self.copies_size:
+                self.http.reserve_memory(-self.copies_size)
+                self.copies_size = 0
 
     def get_attributes(self) -> RequestAttributes:
         """The attributes that route conditions and sticky sources read."""

@@ -54,9 +54,11 @@ class GenerationHandler:
         if len(call.body) < LARGE_BODY:
             info = request.routing_info = adapter.read_routing_info(call)
         else:
-            size = len(call.body)
-            request.http.reserve_memory(size * (_COPIES - ("content-encoding" not in call.headers)))
-            request.released_bytes = size * (_COPIES - 1)
+            request.copies_size = len(call.body) * (_COPIES - 1)
+            is_compressed = "content-encoding" in call.headers
+            request.http.reserve_memory(
+                request.copies_size + (len(call.body) if is_compressed else 0)
+            )
             info = await asyncio.to_thread(adapter.read_routing_info, call)
             request.routing_info = info
         request.context = make_context(request, self._clock, self._settings)
