@@ -88,6 +88,12 @@ def test_headers_are_selected_and_lost_by_the_protocol_s_table() -> None:
     assert table.select({"via": "1"}) == ()
 
 
+def test_headers_are_bounded_in_number_and_size() -> None:
+    head = {"x-large": "1" * 100_000, **{f"x-{number}": "1" for number in range(100)}}
+
+    assert ResponseHeaders().select(head) == tuple((f"x-{number}", "1") for number in range(64))
+
+
 def test_gateway_s_own_time_to_wait_wins() -> None:
     passed = (("retry-after", "9"), ("retry-after-ms", "9000"), ("id", "3"))
 
