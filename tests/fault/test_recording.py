@@ -1,5 +1,6 @@
 """67: recordings can't be written, or the process that writes them is killed."""
 
+import asyncio
 import resource
 import signal
 from pathlib import Path
@@ -32,6 +33,16 @@ async def get_dropped(gateway: GatewayProcess) -> float:
         if one.startswith("interlingua_recorded_requests_dropped_total")
     ]
     return float(line.split()[1])
+
+
+async def wait_for_all(gateway: GatewayProcess, to: Path, sent: int) -> float:
+    """Wait until each request was recorded or dropped; returns how many were dropped."""
+    for _ in range(600):
+        dropped = await get_dropped(gateway)
+        if dropped + len(read_whole(to)[0]) == sent:
+            return dropped
+        await asyncio.sleep(0.05)
+    raise TimeoutError
 
 
 def read_whole(to: Path) -> tuple[list[RecordedRequest], int]:
@@ -86,9 +97,7 @@ async def test_full_disk_costs_records_and_no_responses(tmp_path: Path) -> None:
         finally:
             resource.prlimit(pid, limit, before)
         await send_chats(gateway, 2)
-        await wait_until(lambda: "requests are recorded in" in gateway.read_output())
-
-        dropped = await get_dropped(gateway)
+        dropped = await wait_for_all(gateway, to, 9)
 
         assert dropped >= 1
         assert await gateway.stop() == 0
