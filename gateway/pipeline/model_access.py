@@ -21,7 +21,7 @@ from msgspec import Raw
 from gateway.pipeline.http import LARGE_BODY
 from protocols.core.errors import ClientError, InvalidParameter
 from protocols.core.interfaces import ClientRequest, RoutingInfo
-from protocols.core.json_text import JsonTooDeep, decode_all_fields, decode_pairs
+from protocols.core.json_text import JsonTooDeep, count_rare, decode_all_fields, decode_pairs
 from protocols.core.name_cache import NameCache
 from protocols.json_body import get_decoded_fields
 
@@ -56,6 +56,8 @@ _MAX_SHOWN: Final = 100
 """Letters of a name that errors show."""
 _LARGE_SEARCH: Final = 16 << 10
 """Bytes of a body that are searched in a thread: that takes up to a microsecond for each."""
+_MAX_ESCAPES: Final = 1 << 20
+"""Of a large body whose names are listed: taking out millions of them would delay others."""
 _search_lock: Final = threading.Lock()
 """One large body is searched at a time, as it takes several times its size meanwhile."""
 _FOLDED: Final = tuple(letter.encode() for letter in "\u017f\u212a\ufb01")
@@ -110,8 +112,10 @@ async def check_named_models(call: ClientRequest, info: RoutingInfo, is_allowed:
 
 def names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
     """Whether this is plain to see: nearly all requests are spared ``check_named_models``."""
-    if len(call.body) >= LARGE_BODY:
-        return False
+    return len(call.body) < LARGE_BODY and _names_only_routed_model(call, info)
+
+
+def _names_only_routed_model(call: ClientRequest, info: RoutingInfo) -> bool:
     if "fields" in call.__dict__:  # it is JSON
         names = _list_names(call.body)
         if all(map(_is_plain.__getitem__, names)):
@@ -148,7 +152,9 @@ def _list_names(body: bytes) -> list[bytes]:
 
 def _check_large_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:
     with _search_lock:
-        _check_body(call, info, is_allowed)
+        is_json = "fields" in call.__dict__ and count_rare(call.body, b"\\") <= _MAX_ESCAPES
+        if not (is_json and _names_only_routed_model(call, info)):
+            _check_body(call, info, is_allowed)
 
 
 def _check_body(call: ClientRequest, info: RoutingInfo, is_allowed: IsAllowed) -> None:

@@ -197,3 +197,19 @@ def test_every_letter_that_folds_to_a_name_is_checked(is_decoded: bool) -> None:
         if is_decoded:
             read_unchecked_fields(call)
         assert not model_access.names_only_routed_model(call, RoutingInfo("")), name
+
+
+@pytest.mark.parametrize("text", ["the model" * 100_000, "\\" * 1_100_000, '"' * 300_000])
+async def test_large_text_that_speaks_of_models_is_accepted(text: str) -> None:
+    messages = [{"role": "user", "content": text}]
+    call = read_call(msgspec.json.encode({"model": "m", "messages": messages}))
+
+    await model_access.check_named_models(call, RoutingInfo("m"), {"m"}.__contains__)
+
+
+async def test_name_of_another_model_in_a_large_body_is_refused() -> None:
+    fields = {"model": "m", "messages": ["x" * 500_000], "plugins": [{"models": ["other"]}]}
+    call = read_call(msgspec.json.encode(fields))
+
+    with pytest.raises(InvalidParameter, match=r"plugins\[0\]\.models"):
+        await model_access.check_named_models(call, RoutingInfo("m"), {"m"}.__contains__)
